@@ -1,0 +1,1 @@
+"""Measurements of this machine and of a model's layers (imports torch)."""

@@ -1,0 +1,126 @@
+"""Quantities that depend on the shape of a micro-batch: sums of products of b, s and 1/t.
+
+A layer's work is data, not code: it can be written to a file, hashed and evaluated for any micro-batch size
+(b), sequence length (s) and tensor-parallel degree (t). `Amount.parse("2*4096*b*s/t + b")` reads what
+`str(amount)` writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import InputError, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape a layer is evaluated at: samples per micro-batch, tokens per sample, tensor-parallel degree."""
+
+    micro_batch_size: int
+    sequence: int
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """coefficient * b**batch * s**sequence / t**tensor."""
+
+    coefficient: float
+    batch: int = 0
+    sequence: int = 0
+    tensor: int = 0
+
+    @property
+    def powers(self) -> tuple[int, int, int]:
+        return (self.batch, self.sequence, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A sum of terms, kept canonical: one term per combination of powers, sorted, zero terms dropped."""
+
+    terms: tuple[Term, ...] = ()
+
+    @classmethod
+    def of(cls, coefficient: float, *, batch: int = 0, sequence: int = 0, tensor: int = 0) -> Amount:
+        return cls((Term(coefficient, batch, sequence, tensor),)) if coefficient else cls()
+
+    def __call__(self, shape: Shape) -> float:
+        b, s, t = shape.micro_batch_size, shape.sequence, shape.tensor_parallel
+        return float(
+            sum(term.coefficient * b**term.batch * s**term.sequence / t**term.tensor for term in self.terms)
+        )
+
+    def __add__(self, other: Amount) -> Amount:
+        return _canonical(self.terms + other.terms)
+
+    def __mul__(self, other: Amount | float) -> Amount:
+        if not isinstance(other, Amount):
+            other = Amount.of(other)
+        return _canonical(
+            tuple(
+                Term(
+                    left.coefficient * right.coefficient,
+                    left.batch + right.batch,
+                    left.sequence + right.sequence,
+                    left.tensor + right.tensor,
+                )
+                for left in self.terms
+                for right in other.terms
+            )
+        )
+
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        return " + ".join(_term_text(term) for term in self.terms) or "0"
+
+    @classmethod
+    def parse(cls, text: str) -> Amount:
+        """Read an expression such as ``2*4096*b*s/t + b``.
+
+        Raises:
+            InputError: when the text holds anything but numbers, b, s, t, ``*``, ``/`` and ``+``.
+        """
+        return _canonical(tuple(_parse_term(part.strip(), text) for part in text.split(" + ")))
+
+
+ZERO = Amount()
+
+
+def _canonical(terms: tuple[Term, ...]) -> Amount:
+    sums: dict[tuple[int, int, int], float] = {}
+    for term in terms:
+        sums[term.powers] = sums.get(term.powers, 0.0) + term.coefficient
+    return Amount(tuple(Term(value, *powers) for powers, value in sorted(sums.items()) if value))
+
+
+def _term_text(term: Term) -> str:
+    # repr of a float is the shortest text that reads back exactly; integers are written without ".0".
+    number = repr(term.coefficient)
+    number = number[:-2] if number.endswith(".0") else number
+    return number + "*b" * term.batch + "*s" * term.sequence + "/t" * term.tensor
+
+
+def _parse_term(part: str, text: str) -> Term:
+    powers = {"b": 0, "s": 0, "t": 0}
+    coefficient = 1.0
+    for index, divided in enumerate(part.split("/")):
+        for position, factor in enumerate(divided.split("*")):
+            factor = factor.strip()
+            dividing = index > 0 and position == 0
+            if factor in powers:
+                if dividing != (factor == "t"):
+                    raise InputError(Violation("amount", f"{text!r}: only t may divide, and t only divides"))
+                powers[factor] += 1
+                continue
+            try:
+                value = float(factor)
+            except ValueError:
+                raise InputError(
+                    Violation("amount", f"{text!r}: {factor!r} is neither a number nor b, s or t")
+                ) from None
+            if dividing and value == 0.0:
+                raise InputError(Violation("amount", f"{text!r} divides by zero"))
+            coefficient = coefficient / value if dividing else coefficient * value
+    return Term(coefficient, powers["b"], powers["s"], powers["t"])

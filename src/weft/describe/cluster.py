@@ -1,0 +1,89 @@
+"""`Cluster`: nodes, devices and links, compact enough for ten thousand devices.
+
+Ranks number the devices: group by group, node by node, device by device.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from weft.describe.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects two devices: bytes/s in one direction, and the latency of an empty message."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """`count` equal nodes of `devices` equal devices each; `link` joins two devices of one node."""
+
+    name: str
+    count: int
+    device: Device
+    devices: int
+    link: Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Groups of nodes and the links between them.
+
+    `links` maps a sorted pair of group names to the link between two nodes of these groups; its bandwidth is
+    a node's, shared by the node's devices.
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    @cached_property
+    def _group_ends(self) -> list[int]:
+        return list(accumulate(group.count * group.devices for group in self.groups))
+
+    @property
+    def ranks(self) -> int:
+        """Count of devices."""
+        return self._group_ends[-1]
+
+    def group_index_of(self, rank: int) -> int:
+        return bisect.bisect_right(self._group_ends, rank)
+
+    def group_of(self, rank: int) -> NodeGroup:
+        return self.groups[self.group_index_of(rank)]
+
+    def device_of(self, rank: int) -> Device:
+        return self.group_of(rank).device
+
+    def node_of(self, rank: int) -> tuple[int, int]:
+        """(group index, node index inside the group) of a rank."""
+        index = self.group_index_of(rank)
+        first = self._group_ends[index - 1] if index else 0
+        return index, (rank - first) // self.groups[index].devices
+
+    def link_between(self, rank: int, other: int) -> Link:
+        """The link that joins two different devices."""
+        node, other_node = self.node_of(rank), self.node_of(other)
+        if node == other_node:
+            return self.groups[node[0]].link
+        names = sorted((self.groups[node[0]].name, self.groups[other_node[0]].name))
+        return self.links[(names[0], names[1])]
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change when anything a planner reads changes."""
+        record = {
+            "groups": [asdict(group) for group in self.groups],
+            "links": {" ".join(pair): asdict(link) for pair, link in sorted(self.links.items())},
+        }
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]

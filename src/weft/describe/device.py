@@ -1,0 +1,30 @@
+"""`Device`: what computes, as its data sheet describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One computing device.
+
+    Attributes:
+        flops_per_s: dense peak by precision (`fp64`, `fp32`, `bf16`, `fp16`); a missing precision is not
+            supported.
+        memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
+        launch_s: host time to launch one kernel.
+        synchronous: the host thread computes itself (a CPU), so nothing is posted while a kernel runs.
+        price_per_hour: in the user's currency; None until the user gives one.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    launch_s: float = 5e-6
+    synchronous: bool = False
+    price_per_hour: float | None = None

@@ -1,0 +1,190 @@
+"""`LayerGraph`: a model as a DAG of costed layers, at block, module or operator granularity.
+
+One type serves planners, cost models and compilers. Amounts of elements are counted in elements of the
+compute precision; `*_bytes` amounts do not change with precision (masks, indices, fp32 statistics).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from weft.describe.amount import ZERO, Amount, Shape
+from weft.errors import InputError, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """`count` products of a (rows x inner) by an (inner x columns) matrix."""
+
+    count: Amount
+    rows: Amount
+    inner: Amount
+    columns: Amount
+
+    def flops(self, shape: Shape) -> float:
+        return 2.0 * self.count(shape) * self.rows(shape) * self.inner(shape) * self.columns(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The work of one pass of one micro-batch through one layer.
+
+    `memory` counts the elements read and written by memory-bound kernels (norms, activations, residuals,
+    lookups, losses); `kernels` counts all kernels launched, the matmuls' included.
+    """
+
+    matmuls: tuple[Matmul, ...] = ()
+    memory: Amount = ZERO
+    kernels: int = 0
+
+    def flops(self, shape: Shape) -> float:
+        return sum(matmul.flops(shape) for matmul in self.matmuls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One node of the graph.
+
+    Attributes:
+        name: unique in the graph, such as ``block.3``.
+        kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
+        parameters: count of parameters of one tensor rank.
+        forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
+        kept, kept_bytes: what the backward pass needs and the forward pass keeps, per micro-batch.
+        sent: elements of the layer's output, per micro-batch.
+        tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
+            backward pass).
+    """
+
+    name: str
+    kind: str
+    parameters: Amount = ZERO
+    forward: Pass = Pass()
+    backward_input: Pass = Pass()
+    backward_weight: Pass = Pass()
+    kept: Amount = ZERO
+    kept_bytes: Amount = ZERO
+    sent: Amount = ZERO
+    tensor_reduced: Amount = ZERO
+
+    def flops(self, shape: Shape) -> float:
+        """Floating-point operations of forward and backward of one micro-batch."""
+        return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGraph:
+    """A DAG of layers in a topological order; `edges` are pairs of positions (producer, consumer).
+
+    `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
+    (0 where there is none).
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    edges: tuple[tuple[int, int], ...]
+    sequence: int
+    vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [
+            Violation(self.name, f"edge {edge} must go from a layer to a later one of {len(self.layers)}")
+            for edge in self.edges
+            if not 0 <= edge[0] < edge[1] < len(self.layers)
+        ]
+        if len({layer.name for layer in self.layers}) != len(self.layers):
+            problems.append(Violation(self.name, "two layers have the same name"))
+        if not self.layers:
+            problems.append(Violation(self.name, "a model needs at least one layer"))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.edges == chain_edges(len(self.layers))
+
+    def parameters(self, tensor_parallel: int = 1) -> int:
+        """Count of parameters held by one tensor rank."""
+        shape = Shape(1, self.sequence, tensor_parallel)
+        return round(sum(layer.parameters(shape) for layer in self.layers))
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change when anything a planner reads changes."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "version": 1,
+                "name": self.name,
+                "sequence": self.sequence,
+                "vocabulary": self.vocabulary,
+                "layers": [_layer_record(layer) for layer in self.layers],
+                "edges": [list(edge) for edge in self.edges],
+            },
+            indent=1,
+            sort_keys=True,
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "layer graph") -> LayerGraph:
+        """Read what `to_json` writes.
+
+        Raises:
+            InputError: when the text is not such a file.
+        """
+        try:
+            record = json.loads(text)
+            if record["version"] != 1:
+                raise InputError(Violation(where, f"version {record['version']} is not 1"))
+            return cls(
+                name=str(record["name"]),
+                sequence=int(record["sequence"]),
+                vocabulary=int(record.get("vocabulary", 0)),
+                layers=tuple(_layer_from(item) for item in record["layers"]),
+                edges=tuple((int(a), int(b)) for a, b in record["edges"]),
+            )
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(Violation(where, f"not a layer graph file: {reason}")) from None
+
+
+def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
+    return tuple((index, index + 1) for index in range(layers - 1))
+
+
+_AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
+_PASSES = ("forward", "backward_input", "backward_weight")
+
+
+def _layer_record(layer: Layer) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
+    for key in _AMOUNTS:
+        record[key] = str(getattr(layer, key))
+    for key in _PASSES:
+        work: Pass = getattr(layer, key)
+        record[key] = {
+            "matmuls": [[str(m.count), str(m.rows), str(m.inner), str(m.columns)] for m in work.matmuls],
+            "memory": str(work.memory),
+            "kernels": work.kernels,
+        }
+    return record
+
+
+def _layer_from(record: dict[str, Any]) -> Layer:
+    passes = {
+        key: Pass(
+            matmuls=tuple(Matmul(*(Amount.parse(text) for text in item)) for item in record[key]["matmuls"]),
+            memory=Amount.parse(record[key]["memory"]),
+            kernels=int(record[key]["kernels"]),
+        )
+        for key in _PASSES
+    }
+    amounts = {key: Amount.parse(record[key]) for key in _AMOUNTS}
+    return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)

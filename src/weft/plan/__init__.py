@@ -1,0 +1,1 @@
+"""From decisions to a Program, and the planners that make decisions."""

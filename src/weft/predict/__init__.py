@@ -1,0 +1,1 @@
+"""Cost model, memory model, simulator and the ledger that scores them."""

@@ -1,0 +1,33 @@
+"""`Costs`: how long each instruction of a Program occupies its stream, and how late its effect arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.program import Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """One row per instruction of the program, in integer ticks.
+
+    Attributes:
+        occupancy: time on the instruction's own stream.
+        latency: further time before dependent instructions may start (a message on its way); the stream is
+            already free.
+        tick_s: seconds per tick; 1e-9 for plans, any exact fraction for abstract schedules.
+        synchronous: per rank, whether the host computes itself, so that later instructions are posted only
+            when the current computation has ended.
+        live_bytes: change of the rank's live bytes when the instruction ends (negative: freed).
+        base_bytes: per rank, bytes held all the time: weights, gradients, optimizer state, buffers.
+    """
+
+    occupancy: Ints
+    latency: Ints
+    tick_s: float
+    synchronous: npt.NDArray[np.bool_]
+    live_bytes: Ints
+    base_bytes: Ints

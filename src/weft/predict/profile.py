@@ -1,0 +1,73 @@
+"""What has been measured: of a machine (`MachineMeasurement`) and of a model's layers on it (`LayerProfile`).
+
+Both are plain files in `WEFT_HOME`, written by `weft measure` and readable from anyone's own tools.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROFILE_COLUMNS = (
+    "device",
+    "layer",
+    "tp",
+    "micro_batch_size",
+    "forward_s",
+    "backward_s",
+    "update_s",
+    "activation_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTiming:
+    """Measured times of one layer kind at one micro-batch size; the columns of a profile file."""
+
+    device: str
+    layer: str
+    tp: int
+    micro_batch_size: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """Measured layers of one model at one sequence length and precision.
+
+    `model_fingerprint` ties it to a LayerGraph. `spread` is the relative half-width of 90 % of the repeated
+    measurements around their median.
+    """
+
+    model_fingerprint: str
+    sequence: int
+    precision: str
+    timings: tuple[LayerTiming, ...]
+    spread: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineMeasurement:
+    """Measured speeds of one device kind and its links.
+
+    Attributes:
+        device: name of the device in the cluster description.
+        matmul: by precision, (flops of one product, flops/s reached), rising in size.
+        memory: (bytes moved, bytes/s reached), rising in size.
+        launch_s: host time per kernel.
+        instruction_s: host time the executor adds per compute instruction.
+        message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
+        all_reduce: (bytes reduced by each of two ranks, seconds), rising.
+        spread: relative half-width of 90 % of the repeated measurements around their median.
+    """
+
+    device: str
+    matmul: dict[str, tuple[tuple[float, float], ...]]
+    memory: tuple[tuple[float, float], ...]
+    launch_s: float
+    instruction_s: float
+    message: tuple[tuple[float, float], ...]
+    all_reduce: tuple[tuple[float, float], ...]
+    spread: float

@@ -1,0 +1,179 @@
+"""The open registry of instruction kinds.
+
+A kind names its stream, the values it reads and writes and what it owes to the runtime; engine, verifier
+and simulator treat all kinds alike. A new kind is registered, never special-cased.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.errors import InputError, Violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of instruction.
+
+    Attributes:
+        name: how run files, tables and handlers call it.
+        symbol: one or two letters for tables and pictures.
+        stream: instructions of one rank, stream and peer run one after the other; different streams overlap.
+        reads, writes: names of the values it needs and makes, for people and for the verifier.
+        collective: all ranks of its group take part and end together.
+    """
+
+    name: str
+    symbol: str
+    stream: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    collective: bool = False
+
+
+class KindRegistry:
+    """Kinds by name and by code; codes count up in order of registration and never leave the process."""
+
+    def __init__(self) -> None:
+        self._kinds: list[Kind] = []
+        self._codes: dict[str, int] = {}
+
+    def register(self, kind: Kind) -> int:
+        """Add a kind and return its code.
+
+        Raises:
+            InputError: when the name is taken by a different kind.
+        """
+        known = self._codes.get(kind.name)
+        if known is not None:
+            if self._kinds[known] != kind:
+                raise InputError(Violation("kinds", f"{kind.name!r} is already registered differently"))
+            return known
+        self._codes[kind.name] = len(self._kinds)
+        self._kinds.append(kind)
+        return self._codes[kind.name]
+
+    def code(self, name: str) -> int:
+        return self._codes[name]
+
+    def __getitem__(self, code: int) -> Kind:
+        return self._kinds[code]
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+
+def name_hash(name: str) -> int:
+    """A 64-bit hash of a kind's name that is the same in every process and version."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+KINDS = KindRegistry()
+
+FORWARD = KINDS.register(
+    Kind(
+        name="forward",
+        symbol="F",
+        stream="compute",
+        reads=("activation", "weights"),
+        writes=("output", "saved"),
+    )
+)
+BACKWARD = KINDS.register(
+    Kind(
+        name="backward",
+        symbol="B",
+        stream="compute",
+        reads=("saved", "output_gradient"),
+        writes=("input_gradient", "weight_gradient"),
+    )
+)
+BACKWARD_INPUT = KINDS.register(
+    Kind(
+        name="backward_input",
+        symbol="I",
+        stream="compute",
+        reads=("saved", "output_gradient"),
+        writes=("input_gradient", "saved_for_weight"),
+    )
+)
+BACKWARD_WEIGHT = KINDS.register(
+    Kind(
+        name="backward_weight",
+        symbol="W",
+        stream="compute",
+        reads=("saved_for_weight",),
+        writes=("weight_gradient",),
+    )
+)
+SEND_ACTIVATION = KINDS.register(
+    Kind(name="send_activation", symbol="SF", stream="send_activation", reads=("output",), writes=("message",))
+)
+RECEIVE_ACTIVATION = KINDS.register(
+    Kind(
+        name="receive_activation",
+        symbol="RF",
+        stream="receive_activation",
+        reads=("message",),
+        writes=("activation",),
+    )
+)
+SEND_GRADIENT = KINDS.register(
+    Kind(
+        name="send_gradient",
+        symbol="SB",
+        stream="send_gradient",
+        reads=("input_gradient",),
+        writes=("message",),
+    )
+)
+RECEIVE_GRADIENT = KINDS.register(
+    Kind(
+        name="receive_gradient",
+        symbol="RB",
+        stream="receive_gradient",
+        reads=("message",),
+        writes=("output_gradient",),
+    )
+)
+GATHER = KINDS.register(
+    Kind(
+        name="gather",
+        symbol="G",
+        stream="collective",
+        reads=("shard",),
+        writes=("weights",),
+        collective=True,
+    )
+)
+FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=("weights",)))
+REDUCE = KINDS.register(
+    Kind(
+        name="reduce",
+        symbol="R",
+        stream="collective",
+        reads=("weight_gradient",),
+        writes=("reduced_gradient",),
+        collective=True,
+    )
+)
+STEP = KINDS.register(
+    Kind(
+        name="step",
+        symbol="O",
+        stream="compute",
+        reads=("reduced_gradient",),
+        writes=("weights",),
+    )
+)
+
+# A send and the receive that takes its message.
+MESSAGES: tuple[tuple[int, int], ...] = (
+    (SEND_ACTIVATION, RECEIVE_ACTIVATION),
+    (SEND_GRADIENT, RECEIVE_GRADIENT),
+)

@@ -1,0 +1,244 @@
+"""`Program`: what every rank does, as columns and explicit dependency edges.
+
+A Program is one cycle of `steps_per_cycle` optimizer steps, repeated, after an optional prologue
+(`iteration` = -1). Rows are ordered by rank and, within a rank, in the order in which the host issues
+them; a queue (rank, stream, peer) is first in, first out. The same edges serve verifier, simulator, executor and
+hang localisation. Everything here is immutable; `Instruction` is a view for people and printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import KINDS, Kind, name_hash
+
+Ints = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.uint64]
+
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One row of a Program, for people. `position` is its row; `id` survives every pass."""
+
+    position: int
+    id: int
+    kind: Kind
+    stage: int
+    micro_batch: int
+    iteration: int
+    rank: int
+    replica: int
+    part: int
+    peer: int
+    group: int
+    bytes: int
+
+    def __str__(self) -> str:
+        text = f"{self.kind.symbol}{self.stage}"
+        if self.micro_batch != NONE:
+            text += f".{self.micro_batch}"
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The instruction table; all arrays have the same length.
+
+    Attributes:
+        kind: code in `KINDS`.
+        stage, micro_batch, iteration, replica, part: the coordinates that make the id; -1 where one does not
+            apply. `micro_batch` counts over the whole global batch; `iteration` is the step inside the
+            cycle, -1 in the prologue; `part` tells pieces of one instruction apart.
+        rank: who runs it. peer: the other end of a message, or -1.
+        group: index into `Program.groups` for collectives, or -1.
+        bytes: payload of one message or collective, per rank.
+    """
+
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    iteration: Ints
+    rank: Ints
+    replica: Ints
+    part: Ints
+    peer: Ints
+    group: Ints
+    bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+        return Columns(**{name: getattr(self, name)[rows] for name in COLUMN_NAMES})
+
+    @classmethod
+    def join(cls, parts: list[Columns]) -> Columns:
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES})
+
+    @classmethod
+    def of(cls, length: int, **values: npt.ArrayLike) -> Columns:
+        """Columns of `length` rows; a scalar fills its column, a missing one is -1 (`part` 0, `bytes` 0)."""
+        default = {"part": 0, "bytes": 0, "iteration": 0}
+        return cls(
+            **{
+                name: np.broadcast_to(
+                    np.asarray(values.get(name, default.get(name, NONE)), dtype=np.int64), (length,)
+                )
+                for name in COLUMN_NAMES
+            }
+        )
+
+
+COLUMN_NAMES = (
+    "kind",
+    "stage",
+    "micro_batch",
+    "iteration",
+    "rank",
+    "replica",
+    "part",
+    "peer",
+    "group",
+    "bytes",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """`target` may start when `source` of `distance` cycles earlier has ended; rows are positions."""
+
+    source: Ints
+    target: Ints
+    distance: Ints
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @classmethod
+    def join(cls, parts: list[Edges]) -> Edges:
+        names = ("source", "target", "distance")
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @classmethod
+    def of(cls, source: npt.ArrayLike, target: npt.ArrayLike, distance: int = 0) -> Edges:
+        source = np.asarray(source, dtype=np.int64)
+        target = np.asarray(target, dtype=np.int64)
+        return cls(source=source, target=target, distance=np.full(len(source), distance, dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obligations:
+    """What one cycle of a Program owes, whatever its order.
+
+    Attributes:
+        purpose: train, evaluate, generate or custom.
+        stage_edges: (producer, consumer) pairs of stages.
+        forward, backward: rows (stage, replica, micro_batch, iteration) that must run exactly once; a
+            backward may run whole or as input part plus weight part.
+        step: rows (stage, replica, iteration) whose optimizer must step exactly once on every rank of the
+            replica.
+        owners: (stage, replica) to the ranks that run it.
+    """
+
+    purpose: str
+    stage_edges: tuple[tuple[int, int], ...]
+    forward: Ints
+    backward: Ints
+    step: Ints
+    owners: Mapping[tuple[int, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Instructions, edges and obligations of all ranks. Build it with a compiler, check it with `verify`."""
+
+    ranks: int
+    steps_per_cycle: int
+    columns: Columns
+    edges: Edges
+    groups: tuple[tuple[int, ...], ...] = ()
+    obligations: Obligations
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @cached_property
+    def ids(self) -> Ids:
+        """Stable 64-bit ids: a hash of (kind, stage, micro-batch, iteration, replica, rank lane, part)."""
+        return instruction_ids(self.columns, self._lane)
+
+    @cached_property
+    def _lane(self) -> Ints:
+        """Position of a rank among the ranks of its stage replica (tensor rank), 0 for most programs."""
+        lanes = np.zeros(len(self), dtype=np.int64)
+        for (stage, replica), ranks in self.obligations.owners.items():
+            if len(ranks) > 1:
+                mine = (self.columns.stage == stage) & (self.columns.replica == replica)
+                for lane, rank in enumerate(ranks):
+                    lanes[mine & (self.columns.rank == rank)] = lane
+        return lanes
+
+    @cached_property
+    def rank_starts(self) -> Ints:
+        """Row where each rank begins, plus the length: rank r owns rows `rank_starts[r]:rank_starts[r+1]`."""
+        return np.searchsorted(self.columns.rank, np.arange(self.ranks + 1)).astype(np.int64)
+
+    @cached_property
+    def stream(self) -> Ints:
+        """Index of each row's stream name in `stream_names`."""
+        position = {name: index for index, name in enumerate(self.stream_names)}
+        table = np.array([position[kind.stream] for kind in KINDS], dtype=np.int64)
+        return table[self.columns.kind]
+
+    @cached_property
+    def stream_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(kind.stream for kind in KINDS))
+
+    @cached_property
+    def queue(self) -> Ints:
+        """Dense number of each row's first-in-first-out queue: (rank, stream, peer), collectives by rank."""
+        collective = np.array([kind.collective for kind in KINDS])[self.columns.kind]
+        peer = np.where(collective, NONE, self.columns.peer)
+        key = (self.columns.rank * len(self.stream_names) + self.stream) * (self.ranks + 1) + peer + 1
+        return np.unique(key, return_inverse=True)[1].astype(np.int64)
+
+    def instruction(self, position: int) -> Instruction:
+        row = {name: int(getattr(self.columns, name)[position]) for name in COLUMN_NAMES}
+        kind = KINDS[row.pop("kind")]
+        return Instruction(position=position, id=int(self.ids[position]), kind=kind, **row)
+
+    def of_rank(self, rank: int) -> Iterator[Instruction]:
+        """The rank's instructions in the order its host issues them."""
+        for position in range(int(self.rank_starts[rank]), int(self.rank_starts[rank + 1])):
+            yield self.instruction(position)
+
+
+def instruction_ids(columns: Columns, lane: Ints) -> Ids:
+    """Hash the coordinates of every row (splitmix64 finaliser over a running combination)."""
+    kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
+    value = kind_names[columns.kind]
+    coordinates = (
+        columns.stage,
+        columns.micro_batch,
+        columns.iteration,
+        columns.replica,
+        lane,
+        columns.part,
+    )
+    for coordinate in coordinates:
+        value = _mix(value + coordinate.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return value
+
+
+def _mix(value: Ids) -> Ids:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

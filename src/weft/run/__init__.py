@@ -1,0 +1,1 @@
+"""The runtime: launch, channels, executor, recorder, stages (imports torch)."""

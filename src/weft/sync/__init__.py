@@ -1,0 +1,1 @@
+"""How replicas agree (imports torch)."""

@@ -1,0 +1,1 @@
+"""Timelines of instructions, predicted and measured."""

@@ -1,0 +1,66 @@
+"""`Timeline`: what happened, predicted or measured, one row per instruction and step.
+
+Predicted and measured rows of one instruction share its id; that join is what reports, stragglers, what-if
+and calibration read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.program import Ids, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Rows sorted by (step, rank, position in the rank's program).
+
+    Attributes:
+        run, plan_id: which run and plan these rows belong to.
+        clock: `predicted`, or the name of the clock that measured.
+        step: optimizer step, counted from 0.
+        id: the instruction's id in the Program; `position` is its row there.
+        kind: code in `weft.program.kinds.KINDS`; stage, micro_batch, rank, stream, group, bytes as there.
+        posted_ns, start_ns, end_ns: int64 nanoseconds since the start of the first step of the timeline:
+            when the host reached the instruction, when it began and when it ended.
+    """
+
+    run: str
+    plan_id: str
+    clock: str
+    step: Ints
+    id: Ids
+    position: Ints
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    rank: Ints
+    stream: Ints
+    group: Ints
+    bytes: Ints
+    posted_ns: npt.NDArray[np.int64]
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+TIMELINE_COLUMNS = (
+    "step",
+    "id",
+    "position",
+    "kind",
+    "stage",
+    "micro_batch",
+    "rank",
+    "stream",
+    "group",
+    "bytes",
+    "posted_ns",
+    "start_ns",
+    "end_ns",
+)

@@ -1,0 +1,1 @@
+"""Tasks, data, optimizers, checkpoints and the training loop (imports torch)."""

@@ -1,0 +1,1 @@
+"""Pages: faces only, no logic."""
