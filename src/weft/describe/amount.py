@@ -14,7 +14,7 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape a layer is evaluated at: samples per micro-batch, tokens per sample, tensor-parallel degree."""
+    """What a layer is evaluated at: samples per micro-batch, tokens per sample, tensor-parallel degree."""
 
     micro_batch_size: int
     sequence: int

@@ -112,7 +112,9 @@ BACKWARD_WEIGHT = KINDS.register(
     )
 )
 SEND_ACTIVATION = KINDS.register(
-    Kind(name="send_activation", symbol="SF", stream="send_activation", reads=("output",), writes=("message",))
+    Kind(
+        name="send_activation", symbol="SF", stream="send_activation", reads=("output",), writes=("message",)
+    )
 )
 RECEIVE_ACTIVATION = KINDS.register(
     Kind(

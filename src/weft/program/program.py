@@ -2,8 +2,8 @@
 
 A Program is one cycle of `steps_per_cycle` optimizer steps, repeated, after an optional prologue
 (`iteration` = -1). Rows are ordered by rank and, within a rank, in the order in which the host issues
-them; a queue (rank, stream, peer) is first in, first out. The same edges serve verifier, simulator, executor and
-hang localisation. Everything here is immutable; `Instruction` is a view for people and printing.
+them; a queue (rank, stream, peer) is first in, first out. The same edges serve verifier, simulator,
+executor and hang localisation. Everything here is immutable; `Instruction` is a view for printing.
 """
 
 from __future__ import annotations

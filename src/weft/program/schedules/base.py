@@ -1,8 +1,8 @@
 """What a schedule is: where stages live and in which order a device computes.
 
 A schedule decides nothing else. Sends, receives, reductions and optimizer steps are added by the
-compiler, so a new schedule is one file with one class (see `gpipe.py`), registered in this folder's `__init__`
-or through the entry-point group `weft.schedules`.
+compiler, so a new schedule is one file with one class (see `gpipe.py`), registered in this folder's
+`__init__` or through the entry-point group `weft.schedules`.
 """
 
 from __future__ import annotations
