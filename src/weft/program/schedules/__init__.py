@@ -1,0 +1,54 @@
+"""The orders of micro-batches, by name: weft's own and those of third parties.
+
+A third party adds one through the entry-point group `weft.schedules`; the entry point names a class that
+follows `weft.program.schedules.base.Schedule` and takes no arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from weft.errors import InputError, Violation, nearest
+from weft.program.schedules.base import Schedule
+from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.gpipe import GPipe
+from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {schedule.name: schedule for schedule in (GPipe(), OneForwardOneBackward(), BreadthFirst())}
+)
+
+
+def all_schedules() -> Mapping[str, Schedule]:
+    """Every known schedule by name, weft's own first.
+
+    Raises:
+        InputError: when two schedules share a name.
+    """
+    table = dict(SCHEDULES)
+    for entry in entry_points(group="weft.schedules"):
+        schedule: Schedule = entry.load()()
+        if schedule.name in table:
+            raise InputError(Violation("schedule", f"two schedules are called {schedule.name!r}"))
+        table[schedule.name] = schedule
+    return table
+
+
+def get_schedule(name: str) -> Schedule:
+    """The schedule of that name.
+
+    Raises:
+        InputError: when there is none, with the nearest name; another framework's name for a schedule is
+            answered with weft's.
+    """
+    # Installed packages are only searched for names that are not weft's own.
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    table = all_schedules()
+    if name in table:
+        return table[name]
+    words = {word.lower(): known for known, schedule in table.items() for word in (known, *schedule.synonyms)}
+    meant = words.get(nearest(name.lower(), words), "")
+    raise InputError(Violation("schedule", f"{name!r} is not one of {', '.join(sorted(table))}", meant))

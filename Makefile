@@ -1,0 +1,44 @@
+# Two commands set everything up on a machine that has only Python (>= 3.11) and make:
+#   make demo    measure this machine, plan, predict and train a small GPT, compare
+#   make test    the test suite
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where there is no NVIDIA driver, constraints.txt pins the CPU build of torch.
+CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.txt)
+
+.PHONY: install demo test check bench docs pictures clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[torch,dev,docs]"
+	touch $@
+
+demo: install
+	PYTHON=$(BIN)/python examples/demo/demo.sh
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+bench: install
+	$(BIN)/python benchmarks/run_all.py
+
+docs: install
+	$(BIN)/mkdocs build --strict --site-dir site
+
+pictures: install
+	$(BIN)/python docs/make_pictures.py
+
+clean:
+	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

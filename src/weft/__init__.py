@@ -1,0 +1,42 @@
+"""weft plans, predicts, runs and watches the training of large models, micro-batch by micro-batch.
+
+    plan = weft.plan(model="gpt-1m", on="this-machine", global_batch=32)
+    run = weft.train(plan, data="python-stdlib", steps=100)
+    run.compare()
+
+Importing weft is quick and does not import torch; public names load when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.api import Planned, Run, plan, train
+    from weft.errors import InputError, RunError
+    from weft.run.runtime import Runtime
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "InputError": "weft.errors",
+    "Planned": "weft.api",
+    "Run": "weft.api",
+    "RunError": "weft.errors",
+    "Runtime": "weft.run.runtime",
+    "plan": "weft.api",
+    "train": "weft.api",
+}
+
+__all__ = ["InputError", "Planned", "Run", "RunError", "Runtime", "__version__", "plan", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

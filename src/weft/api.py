@@ -1,0 +1,170 @@
+"""The Python face of weft: `plan`, `train` and what they return. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.cli.pictures import candidate_rows, timeline_svg
+from weft.describe.plan import Plan
+from weft.describe.run_file import RunFile, load_run, parse_run
+from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planners import Candidate
+from weft.timeline.compare import Comparison, compare
+from weft.timeline.timeline import Timeline
+from weft.train.run_directory import RunDirectory, fresh_directory
+from weft.train.session import execute, prepare, reopen
+from weft.web.run_report import write_run_report
+
+DEFAULT_RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planned job. It shows itself in a notebook: plan, memory and predicted step."""
+
+    job: PlannedJob
+
+    @property
+    def plan(self) -> Plan:
+        """The decisions."""
+        return self.job.plan
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every layout the planner looked at, best first; empty when the plan was given."""
+        return self.job.ranking.candidates if self.job.ranking is not None else ()
+
+    def simulate(self) -> Timeline:
+        """One predicted step, in the steady state; times in nanoseconds."""
+        return self.job.predicted.simulation.timeline
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan file."""
+        path = Path(path)
+        path.write_text(self.plan.to_json())
+        return path
+
+    def _repr_html_(self) -> str:
+        rows = candidate_rows(self.job)
+        title = f"{self.plan.model} on {self.plan.cluster}: {rows[0]['name']}"
+        return timeline_svg(self.simulate(), title=title)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its directory, its summary, and predicted against measured."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+    def compare(self) -> Comparison:
+        """Predicted against measured, instruction by instruction."""
+        run = RunDirectory(self.directory)
+        return compare(run.predicted(), run.measured())
+
+
+def plan(
+    source: str | Path | None = None,
+    *,
+    model: str | None = None,
+    on: str = "this-machine",
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    **pins: int | str,
+) -> Planned:
+    """Find the best plan for a run file, or for a model on a cluster.
+
+    Args:
+        source: path of a RUN.toml; then nothing else is given.
+        model: a preset, a folder with a `config.json`, or such a file.
+        on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
+        global_batch: samples per optimizer step. sequence: tokens per sample.
+        pins: keys of the run file's [plan] table: schedule, loops, pp, dp, micro_batch_size, planner.
+
+    Raises:
+        weft.errors.InputError: when the input is refused or nothing fits.
+    """
+    run = (
+        load_run(Path(source))
+        if source is not None
+        else words_to_run(
+            model=model, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=pins
+        )
+    )
+    return Planned(plan_run(run))
+
+
+def words_to_run(
+    *,
+    model: str | None,
+    on: str,
+    global_batch: int | None,
+    sequence: int | None,
+    precision: str | None,
+    pins: Mapping[str, Any],
+) -> RunFile:
+    """The run file that a few words amount to."""
+    is_file = model is not None and Path(model).exists()
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"hf" if is_file else "preset": model},
+        "task": {"sequence": sequence},
+        "train": {"global_batch": global_batch, "precision": precision},
+        "cluster": {"use": on},
+        "plan": dict(pins),
+    }
+    given = {
+        table: {key: value for key, value in keys.items() if value is not None}
+        for table, keys in tables.items()
+    }
+    return parse_run({table: keys for table, keys in given.items() if keys})
+
+
+def train(
+    source: Planned | str | Path,
+    *,
+    data: str | None = None,
+    steps: int | None = None,
+    directory: str | Path | None = None,
+    on_poll: Callable[[RunDirectory], None] | None = None,
+) -> Run:
+    """Train on local ranks and return the finished run.
+
+    Args:
+        source: what `plan` returned, the path of a RUN.toml, or a run directory to resume.
+        data, steps: override the run file's `[task] data` and `[train] steps`.
+        directory: where the run is written; default: a fresh one under `runs/`.
+        on_poll: called several times a second while the workers run.
+
+    Raises:
+        weft.errors.InputError: when the input is refused; nothing has been started then.
+        weft.errors.RunError: when the run failed.
+    """
+    planned, path = _job_and_path(source, data, steps, directory)
+    run_directory = prepare(planned, path)
+    summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
+    write_run_report(run_directory, planned)
+    return Run(run_directory.path, summary)
+
+
+def _job_and_path(
+    source: Planned | str | Path, data: str | None, steps: int | None, directory: str | Path | None
+) -> tuple[PlannedJob, Path]:
+    if not isinstance(source, Planned) and Path(source).is_dir():
+        return _with(reopen(Path(source)), data, steps), Path(source)
+    planned = source.job if isinstance(source, Planned) else plan_run(load_run(Path(source)))
+    name = planned.plan.model if isinstance(source, Planned) else Path(source).stem
+    path = Path(directory) if directory is not None else fresh_directory(Path(DEFAULT_RUNS), name)
+    return _with(planned, data, steps), path
+
+
+def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
+    run = planned.run
+    if data is not None:
+        run = run.model_copy(update={"task": run.task.model_copy(update={"data": data})})
+    if steps is not None:
+        run = run.model_copy(update={"train": run.train.model_copy(update={"steps": steps})})
+    return PlannedJob(run=run, problem=planned.problem, plan=planned.plan, ranking=planned.ranking)

@@ -1,0 +1,87 @@
+"""What this machine has and can do, part by part, each missing one with its remedy. Imports torch lazily."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from weft.describe.home import weft_home
+from weft.describe.this_machine import this_machine
+from weft.describe.units import format_bytes
+
+TORCH_EXTRA = 'pip install "weft[torch]"'
+PACKAGES = (
+    ("torch", True, TORCH_EXTRA),
+    ("transformers", True, TORCH_EXTRA),
+    ("tokenizers", True, TORCH_EXTRA),
+    ("safetensors", True, TORCH_EXTRA),
+    ("numba", True, "pip install numba"),
+    ("pyarrow", True, "pip install pyarrow"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One part of the machine. `needed` says whether training is impossible without it."""
+
+    part: str
+    found: str
+    good: bool
+    needed: bool = True
+    remedy: str = ""
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Look at Python, packages, devices, shared memory and the places weft writes to."""
+    cluster = this_machine()
+    group = cluster.groups[0]
+    findings = [
+        Finding("python", ".".join(str(part) for part in sys.version_info[:3]), sys.version_info >= (3, 11)),
+        *(_package(*entry) for entry in PACKAGES),
+        Finding(
+            "devices",
+            f"{cluster.ranks} x {group.device.name}, {format_bytes(group.device.memory_bytes)} each",
+            True,
+        ),
+        _measured(group.device.name),
+        _writable(),
+        Finding(
+            "network namespaces",
+            "ip found" if shutil.which("ip") else "no ip command",
+            shutil.which("ip") is not None,
+            needed=False,
+            remedy="install iproute2",
+        ),
+    ]
+    return findings
+
+
+def _package(name: str, needed: bool, remedy: str) -> Finding:
+    try:
+        return Finding(name, version(name), True, needed)
+    except PackageNotFoundError:
+        return Finding(name, "not installed", False, needed, remedy)
+
+
+def _measured(device: str) -> Finding:
+    from weft.predict.cost.calibration import load_machine
+
+    if load_machine(device, weft_home()) is not None:
+        return Finding("measurements", f"of {device}", True, needed=False)
+    return Finding("measurements", "none", False, needed=False, remedy="weft measure")
+
+
+def _writable() -> Finding:
+    home = weft_home()
+    existing = home
+    while not existing.exists():
+        existing = existing.parent
+    good = os.access(existing, os.W_OK)
+    return Finding("WEFT_HOME", str(home), good, remedy="" if good else "set WEFT_HOME to a folder you own")

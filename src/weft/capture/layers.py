@@ -1,0 +1,171 @@
+"""Times of a model's layers on this machine, taken the way the executor runs them.
+
+Forward passes of a few micro-batches, then their backward passes in the same order, as in a pipeline; every
+local rank does the same at the same time. Layers of one kind are measured together and share the time, so
+that caches hold what they hold in a real stage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from weft.capture.machine import TORCH_DTYPES, slowest
+from weft.capture.timing import Timing, summarise
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.predict.profile import LayerProfile, LayerTiming
+from weft.run.stages import build_stage
+
+IN_FLIGHT = 4
+LAYERS_PER_KIND = 4
+ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    forward: Timing
+    backward: Timing
+    update: Timing
+
+
+def profile_layers(
+    config: ModelConfig,
+    graph: LayerGraph,
+    device_name: str,
+    device: torch.device,
+    *,
+    precision: str,
+    micro_batch_sizes: Sequence[int],
+) -> LayerProfile:
+    """Measure every kind of layer at every micro-batch size; call it on all local ranks at once.
+
+    A layer's `activation_bytes` is what autograd saves for its backward pass, parameters excluded.
+
+    Raises:
+        InputError: when the model cannot be built.
+    """
+    timings = []
+    spreads = []
+    for layers in _one_of_each_kind(graph):
+        kind = graph.layers[layers[0]].kind
+        stage = build_stage(config, layers, seed=0, dtype=TORCH_DTYPES[precision]).to(device)
+        for size in micro_batch_sizes:
+            inputs = _inputs(config, layers[0], size, TORCH_DTYPES[precision], device)
+            saved = _saved_bytes(stage, inputs)
+            passes = _measure(stage, inputs, config.vocabulary if kind == "head" else 0)
+            spreads.append(passes.backward.spread)
+            timings.append(
+                LayerTiming(
+                    device=device_name,
+                    layer=kind,
+                    tp=1,
+                    micro_batch_size=size,
+                    forward_s=passes.forward.seconds / len(layers),
+                    backward_s=passes.backward.seconds / len(layers),
+                    update_s=passes.update.seconds / len(layers),
+                    activation_bytes=saved // len(layers),
+                )
+            )
+    return LayerProfile(
+        model_fingerprint=graph.fingerprint,
+        sequence=config.sequence,
+        precision=precision,
+        timings=tuple(timings),
+        spread=sorted(spreads)[len(spreads) // 2],
+    )
+
+
+def _one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
+    """Up to `LAYERS_PER_KIND` consecutive equal layers of each kind."""
+    groups: list[list[int]] = []
+    seen: dict[object, int] = {}
+    for index, layer in enumerate(graph.layers):
+        key = replace(layer, name="")
+        if key not in seen:
+            seen[key] = len(groups)
+            groups.append([])
+        group = groups[seen[key]]
+        if len(group) < LAYERS_PER_KIND and (not group or group[-1] == index - 1):
+            group.append(index)
+    return [tuple(group) for group in groups]
+
+
+def _inputs(
+    config: ModelConfig, first_layer: int, size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(first_layer)
+    if first_layer == 0:
+        shape = (size, config.sequence)
+        return torch.randint(config.vocabulary, shape, generator=generator).to(device)
+    return torch.randn(size, config.sequence, config.hidden, generator=generator, dtype=dtype).to(device)
+
+
+def _measure(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> _Passes:
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
+    rounds: list[tuple[float, float, float]] = []
+    for _ in range(ROUNDS + 1):
+        if dist.is_initialized():
+            dist.barrier()
+        rounds.append(_round(stage, optimizer, inputs, classes))
+    forward, backward, update = zip(*rounds[1:], strict=True)
+    return _Passes(*(slowest(summarise(list(values))) for values in (forward, backward, update)))
+
+
+def _round(
+    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
+) -> tuple[float, float, float]:
+    """Seconds of one forward, one backward and one update."""
+    clock = _clock_of(inputs.device)
+    contexts = []
+    begin = clock()
+    for _ in range(IN_FLIGHT):
+        leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+        output = stage(leaf)
+        if classes:
+            target = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device).flatten()
+            output = torch.nn.functional.cross_entropy(output.flatten(0, -2).float(), target)
+        contexts.append(output)
+    forwarded = clock()
+    for output in contexts:
+        torch.autograd.backward((output,), (torch.ones_like(output),))
+    backwarded = clock()
+    optimizer.step()
+    stage.zero_grad(set_to_none=False)
+    updated = clock()
+    return (
+        (forwarded - begin) / IN_FLIGHT,
+        (backwarded - forwarded) / IN_FLIGHT,
+        updated - backwarded,
+    )
+
+
+def _clock_of(device: torch.device) -> Callable[[], float]:
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
+    """Bytes of the distinct storages autograd keeps for the backward pass, parameters excluded."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = stage(leaf)
+    del output
+    return sum(storages.values())

@@ -1,0 +1,143 @@
+"""Speeds of this machine: matmuls and memory by size, kernel launches, messages and all-reduces.
+
+All local ranks measure at the same time, because that is how they will run: shared caches, memory
+controllers and turbo clocks are part of the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.capture.timing import Timing, repeat, summarise
+from weft.predict.profile import MachineMeasurement
+
+MATMUL_SIZES = (64, 128, 256, 512, 1024)
+MEMORY_BYTES = (2**16, 2**20, 2**24, 2**26)
+MESSAGE_BYTES = (0, 2**14, 2**17, 2**20, 2**22)
+REDUCE_BYTES = (2**12, 2**16, 2**20, 2**22)
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+}
+
+
+def measure_machine(
+    device_name: str, device: torch.device, *, precisions: tuple[str, ...] = ("fp32",), budget_s: float = 0.08
+) -> MachineMeasurement:
+    """Measure from inside an initialised process group; every rank returns the slowest rank's figures.
+
+    `budget_s` is the time spent on each single quantity. Messages and all-reduces are measured between the
+    ranks of the group; a group of one leaves these tables empty.
+    """
+    matmul = {
+        name: tuple(_matmul_speed(size, TORCH_DTYPES[name], device, budget_s) for size in MATMUL_SIZES)
+        for name in precisions
+    }
+    memory = tuple(_memory_speed(size, device, budget_s) for size in MEMORY_BYTES)
+    launch = _timed_together(_launch(device), device, budget_s)
+    messages, reductions = [], []
+    if dist.get_world_size() > 1:
+        for size in MESSAGE_BYTES:
+            messages.append((float(size), _message_seconds(size, device)))
+        for size in REDUCE_BYTES:
+            reductions.append((float(size), _all_reduce_seconds(size, device)))
+    return MachineMeasurement(
+        device=device_name,
+        matmul=matmul,
+        memory=memory,
+        launch_s=launch.seconds,
+        instruction_s=instruction_overhead(),
+        message=tuple(messages),
+        all_reduce=tuple(reductions),
+        spread=launch.spread,
+    )
+
+
+def slowest(timing: Timing) -> Timing:
+    """The slowest rank's timing, on every rank."""
+    if dist.get_world_size() == 1:
+        return timing
+    values = torch.tensor([timing.seconds, timing.spread], dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return Timing(float(values[0]), float(values[1]))
+
+
+def _timed_together(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+    def finished() -> None:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    dist.barrier()
+    return slowest(repeat(finished, budget_s=budget_s))
+
+
+def _matmul_speed(
+    size: int, dtype: torch.dtype, device: torch.device, budget_s: float
+) -> tuple[float, float]:
+    left = torch.ones(size, size, dtype=dtype, device=device)
+    out = torch.empty_like(left)
+    timing = _timed_together(lambda: torch.mm(left, left, out=out), device, budget_s)
+    flops = 2.0 * size**3
+    return flops, flops / timing.seconds
+
+
+def _memory_speed(size: int, device: torch.device, budget_s: float) -> tuple[float, float]:
+    source = torch.ones(size // 8, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    timing = _timed_together(lambda: torch.add(source, 1.0, out=target), device, budget_s)
+    return float(size), size / timing.seconds
+
+
+def _launch(device: torch.device) -> Callable[[], object]:
+    small = torch.ones(1, device=device)
+    return lambda: small.add_(1.0)
+
+
+def instruction_overhead() -> float:
+    """Seconds that autograd and the executor spend around one compute instruction, measured on one add."""
+    value = torch.ones(1)
+
+    def instruction() -> Any:
+        leaf = value.detach().requires_grad_()
+        torch.autograd.backward((leaf + 1.0,), (value,))
+        return leaf.grad
+
+    return repeat(instruction, budget_s=0.05).seconds / 2.0
+
+
+def _message_seconds(size: int, device: torch.device, rounds: int = 20) -> float:
+    """Half the median round trip between ranks 0 and 1; the other ranks wait."""
+    rank = dist.get_rank()
+    tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
+    seconds = []
+    dist.barrier()
+    if rank < 2:
+        for _ in range(rounds):
+            start = time.perf_counter()
+            if rank == 0:
+                dist.send(tensor, 1)
+                dist.recv(tensor, 1)
+            else:
+                dist.recv(tensor, 0)
+                dist.send(tensor, 0)
+            seconds.append((time.perf_counter() - start) / 2.0)
+    dist.barrier()
+    return slowest(summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)).seconds
+
+
+def _all_reduce_seconds(size: int, device: torch.device, rounds: int = 12) -> float:
+    tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
+    seconds = []
+    dist.barrier()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        dist.all_reduce(tensor)
+        seconds.append(time.perf_counter() - start)
+    return slowest(summarise(seconds[2:])).seconds

@@ -1,0 +1,91 @@
+"""`measure`: start the measuring workers and keep what they found. Never imports torch."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.describe.cluster import Cluster
+from weft.describe.home import weft_home
+from weft.describe.model import ModelConfig
+from weft.describe.this_machine import this_machine
+from weft.planning.problem import default_precision
+from weft.predict.cost.calibration import save_machine, save_profile
+from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
+from weft.run.launch import launch_workers
+
+WORKER_MODULE = "weft.capture.worker"
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured and where it was kept."""
+
+    machine: MachineMeasurement
+    profile: LayerProfile | None
+    files: tuple[Path, ...]
+
+
+def measure(
+    model: ModelConfig | None = None,
+    *,
+    precision: str | None = None,
+    micro_batch_sizes: Sequence[int] = MICRO_BATCH_SIZES,
+    home: Path | None = None,
+) -> Measured:
+    """Measure this machine's devices and links and, with a model, the times of its layers.
+
+    Raises:
+        RunError: when a measuring worker failed.
+    """
+    cluster = this_machine()
+    home = home or weft_home()
+    request = {
+        "device": cluster.groups[0].device.name,
+        "precision": precision or default_precision(cluster),
+        "model": asdict(model) if model is not None else None,
+        "micro_batch_sizes": list(micro_batch_sizes),
+    }
+    answer = _ask_workers(cluster, request)
+    machine = _machine_from(answer["machine"])
+    files = [save_machine(machine, home)]
+    profile = None
+    if "profile" in answer:
+        profile = _profile_from(answer["profile"])
+        files.append(save_profile(profile, home))
+    return Measured(machine, profile, tuple(files))
+
+
+def _ask_workers(cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
+        directory = Path(name)
+        (directory / "measure.json").write_text(json.dumps(request))
+        launch_workers(directory, cluster.ranks, WORKER_MODULE)
+        answer: dict[str, Any] = json.loads((directory / "measured.json").read_text())
+    return answer
+
+
+def _machine_from(record: dict[str, Any]) -> MachineMeasurement:
+    def table(rows: list[list[float]]) -> tuple[tuple[float, float], ...]:
+        return tuple((float(size), float(value)) for size, value in rows)
+
+    return MachineMeasurement(
+        device=record["device"],
+        matmul={name: table(rows) for name, rows in record["matmul"].items()},
+        memory=table(record["memory"]),
+        launch_s=record["launch_s"],
+        instruction_s=record["instruction_s"],
+        message=table(record["message"]),
+        all_reduce=table(record["all_reduce"]),
+        spread=record["spread"],
+    )
+
+
+def _profile_from(record: dict[str, Any]) -> LayerProfile:
+    timings = tuple(LayerTiming(**timing) for timing in record.pop("timings"))
+    return LayerProfile(timings=timings, **record)

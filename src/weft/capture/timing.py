@@ -1,0 +1,35 @@
+"""Repeated timings, and what several processes measure when they run at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median seconds of one call, and the relative half-width of 90 % of the calls around it."""
+
+    seconds: float
+    spread: float
+
+
+def summarise(seconds: list[float]) -> Timing:
+    """Median and spread of repeated measurements."""
+    low, median, high = np.quantile(seconds, [0.05, 0.5, 0.95])
+    return Timing(float(median), float((high - low) / (2.0 * median)) if median > 0 else 0.0)
+
+
+def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most: int = 200) -> Timing:
+    """Time `call` until the budget is spent, after one call to warm up."""
+    call()
+    seconds: list[float] = []
+    begin = time.perf_counter()
+    while len(seconds) < least or (time.perf_counter() - begin < budget_s and len(seconds) < most):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return summarise(seconds)

@@ -1,0 +1,47 @@
+"""The worker of `weft measure`: every local rank measures at once, rank 0 writes what they found.
+
+Started as `python -m weft.capture.worker DIRECTORY`, where `DIRECTORY/measure.json` says what to measure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from weft.capture.layers import profile_layers
+from weft.capture.machine import measure_machine
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.run.worker_start import start_worker
+
+
+def main(directory: Path) -> None:
+    """Measure what `measure.json` asks for and write `measured.json`."""
+    request = json.loads((directory / "measure.json").read_text())
+    context = start_worker()
+    device = torch.device(context.device)
+    name, precision = request["device"], request["precision"]
+    machine = measure_machine(name, device, precisions=(precision,))
+    answer = {"machine": asdict(machine)}
+    if request["model"] is not None:
+        config = ModelConfig(**request["model"])
+        profile = profile_layers(
+            config,
+            layer_graph(config),
+            name,
+            device,
+            precision=precision,
+            micro_batch_sizes=request["micro_batch_sizes"],
+        )
+        answer["profile"] = asdict(profile)
+    if context.rank == 0:
+        (directory / "measured.json").write_text(json.dumps(answer))
+    context.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,97 @@
+"""Commands about files: `init`, `schema`, `check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from weft.cli.output import Json, print_json
+from weft.describe.cluster_file import load_cluster
+from weft.describe.plan_file import load_plan
+from weft.describe.run_file import commented_run_file, load_run
+from weft.describe.schema import json_schema
+from weft.errors import InputError, Violation
+from weft.training.run_directory import RunDirectory
+from weft.training.session import reopen
+
+
+def init(path: Path = Path("run.toml"), /) -> None:
+    """Write a commented RUN.toml.
+
+    Example: weft init run.toml
+
+    Parameters
+    ----------
+    path
+        Where to write it; an existing file is never overwritten.
+    """
+    if path.exists():
+        raise InputError(Violation(str(path), "exists already; give another path"))
+    if not path.parent.is_dir():
+        raise InputError(Violation(str(path), f"the folder {path.parent} does not exist"))
+    path.write_text(commented_run_file())
+    print(f"wrote {path}; next: weft plan {path}")
+
+
+def schema(kind: Literal["run", "cluster", "plan", "summary"], /) -> None:
+    """Print the JSON Schema of a kind of file, for editors.
+
+    Example: weft schema run > run.schema.json
+
+    Parameters
+    ----------
+    kind
+        Which file: run, cluster, plan or summary.
+    """
+    print(json.dumps(json_schema(kind), indent=1, sort_keys=True))
+
+
+def check(*files: Path, json: Json = False) -> int:
+    """Verify run files, cluster files, plans and run directories; say everything that is wrong at once.
+
+    Example: weft check run.toml cluster.toml runs/demo
+
+    Parameters
+    ----------
+    files
+        RUN.toml, CLUSTER.toml, PLAN.json files or run directories (whose program is verified, too).
+    """
+    if not files:
+        raise InputError("check: no file given")
+    found: dict[str, list[str]] = {}
+    for path in files:
+        try:
+            _check_one(path)
+            found[str(path)] = []
+        except InputError as error:
+            found[str(path)] = [str(violation) for violation in error.violations]
+    if json:
+        print_json(found)
+    else:
+        for path_name, lines in found.items():
+            print("\n".join(lines) if lines else f"{path_name}: good")
+    return 2 if any(found.values()) else 0
+
+
+def _check_one(path: Path) -> None:
+    if path.is_dir():
+        RunDirectory(path).require()
+        _ = reopen(path).program
+    elif path.suffix == ".json":
+        load_plan(path)
+    elif _is_cluster(path):
+        load_cluster(path)
+    else:
+        load_run(path)
+
+
+def _is_cluster(path: Path) -> bool:
+    """A TOML file that names nodes describes a cluster; any other is taken for a run file."""
+    try:
+        return "[[node]]" in path.read_text(errors="replace")
+    except OSError as error:
+        raise InputError(Violation(str(path), error.strerror or str(error))) from None
+
+
+COMMANDS = (init, schema, check)

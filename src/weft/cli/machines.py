@@ -1,0 +1,88 @@
+"""Commands about this machine: `doctor`, `measure`."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from weft.capture.doctor import Finding, examine
+from weft.capture.measure import measure as measure_machine
+from weft.cli.output import Json, console, print_json
+from weft.describe.models import resolve_model
+from weft.describe.units import format_bytes, format_seconds
+
+
+def doctor(*, json: Json = False) -> int:
+    """Say what this machine has and can do, and the remedy for every missing part.
+
+    Example: weft doctor
+    """
+    findings = examine()
+    if json:
+        print_json([finding.record() for finding in findings])
+    else:
+        table = Table(box=None, pad_edge=False)
+        for title in ("", "part", "found", "remedy"):
+            table.add_column(title)
+        for finding in findings:
+            table.add_row(_mark(finding), finding.part, finding.found, finding.remedy)
+        console().print(table)
+    return 1 if any(finding.needed and not finding.good for finding in findings) else 0
+
+
+def _mark(finding: Finding) -> str:
+    if finding.good:
+        return "[green]ok[/green]"
+    return "[red]missing[/red]" if finding.needed else "[yellow]optional[/yellow]"
+
+
+def measure(
+    model: str | None = None,
+    /,
+    *,
+    sequence: int | None = None,
+    precision: str | None = None,
+    json: Json = False,
+) -> None:
+    """Measure this machine's devices and links, and the layers of a model on it; later commands use it.
+
+    Example: weft measure gpt-1m
+
+    Parameters
+    ----------
+    model
+        A preset, a folder with a config.json, or such a file; without one only the machine is measured.
+    sequence
+        Tokens per sample; default: the model's longest.
+    precision
+        fp32, bf16 or fp64; default: what the planner would choose on this machine.
+    """
+    config = resolve_model(model, sequence=sequence) if model is not None else None
+    measured = measure_machine(config, precision=precision)
+    machine = measured.machine
+    if json:
+        print_json({"device": machine.device, "files": [str(path) for path in measured.files]})
+        return
+    out = console()
+    for name, rows in machine.matmul.items():
+        out.print(f"{machine.device}: {name} matmul up to {max(rate for _, rate in rows) / 1e9:,.0f} GFLOP/s")
+    out.print(f"{machine.device}: memory up to {format_bytes(max(rate for _, rate in machine.memory))}/s")
+    if machine.message:
+        size, seconds = machine.message[-1]
+        latency = format_seconds(machine.message[0][1])
+        out.print(f"link: {latency} latency, {format_bytes(size / seconds)}/s between two ranks")
+    if measured.profile is not None:
+        table = Table("layer", "micro-batch size", "forward", "backward", "update", box=None, pad_edge=False)
+        for timing in measured.profile.timings:
+            table.add_row(
+                timing.layer,
+                str(timing.micro_batch_size),
+                format_seconds(timing.forward_s),
+                format_seconds(timing.backward_s),
+                format_seconds(timing.update_s),
+            )
+        out.print(table)
+    for path in measured.files:
+        out.print(f"wrote {path}", soft_wrap=True)
+
+
+COMMANDS = (doctor, measure)

@@ -1,0 +1,68 @@
+"""`weft`: the command line. Commands live beside this file, one module per kind of question.
+
+Exit codes: 0 done, 1 the run failed, 2 the input was refused, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from weft import __version__
+from weft.cli import files, machines, plans, runs
+from weft.errors import InputError, RunError
+
+INPUT_REFUSED = 2
+RUN_FAILED = 1
+INTERRUPTED = 130
+
+app = App(
+    name="weft",
+    help="Plan, predict, run and watch the training of large models on the cluster you really have.",
+    version=__version__,
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+for module in (files, machines, plans, runs):
+    for command in module.COMMANDS:
+        app.command(command)
+app.register_install_completion_command()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit; users' mistakes end in one line each, never in a traceback."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return the exit code."""
+    try:
+        result = app(arguments)
+    except CycloptsError as error:
+        return _refuse(" ".join(str(error).split()))
+    except InputError as error:
+        return _refuse(*(str(violation) for violation in error.violations))
+    except RunError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        return RUN_FAILED
+    except KeyboardInterrupt:
+        print("weft: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has gone; nothing is left to say to it.
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _refuse(*lines: str) -> int:
+    for line in lines:
+        print(f"weft: {line}", file=sys.stderr)
+    return INPUT_REFUSED
+
+
+if __name__ == "__main__":
+    main()

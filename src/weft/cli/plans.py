@@ -1,0 +1,311 @@
+"""Commands about what could be: `plan`, `show`, `simulate`, `schedule`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from weft.api import words_to_run
+from weft.cli.output import Json, console, print_json
+from weft.describe.run_file import RunFile, load_run
+from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError, Violation
+from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planners import Ranking
+from weft.planning.simulated import simulate_job, simulation_record
+from weft.predict.abstract import simulate_schedule
+from weft.program.table import format_program
+from weft.timeline.timeline import Timeline
+from weft.training.session import reopen
+from weft.web.candidates import candidate_record, candidate_rows
+from weft.web.pictures import memory_bars, plans_table, timeline_picture, timeline_svg
+
+SHOWN = 12
+
+
+def plan(
+    source: str,
+    /,
+    *,
+    on: str | None = None,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    schedule: str | None = None,
+    loops: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    micro_batch_size: int | None = None,
+    planner: str | None = None,
+    top: int = SHOWN,
+    out: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Rank the layouts of a model on a cluster, with reasons.
+
+    Example: weft plan run.toml
+    Example: weft plan llama-13b --on 64xa100-80gb
+
+    Parameters
+    ----------
+    source
+        A RUN.toml, a preset, or a folder with a config.json.
+    on
+        this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; replaces the run file's.
+    global_batch
+        Samples per optimizer step.
+    sequence
+        Tokens per sample.
+    precision
+        fp32, bf16 or fp64.
+    schedule
+        Pin the order of micro-batches.
+    loops
+        Pin the stages per device.
+    pp
+        Pin the pipeline-parallel degree.
+    dp
+        Pin the data-parallel degree.
+    micro_batch_size
+        Pin the samples per micro-batch.
+    planner
+        Which planner searches.
+    top
+        How many candidates to show.
+    out
+        Write the best plan to this file.
+    """
+    words = {
+        "schedule": schedule,
+        "loops": loops,
+        "pp": pp,
+        "dp": dp,
+        "micro_batch_size": micro_batch_size,
+        "planner": planner,
+    }
+    run = _run_of(source, on, global_batch, sequence, precision, words)
+    planned = plan_run(run)
+    assert planned.ranking is not None, "a searched plan has a ranking"
+    if out is not None:
+        out.write_text(planned.plan.to_json())
+    if json:
+        print_json(
+            {
+                "assumed": dict(planned.problem.assumed),
+                "considered": len(planned.ranking.candidates),
+                "candidates": [candidate_record(item) for item in planned.ranking.candidates[:top]],
+            }
+        )
+        return
+    _print_ranking(planned, planned.ranking, top)
+    if out is not None:
+        print(f"wrote {out}")
+
+
+def _run_of(
+    source: str,
+    on: str | None,
+    global_batch: int | None,
+    sequence: int | None,
+    precision: str | None,
+    pins: dict[str, Any],
+) -> RunFile:
+    if not source.endswith(".toml"):
+        return words_to_run(
+            model=source,
+            on=on or "this-machine",
+            global_batch=global_batch,
+            sequence=sequence,
+            precision=precision,
+            pins=pins,
+        )
+    run = load_run(Path(source))
+    changes: dict[str, dict[str, Any]] = {
+        "cluster": {"use": on},
+        "train": {"global_batch": global_batch, "precision": precision},
+        "task": {"sequence": sequence},
+        "plan": pins,
+    }
+    return run.with_changes(changes)
+
+
+def _print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
+    out = console()
+    job = planned.problem.job
+    out.print(
+        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
+        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {job.precision}"
+    )
+    for text in planned.problem.assumed.values():
+        out.print(f"[dim]assumed: {text}[/dim]")
+    out.print(plans_table(candidate_rows(ranking)[:top]))
+    prediction = planned.plan.prediction
+    assert prediction is not None, "a fitting candidate was simulated"
+    memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
+    out.print(memory_bars(prediction.peak_bytes, memory))
+    fitting = len(ranking.fitting)
+    out.print(
+        f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "
+        f"times from {prediction.source}"
+    )
+
+
+def show(
+    path: str,
+    name: str | None = None,
+    /,
+    *,
+    ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
+    loops: int = 2,
+    micro_batches: int = 8,
+    program: Annotated[bool, Parameter(negative=())] = False,
+    svg: Path | None = None,
+) -> None:
+    """Show a run directory, or `schedule NAME`: stages, memory and timeline.
+
+    Example: weft show runs/demo
+    Example: weft show schedule breadth-first
+
+    Parameters
+    ----------
+    path
+        A run directory, or the word schedule.
+    name
+        With schedule: which one.
+    ranks
+        With schedule: pipeline devices.
+    loops
+        With schedule: stages per device.
+    micro_batches
+        With schedule: micro-batches.
+    program
+        Print the program's table instead of a picture.
+    svg
+        Write the picture to this file, too.
+    """
+    if path == "schedule":
+        if name is None:
+            raise InputError(Violation("show schedule", "which one? give its name"))
+        schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
+        return
+    planned = reopen(Path(path))
+    if program:
+        print(format_program(planned.program), end="")
+        return
+    out = console()
+    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}, plan {planned.plan.plan_id}")
+    layers = planned.problem.job.graph.layers
+    for index, stage in enumerate(planned.plan.stages):
+        held = f"{layers[stage.layers[0]].name} ... {layers[stage.layers[-1]].name}"
+        where = ", ".join("+".join(str(rank) for rank in copy.ranks) for copy in stage.replicas)
+        out.print(f"stage {index}: {held} on rank {where}", highlight=False)
+    memory = [planned.problem.job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
+    assert planned.plan.prediction is not None, "a reopened plan carries its prediction"
+    out.print(memory_bars(planned.plan.prediction.peak_bytes, memory))
+    _print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+
+
+def simulate(
+    source: str,
+    /,
+    *,
+    ranks: int | None = None,
+    svg: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Predict one step of a run file, a run directory, or a plan file inside one.
+
+    Example: weft simulate run.toml
+    Example: weft simulate runs/demo --json
+
+    Parameters
+    ----------
+    source
+        A RUN.toml, a run directory, or a PLAN.json that lies in a run directory.
+    ranks
+        Pretend the cluster has this many devices of the same kind; costs no hardware.
+    svg
+        Write the predicted step as a picture.
+    """
+    planned, predicted = simulate_job(Path(source), ranks)
+    record = simulation_record(planned, predicted)
+    if json:
+        print_json(record)
+        return
+    out = console()
+    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
+    out.print(
+        f"step {format_seconds(record['step_s'])} (first {format_seconds(record['first_step_s'])}), "
+        f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
+        f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
+    )
+    _print_timeline(predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+
+
+def schedule(
+    name: str,
+    /,
+    *,
+    ranks: int = 4,
+    loops: int = 1,
+    micro_batches: int = 8,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    hop: float = 0.0,
+    json: Json = False,
+    svg: Path | None = None,
+) -> None:
+    """Draw a schedule on abstract stages and give its figures.
+
+    Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    ranks
+        Pipeline devices.
+    loops
+        Stages per device.
+    micro_batches
+        Micro-batches per step.
+    forward
+        Time of one micro-batch's forward through all local stages of a device.
+    backward
+        Time of its backward.
+    hop
+        Time of one stage crossing.
+    svg
+        Write the picture to this file.
+    """
+    figures = simulate_schedule(
+        name,
+        devices=ranks,
+        loops=loops,
+        micro_batches=micro_batches,
+        forward=forward,
+        backward=backward,
+        hop=hop,
+    )
+    record = figures.record()
+    if json:
+        print_json(record)
+        return
+    console().print(
+        f"[bold]{name}[/bold]: {ranks} devices, {loops} loops, {micro_batches} micro-batches; makespan "
+        f"{record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
+        f"({record['bubble_overhead']:.1%} over ideal), in flight {record['peak_in_flight']}"
+    )
+    _print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
+
+
+def _print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
+    console().print(timeline_picture(timeline))
+    if svg is not None:
+        svg.write_text(timeline_svg(timeline, title=title))
+        print(f"wrote {svg}")
+
+
+COMMANDS = (plan, show, simulate, schedule)

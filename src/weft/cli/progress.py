@@ -1,0 +1,68 @@
+"""Progress of a run in the terminal: one line per report, predicted beside measured.
+
+The launcher owns the terminal; workers write metrics, this reads them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+
+from weft.describe.units import format_count, format_seconds
+from weft.training.run_directory import RunDirectory
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+class Progress:
+    """Prints the newest metrics every few seconds; `quiet` prints nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._directory: RunDirectory | None = None
+        self._printed_step = -1
+        self._printed_time = 0.0
+        self._predicted_s: float | None = None
+
+    def update(self, directory: RunDirectory) -> None:
+        """Called several times a second while the workers run."""
+        if self._directory is None:
+            self._directory = directory
+            self._say(f"run directory: {directory.path}")
+        if not self._quiet and time.monotonic() - self._printed_time >= SECONDS_BETWEEN_LINES:
+            self._print_newest()
+
+    def finish(self) -> None:
+        """Print the last step when it has not been printed."""
+        if self._directory is not None and not self._quiet:
+            self._print_newest()
+
+    def resume_hint(self) -> None:
+        """Say how the run is continued."""
+        if self._directory is not None:
+            path = shlex.quote(str(self._directory.path))
+            print(f"resume with: weft train {path}", file=sys.stderr)
+
+    def _print_newest(self) -> None:
+        assert self._directory is not None, "update was called before"
+        rows = self._directory.metrics()
+        if not rows or rows[-1]["step"] == self._printed_step:
+            return
+        row = rows[-1]
+        self._printed_step, self._printed_time = row["step"], time.monotonic()
+        predicted_s = self._predicted_step_s()
+        self._say(
+            f"step {row['step']:>5}  loss {row['loss']:.4f}  predicted {format_seconds(predicted_s)} | "
+            f"measured {format_seconds(row['step_s'])}  {format_count(row['tokens_per_s'])} tokens/s"
+        )
+
+    def _predicted_step_s(self) -> float:
+        if self._predicted_s is None:
+            assert self._directory is not None, "update was called before"
+            self._predicted_s = self._directory.plan_prediction_s()
+        return self._predicted_s
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)

@@ -1,0 +1,94 @@
+"""Commands about runs: `train`, `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.cli.output import Json, console, print_json
+from weft.cli.progress import Progress
+from weft.describe.units import format_seconds
+from weft.errors import InputError, RunError, Violation
+from weft.timeline.compare import compare as compare_timelines
+from weft.training.run_directory import RunDirectory
+
+
+def train(
+    source: Path,
+    /,
+    *,
+    steps: int | None = None,
+    data: str | None = None,
+    directory: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Plan a run file and train it on this machine, or resume a run directory.
+
+    Every stop, wanted or not, prints the command that resumes the run.
+
+    Example: weft train run.toml
+    Example: weft train runs/run
+
+    Parameters
+    ----------
+    source
+        A RUN.toml, or the directory of a run to resume.
+    steps
+        Train this many steps in all.
+    data
+        Train on this instead of the run file's data.
+    directory
+        Where to write the run; default: a fresh folder under runs/.
+    """
+    from weft.api import train as train_run
+
+    if not source.exists():
+        raise InputError(Violation(str(source), "no such run file or run directory"))
+    progress = Progress(quiet=json)
+    try:
+        run = train_run(source, data=data, steps=steps, directory=directory, on_poll=progress.update)
+    except (RunError, KeyboardInterrupt):
+        progress.resume_hint()
+        raise
+    progress.finish()
+    if json:
+        print_json(dict(run.summary))
+        return
+    summary = run.summary
+    console().print(
+        f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per token; step "
+        f"predicted {format_seconds(summary['predicted_step_s'])}, "
+        f"measured {format_seconds(summary['measured_step_s'])} "
+        f"({summary['predicted_step_s'] / summary['measured_step_s'] - 1:+.1%})"
+    )
+    console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
+    progress.resume_hint()
+
+
+def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -> None:
+    """Compare a run's prediction with its measurement, or two runs.
+
+    Example: weft compare runs/demo
+    Example: weft compare runs/demo runs/demo-2
+
+    Parameters
+    ----------
+    first
+        A run directory.
+    second
+        Another one: its measurement is compared with the first one's.
+    """
+    run = RunDirectory(first)
+    run.require()
+    if second is None:
+        comparison = compare_timelines(run.predicted(), run.measured())
+    else:
+        other = RunDirectory(second)
+        other.require()
+        comparison = compare_timelines(run.measured(), other.measured())
+    if json:
+        print_json(comparison.record())
+    else:
+        console().print(comparison.text())
+
+
+COMMANDS = (train, compare)

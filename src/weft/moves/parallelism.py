@@ -1,0 +1,103 @@
+"""Exact moves along the mesh axes: the same job on another layout of the same ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from weft.describe.plan import Plan
+from weft.moves.layout import Layout, build_plan, flops_per_layer, job_of, layout_of, refuse
+from weft.moves.move import Context, Contract, Move
+
+Edit = Callable[[Layout], Layout | None]
+
+
+def _more_pipeline(layout: Layout) -> Layout | None:
+    if layout.data_parallel % 2:
+        return None
+    return replace(
+        layout, pipeline_parallel=2 * layout.pipeline_parallel, data_parallel=layout.data_parallel // 2
+    )
+
+
+def _more_data(layout: Layout) -> Layout | None:
+    if layout.pipeline_parallel % 2:
+        return None
+    return replace(
+        layout, pipeline_parallel=layout.pipeline_parallel // 2, data_parallel=2 * layout.data_parallel
+    )
+
+
+def _more_loops(layout: Layout) -> Layout | None:
+    return replace(layout, loops=2 * layout.loops)
+
+
+def _larger_micro_batch(layout: Layout) -> Layout | None:
+    return replace(layout, micro_batch_size=2 * layout.micro_batch_size)
+
+
+def _smaller_micro_batch(layout: Layout) -> Layout | None:
+    if layout.micro_batch_size % 2:
+        return None
+    return replace(layout, micro_batch_size=layout.micro_batch_size // 2)
+
+
+def _layout_move(name: str, summary: str, source: str, edit: Edit, odd: str) -> Move:
+    def applies(context: Context) -> str | None:
+        edited = edit(layout_of(context.plan))
+        return odd if edited is None else refuse(job_of(context), edited)
+
+    def apply(context: Context) -> Plan:
+        job = job_of(context)
+        edited = edit(layout_of(context.plan))
+        assert edited is not None, f"{name} was applied although it does not apply: {odd}"
+        return build_plan(job, edited, flops_per_layer(job))
+
+    return Move(
+        name=name,
+        contract=Contract.EXACT,
+        summary=summary,
+        source=source,
+        verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
+        applies=applies,
+        apply=apply,
+    )
+
+
+PARALLELISM_MOVES: tuple[Move, ...] = (
+    _layout_move(
+        "more pipeline parallelism",
+        "Twice the pipeline devices, half the replicas.",
+        "Huang et al., GPipe, arXiv 1811.06965",
+        _more_pipeline,
+        "the number of replicas is odd",
+    ),
+    _layout_move(
+        "more data parallelism",
+        "Twice the replicas, half the pipeline devices.",
+        "Li et al., PyTorch Distributed, arXiv 2006.15704",
+        _more_data,
+        "the number of pipeline devices is odd",
+    ),
+    _layout_move(
+        "more loops",
+        "Twice the stages per device: a smaller bubble for more messages.",
+        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
+        _more_loops,
+        "",
+    ),
+    _layout_move(
+        "larger micro-batches",
+        "Twice the samples per micro-batch: more efficient kernels, fewer micro-batches to fill the pipeline.",
+        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
+        _larger_micro_batch,
+        "",
+    ),
+    _layout_move(
+        "smaller micro-batches",
+        "Half the samples per micro-batch: less memory in flight and a smaller bubble.",
+        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
+        _smaller_micro_batch,
+        "the micro-batch size is odd",
+    ),
+)

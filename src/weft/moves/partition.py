@@ -1,0 +1,49 @@
+"""Cutting a chain of layers into contiguous stages of nearly equal weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.errors import InputError, Violation
+
+
+def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]:
+    """Contiguous groups of positions, none empty, with the smallest possible heaviest group.
+
+    Among all partitions with that bottleneck, the later choice is made group by group for the least sum of
+    squares, so that ties are broken towards even groups. Exact dynamic program in O(stages * layers^2).
+
+    Raises:
+        InputError: when there are fewer layers than stages.
+    """
+    layers = len(weights)
+    if not 1 <= stages <= layers:
+        raise InputError(Violation("stages", f"{stages} stages; between 1 and {layers} layers' worth fit"))
+    total = [0.0]
+    for weight in weights:
+        total.append(total[-1] + weight)
+
+    # best[end] = (bottleneck, sum of squares) of the first `end` layers in the current number of groups.
+    infinite = (float("inf"), float("inf"))
+    best = [(0.0, 0.0)] + [infinite] * layers
+    cuts: list[list[int]] = []
+    for group in range(1, stages + 1):
+        following = [infinite] * (layers + 1)
+        cut = [0] * (layers + 1)
+        for end in range(group, layers - (stages - group) + 1):
+            for start in range(end - 1, group - 2, -1):
+                weight = total[end] - total[start]
+                if weight > following[end][0]:
+                    break
+                candidate = (max(best[start][0], weight), best[start][1] + weight * weight)
+                if candidate < following[end]:
+                    following[end], cut[end] = candidate, start
+        best = following
+        cuts.append(cut)
+
+    groups: list[list[int]] = []
+    end = layers
+    for cut in reversed(cuts):
+        groups.append(list(range(cut[end], end)))
+        end = cut[end]
+    return groups[::-1]

@@ -1,0 +1,46 @@
+"""All moves of this installation, by name: weft's own and those of third parties.
+
+A third party adds a move through the entry-point group `weft.moves`: the entry point names a function that
+takes nothing and returns a sequence of moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from weft.errors import InputError, Violation, nearest
+from weft.moves.move import Move
+from weft.moves.parallelism import PARALLELISM_MOVES
+from weft.moves.schedules import schedule_moves
+from weft.moves.synchronisation import SYNCHRONISATION_MOVES
+
+
+def all_moves() -> Mapping[str, Move]:
+    """Every known move by name.
+
+    Raises:
+        InputError: when two moves share a name.
+    """
+    moves = [*schedule_moves(), *PARALLELISM_MOVES, *SYNCHRONISATION_MOVES]
+    for entry in entry_points(group="weft.moves"):
+        moves.extend(entry.load()())
+    table: dict[str, Move] = {}
+    for move in moves:
+        if move.name in table:
+            raise InputError(Violation("moves", f"two moves are called {move.name!r}"))
+        table[move.name] = move
+    return table
+
+
+def get_move(name: str) -> Move:
+    """The move of that name.
+
+    Raises:
+        InputError: when there is none, with the nearest name.
+    """
+    table = all_moves()
+    if name not in table:
+        known = ", ".join(sorted(table))
+        raise InputError(Violation("moves", f"{name!r} is not one of {known}", nearest(name, table)))
+    return table[name]

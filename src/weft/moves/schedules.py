@@ -1,0 +1,49 @@
+"""One exact move per schedule: the same gradients in another order of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.describe.plan import Plan
+from weft.moves.layout import Layout, build_plan, flops_per_layer, job_of, layout_of, refuse
+from weft.moves.move import Context, Contract, Move
+from weft.program.schedules import SCHEDULES, get_schedule
+
+
+SOURCES = {
+    "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
+    "1f1b": "Narayanan et al., PipeDream-Flush, arXiv 2006.09503",
+    "breadth-first": "Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953",
+}
+
+
+def schedule_moves() -> tuple[Move, ...]:
+    """A move for every registered schedule."""
+    return tuple(_schedule_move(name) for name in SCHEDULES)
+
+
+def _schedule_move(name: str) -> Move:
+    schedule = get_schedule(name)
+
+    def edited(context: Context) -> Layout:
+        layout = layout_of(context.plan)
+        return replace(layout, schedule=name, options={})
+
+    def applies(context: Context) -> str | None:
+        if context.plan.schedule.name == name:
+            return f"the plan already runs {name}"
+        return refuse(job_of(context), edited(context))
+
+    def apply(context: Context) -> Plan:
+        job = job_of(context)
+        return build_plan(job, edited(context), flops_per_layer(job))
+
+    return Move(
+        name=f"schedule {name}",
+        contract=Contract.EXACT,
+        summary=(schedule.__doc__ or name).strip().splitlines()[0],
+        source=SOURCES.get(name, "registered by an entry point"),
+        verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
+        applies=applies,
+        apply=apply,
+    )

@@ -1,0 +1,81 @@
+"""From a Plan to its Program: a pure function of the plan and the model's layer graph."""
+
+from __future__ import annotations
+
+from weft.describe.amount import Shape
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan, Stage
+from weft.errors import InputError, Violation
+from weft.predict.cost.memory import gradient_element_bytes
+from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.program import Program
+from weft.program.schedules import get_schedule
+
+
+def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = None) -> Program:
+    """The training program of a plan.
+
+    `only_replica` keeps the instructions of one pipeline replica; planners use it, because equal replicas
+    take equal times.
+
+    Raises:
+        InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
+    """
+    layout = pipeline_layout(plan, graph)
+    schedule = get_schedule(plan.schedule.name)
+    return build_training_program(layout, schedule, plan.schedule.options, only_replica=only_replica)
+
+
+def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
+    """The forward-only program of a plan, for held-out losses."""
+    return build_evaluation_program(pipeline_layout(plan, graph))
+
+
+def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
+    """Where stages run and what they send each other, in bytes.
+
+    Raises:
+        InputError: when the stages' replicas have different numbers or shares.
+    """
+    shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
+    if len(set(shares)) != 1:
+        raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
+    gradient_bytes = gradient_element_bytes(plan.precision)
+    return PipelineLayout(
+        stages=tuple(
+            StageLayout(
+                replicas=tuple(copy.ranks for copy in stage.replicas),
+                gradient_bytes=gradient_bytes * _parameters(stage, plan, graph),
+            )
+            for stage in plan.stages
+        ),
+        micro_batches=shares[0],
+        message_bytes=_message_bytes(plan, graph),
+    )
+
+
+def _shape(stage: Stage, plan: Plan) -> Shape:
+    return Shape(plan.micro_batch_size, plan.sequence, len(stage.replicas[0].ranks))
+
+
+def _parameters(stage: Stage, plan: Plan, graph: LayerGraph) -> int:
+    shape = _shape(stage, plan)
+    return round(sum(graph.layers[layer].parameters(shape) for layer in stage.layers))
+
+
+def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
+    """Bytes per micro-batch on every stage edge: what the producer's layers send across it, each once."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    senders: dict[tuple[int, int], set[int]] = {}
+    for producer, consumer in graph.edges:
+        edge = (stage_of[producer], stage_of[consumer])
+        if edge[0] != edge[1]:
+            senders.setdefault(edge, set()).add(producer)
+    return {
+        edge: round(
+            plan.element_bytes
+            * sum(graph.layers[layer].sent(_shape(plan.stages[edge[0]], plan)) for layer in layers)
+        )
+        for edge, layers in senders.items()
+    }

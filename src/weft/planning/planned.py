@@ -1,0 +1,100 @@
+"""`PlannedJob`: a run file, the problem it poses and the plan that was chosen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.describe.plan import Plan
+from weft.describe.plan_file import check_plan
+from weft.describe.run_file import RunFile
+from weft.errors import InputError, Violation
+from weft.planning.compile import compile_plan
+from weft.planning.planners import Candidate, Ranking, get_planner
+from weft.planning.problem import Problem, problem_of_run
+from weft.predict.predict import PredictedStep, predict
+from weft.program.program import Program
+from weft.program.verify import require_valid
+
+DEFAULT_PLANNER = "homogeneous"
+REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that can run. `ranking` is None when the plan was given and not searched for.
+
+    The program is compiled and verified, and the step predicted on every rank, when first asked for.
+    """
+
+    run: RunFile
+    problem: Problem
+    plan: Plan
+    ranking: Ranking | None = None
+
+    @cached_property
+    def program(self) -> Program:
+        """The whole program, verified."""
+        program = compile_plan(self.plan, self.problem.job.graph)
+        require_valid(program)
+        return program
+
+    @cached_property
+    def predicted(self) -> PredictedStep:
+        return predict(
+            self.plan,
+            self.program,
+            self.problem.job.graph,
+            self.problem.job.cluster,
+            machine=self.problem.machine,
+            profile=self.problem.profile,
+        )
+
+
+def plan_run(run: RunFile, *, problem: Problem | None = None) -> PlannedJob:
+    """Search the best plan for a run file.
+
+    Raises:
+        InputError: when the run file poses no legal problem, or no layout fits; the message then names the
+            layouts that came closest.
+    """
+    problem = problem or problem_of_run(run)
+    ranking = get_planner(run.plan.planner or DEFAULT_PLANNER).search(problem)
+    if not ranking.fitting:
+        raise InputError(_nothing_fits(ranking))
+    best = ranking.fitting[0]
+    assert best.plan is not None, "a fitting candidate was simulated"
+    return PlannedJob(run=run, problem=problem, plan=best.plan, ranking=ranking)
+
+
+def given_plan(run: RunFile, plan: Plan) -> PlannedJob:
+    """Take a plan as it is, after checking it against the run file's model and cluster.
+
+    Raises:
+        InputError: listing everything that is wrong with the plan.
+    """
+    problem = problem_of_run(run)
+    violations = check_plan(plan, problem.job.graph, problem.job.cluster)
+    if violations:
+        raise InputError(violations)
+    job = PlannedJob(run=run, problem=problem, plan=plan)
+    if plan.prediction is None:
+        job = PlannedJob(
+            run=run,
+            problem=problem,
+            plan=plan.model_copy(update={"prediction": job.predicted.prediction}),
+        )
+    return job
+
+
+def _nothing_fits(ranking: Ranking) -> list[Violation]:
+    if not ranking.candidates:
+        pins = ranking.problem.pins
+        return [Violation("plan", f"no layout satisfies the given degrees: {pins}")]
+    return [
+        Violation(_shown(candidate), candidate.reason) for candidate in ranking.candidates[:REASONS_SHOWN]
+    ]
+
+
+def _shown(candidate: Candidate) -> str:
+    return f"no layout fits; closest: {candidate.layout}"

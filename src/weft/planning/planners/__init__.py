@@ -1,0 +1,24 @@
+"""Planners by name. A new planner is one file here and one line in `PLANNERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.errors import require_choice
+from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.homogeneous import HomogeneousPlanner
+
+PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in (HomogeneousPlanner(),)}
+
+
+def get_planner(name: str) -> Planner:
+    """The planner of that name.
+
+    Raises:
+        InputError: when there is none.
+    """
+    require_choice("planner", name, PLANNERS)
+    return PLANNERS[name]
+
+
+__all__ = ["PLANNERS", "Candidate", "Planner", "Ranking", "Verdict", "get_planner"]

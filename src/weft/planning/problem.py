@@ -1,0 +1,156 @@
+"""`Problem`: everything a planner is asked, resolved from a run file or from a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.home import weft_home
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.run_file import RunFile
+from weft.errors import InputError, Violation
+from weft.moves.layout import Job
+from weft.predict.cost.calibration import load_machine, load_profile
+from weft.predict.profile import LayerProfile, MachineMeasurement
+
+# Samples per device and step when the user gives no global batch.
+DEFAULT_SAMPLES_PER_DEVICE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Decisions the user has made; None is left to the planner."""
+
+    schedule: str | None = None
+    loops: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    micro_batch_size: int | None = None
+    sync: str = "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A job, the user's pins, and what has been measured of the devices.
+
+    `assumed` says in words what the user left open and was decided before planning.
+    """
+
+    job: Job
+    model: ModelConfig
+    pins: Pins = Pins()
+    minimise: str = "time"
+    machine: MachineMeasurement | None = None
+    profile: LayerProfile | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+
+def problem_of(
+    *,
+    model: str,
+    on: str,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    pins: Pins | None = None,
+    minimise: str = "time",
+    home: Path | None = None,
+) -> Problem:
+    """Resolve names to a problem; `home` is where measurements are kept (default: `weft_home()`).
+
+    Raises:
+        InputError: for an unknown model, cluster, device or precision.
+    """
+    config = resolve_model(model, sequence=sequence)
+    cluster = parse_cluster(on)
+    assumed: dict[str, str] = {}
+    if global_batch is None:
+        global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks
+        assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
+    if precision is None:
+        precision = default_precision(cluster)
+        assumed["precision"] = precision
+    if sequence is None:
+        assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
+    _require_precision(cluster, precision)
+    graph = layer_graph(config)
+    machine, profile = measurements_for(
+        cluster, graph.fingerprint, config.sequence, precision, home or weft_home()
+    )
+    return Problem(
+        job=Job(
+            graph=graph,
+            cluster=cluster,
+            global_batch=global_batch,
+            sequence=config.sequence,
+            precision=precision,
+        ),
+        model=config,
+        pins=pins or Pins(),
+        minimise=minimise,
+        machine=machine,
+        profile=profile,
+        assumed=assumed,
+    )
+
+
+def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
+    """The problem that a run file poses."""
+    if run.model.build is not None:
+        raise InputError(
+            Violation("model.build", f"{run.model.build!r}: own modules are not supported; preset or hf")
+        )
+    return problem_of(
+        model=run.model.preset or run.model.hf or "",
+        on=run.cluster.use,
+        global_batch=run.train.global_batch,
+        sequence=run.task.sequence,
+        precision=run.train.precision,
+        pins=Pins(
+            schedule=run.plan.schedule,
+            loops=run.plan.loops,
+            pipeline_parallel=run.plan.pp,
+            data_parallel=run.plan.dp,
+            micro_batch_size=run.plan.micro_batch_size,
+            sync=run.sync.method,
+        ),
+        minimise=run.goal.minimise,
+        home=home,
+    )
+
+
+def default_precision(cluster: Cluster) -> str:
+    """bf16 where every device has it and computes apart from its host, else fp32."""
+    capable = all("bf16" in group.device.flops_per_s for group in cluster.groups)
+    synchronous = any(group.device.synchronous for group in cluster.groups)
+    return "bf16" if capable and not synchronous else "fp32"
+
+
+def measurements_for(
+    cluster: Cluster, model_fingerprint: str, sequence: int, precision: str, home: Path
+) -> tuple[MachineMeasurement | None, LayerProfile | None]:
+    """What has been measured of the cluster's one kind of device; nothing for mixed clusters."""
+    names = {group.device.name for group in cluster.groups}
+    if len(names) != 1:
+        return None, None
+    name = names.pop()
+    return (
+        load_machine(name, home),
+        load_profile(model_fingerprint, name, sequence, precision, home),
+    )
+
+
+def _require_precision(cluster: Cluster, precision: str) -> None:
+    for group in cluster.groups:
+        if precision not in group.device.flops_per_s:
+            able = ", ".join(group.device.flops_per_s)
+            raise InputError(
+                Violation(
+                    "precision", f"{precision!r} is not supported by {group.device.name}; it has {able}"
+                )
+            )

@@ -1,0 +1,66 @@
+"""Answers of `weft simulate`: a job's predicted step as plain figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.describe.cluster import Cluster, NodeGroup
+from weft.errors import InputError, Violation
+from weft.planning.planned import PlannedJob
+from weft.planning.problem import Problem
+from weft.predict.predict import PredictedStep
+from weft.program.kinds import GATHER, REDUCE
+from weft.timeline.figures import busy_by_kind, bubble_fraction, peak_in_flight
+
+
+def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:
+    """The JSON answer; seconds, bytes and counts."""
+    simulation = predicted.simulation
+    kinds = planned.program.columns.kind[planned.program.columns.rank == 0]
+    return {
+        "plan_id": planned.plan.plan_id,
+        "step_s": simulation.step_s,
+        "first_step_s": simulation.first_step_s,
+        "step_low_s": predicted.prediction.step_low_s,
+        "step_high_s": predicted.prediction.step_high_s,
+        "source": predicted.prediction.source,
+        "bubble_fraction": bubble_fraction(simulation.timeline),
+        "peak_in_flight": peak_in_flight(planned.program),
+        "peak_bytes": [int(value) for value in simulation.peak_bytes],
+        "peak_instruction": [str(planned.program.instruction(p)) for p in simulation.peak_positions],
+        "gathers": int((kinds == GATHER).sum()),
+        "reduces": int((kinds == REDUCE).sum()),
+        "instructions": simulation.instructions,
+        "breakdown": busy_by_kind(simulation.timeline),
+        "simulate_s": simulation.simulate_s,
+    }
+
+
+def with_ranks(problem: Problem, ranks: int) -> Problem:
+    """The same problem on a cluster of `ranks` devices of the same one kind.
+
+    Raises:
+        InputError: when the cluster is mixed or the count does not fill nodes.
+    """
+    if len(problem.job.cluster.groups) != 1:
+        raise InputError(
+            Violation("--ranks", "the cluster has several kinds of nodes; describe it in a file")
+        )
+    cluster = resized(problem.job.cluster, ranks)
+    return replace(problem, job=replace(problem.job, cluster=cluster))
+
+
+def resized(cluster: Cluster, ranks: int) -> Cluster:
+    """A cluster of equal nodes with as many devices as asked for."""
+    group = cluster.groups[0]
+    if ranks < 1 or (ranks > group.devices and ranks % group.devices):
+        near = max(group.devices, group.devices * round(ranks / group.devices))
+        raise InputError(
+            Violation("--ranks", f"{ranks} ranks on nodes of {group.devices} devices", str(near))
+        )
+    count, devices = (1, ranks) if ranks <= group.devices else (ranks // group.devices, group.devices)
+    groups: tuple[NodeGroup, ...] = (replace(group, count=count, devices=devices),)
+    links = dict(cluster.links) or {(group.name, group.name): group.link}
+    return replace(cluster, name=f"{ranks}x{group.device.name}", groups=groups, links=links)

@@ -1,0 +1,44 @@
+"""Breadth-first looped pipeline (Lamy-Poirier, arXiv 2211.05953).
+
+Stages go round the devices in a ring. A device runs all micro-batches of one local stage before it moves to
+its next one, forward through its stages and then backward, in FIFO order. One loop is GPipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from weft.program.kinds import BACKWARD, FORWARD
+from weft.program.program import Ints
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+
+
+class BreadthFirst:
+    """Any number of stages per device; bubble overhead (devices - 1) / (micro_batches * loops)."""
+
+    name: ClassVar[str] = "breadth-first"
+    synonyms: ClassVar[tuple[str, ...]] = ("ScheduleLoopedBFS", "LoopedBFS", "BFPP")
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        if pipeline.stages < pipeline.devices:
+            return (
+                f"breadth-first needs a stage for every device, not {pipeline.stages} stages on "
+                f"{pipeline.devices} devices"
+            )
+        return None
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return np.arange(pipeline.stages, dtype=np.int64) % pipeline.devices
+
+    def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
+        local = np.arange(device, pipeline.stages, pipeline.devices, dtype=np.int64)
+        micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)
+        return ComputeOrder(
+            kind=np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), len(local) * len(micro_batches)),
+            stage=np.repeat(np.concatenate([local, local[::-1]]), len(micro_batches)),
+            micro_batch=np.tile(micro_batches, 2 * len(local)),
+        )

@@ -1,0 +1,38 @@
+"""GPipe: all forwards, then all backwards (Huang et al., arXiv 1811.06965), backwards in FIFO order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from weft.program.kinds import BACKWARD, FORWARD
+from weft.program.program import Ints
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+
+
+class GPipe:
+    """One stage per device; bubble overhead (devices - 1) / micro_batches."""
+
+    name: ClassVar[str] = "gpipe"
+    synonyms: ClassVar[tuple[str, ...]] = ("ScheduleGPipe", "AFAB", "all-forward-all-backward")
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        if pipeline.stages != pipeline.devices:
+            return (
+                f"gpipe runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
+            )
+        return None
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return np.arange(pipeline.stages, dtype=np.int64)
+
+    def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
+        micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)
+        return ComputeOrder(
+            kind=np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), pipeline.micro_batches),
+            stage=np.full(2 * pipeline.micro_batches, device, dtype=np.int64),
+            micro_batch=np.tile(micro_batches, 2),
+        )

@@ -1,0 +1,117 @@
+"""Programs in plain text: the full table (`program.txt`) and a compact picture of the compute order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.program.kinds import KINDS
+from weft.program.program import NONE, Ints, Program
+from weft.program.schedules.base import ComputeOrder
+
+_HEADING = (
+    f"{'position':>8}  {'id':<16}  {'kind':<18} {'stage':>5} {'micro-batch':>11} {'peer':>6} {'bytes':>12}  after"
+)
+
+
+def format_program(program: Program, max_micro_batches: int | None = None) -> str:
+    """One line per instruction, rank by rank, in the order in which the host issues them.
+
+    `after` lists the positions of the instructions that must have ended, with ``-n`` for those of n cycles
+    earlier. The peer of a collective is its group, as ``g0``. With `max_micro_batches`, only the first
+    micro-batches of each replica are printed and the number of lines left out is stated.
+    """
+    shown = np.ones(len(program), dtype=np.bool_)
+    if max_micro_batches is not None:
+        shown = _place_in_replica(program) < max_micro_batches
+    order = np.argsort(program.edges.target, kind="stable")
+    first_edge = np.searchsorted(program.edges.target[order], np.arange(len(program) + 1))
+    lines = [_summary(program), *_group_lines(program)]
+    for rank in range(program.ranks):
+        rows = np.arange(program.rank_starts[rank], program.rank_starts[rank + 1])
+        lines += ["", f"rank {rank}: {len(rows)} instructions", _HEADING]
+        for row in rows[shown[rows]].tolist():
+            lines.append(_line(program, row, order[first_edge[row] : first_edge[row + 1]]))
+        left_out = int((~shown[rows]).sum())
+        if left_out:
+            lines.append(f"{'...':>8}  {left_out} instructions of further micro-batches")
+    return "\n".join(lines) + "\n"
+
+
+def _summary(program: Program) -> str:
+    facts = [f"purpose {program.obligations.purpose}", f"ranks {program.ranks}"]
+    facts += [f"steps per cycle {program.steps_per_cycle}", f"instructions {len(program)}"]
+    facts += [f"{key} {value}" for key, value in sorted(program.meta.items())]
+    return "program: " + ", ".join(facts)
+
+
+def _group_lines(program: Program) -> list[str]:
+    return [f"group g{index}: ranks {list(group)}" for index, group in enumerate(program.groups)]
+
+
+def _place_in_replica(program: Program) -> Ints:
+    """Micro-batch of each row counted from its replica's first one; -1 where there is none."""
+    columns = program.columns
+    place = columns.micro_batch.copy()
+    for replica in np.unique(columns.replica):
+        rows = (columns.replica == replica) & (columns.micro_batch != NONE)
+        place[rows] -= columns.micro_batch[rows].min(initial=np.iinfo(np.int64).max)
+    return place
+
+
+def _line(program: Program, row: int, incoming: Ints) -> str:
+    instruction = program.instruction(row)
+    peer = _or_dash(instruction.peer) if instruction.group == NONE else f"g{instruction.group}"
+    edges = program.edges
+    after = " ".join(
+        f"{source}-{distance}" if distance else str(source)
+        for source, distance in zip(
+            edges.source[incoming].tolist(), edges.distance[incoming].tolist(), strict=True
+        )
+    )
+    text = (
+        f"{row:>8}  {instruction.id:016x}  {instruction.kind.name:<18} {_or_dash(instruction.stage):>5} "
+        f"{_or_dash(instruction.micro_batch):>11} {peer:>6} {instruction.bytes or '-':>12}  {after}"
+    )
+    return text.rstrip()
+
+
+def _or_dash(value: int) -> str:
+    return "-" if value == NONE else str(value)
+
+
+def compute_orders(program: Program) -> list[ComputeOrder]:
+    """What each rank computes, in order; micro-batches keep their numbers in the global batch."""
+    computes = np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind]
+    orders = []
+    for rank in range(program.ranks):
+        rows = np.arange(program.rank_starts[rank], program.rank_starts[rank + 1])
+        rows = rows[computes[rows]]
+        columns = program.columns
+        orders.append(ComputeOrder(columns.kind[rows], columns.stage[rows], columns.micro_batch[rows]))
+    return orders
+
+
+def format_grid(orders: Program | Sequence[ComputeOrder]) -> str:
+    """The compute order by rank: one line per rank, one cell per instruction, such as ``F0.3`` and ``B2.3``.
+
+    Columns count instructions, not time.
+    """
+    if isinstance(orders, Program):
+        orders = compute_orders(orders)
+    rows = [
+        [
+            KINDS[kind].symbol + str(stage) + ("" if micro_batch == NONE else f".{micro_batch}")
+            for kind, stage, micro_batch in zip(
+                order.kind.tolist(), order.stage.tolist(), order.micro_batch.tolist(), strict=True
+            )
+        ]
+        for order in orders
+    ]
+    width = max((len(cell) for cells in rows for cell in cells), default=0)
+    label = len(str(max(len(rows) - 1, 0)))
+    return "\n".join(
+        f"rank {rank:>{label}} | " + " ".join(cell.ljust(width) for cell in cells).rstrip()
+        for rank, cells in enumerate(rows)
+    )

@@ -1,0 +1,75 @@
+"""The process groups of one runtime: disposable, numbered by generation, kept in no module.
+
+torch asks every rank of the job to create every group in the same order, so all ranks walk the same list:
+the groups of the Program, one for messages, one for losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from weft.errors import InputError, Violation
+from weft.program.kinds import KINDS
+from weft.program.program import NONE, Program
+
+BACKEND = "gloo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """What one rank communicates over.
+
+    `collective` maps an index into `Program.groups` to its process group, for the groups that the rank is a
+    member of and the Program uses.
+    """
+
+    rank: int
+    generation: int
+    messages: dist.ProcessGroup
+    losses: dist.ProcessGroup
+    collective: dict[int, dist.ProcessGroup]
+
+    def close(self) -> None:
+        """Give the groups back. All members are done with them when the last one closes."""
+        for group in (self.messages, self.losses, *self.collective.values()):
+            dist.destroy_process_group(group)
+
+
+def open_groups(program: Program, rank: int, *, generation: int, timeout: timedelta) -> Groups:
+    """Create the groups of a program inside the job's default process group; every rank must call this.
+
+    `generation` counts the runtimes of this job, so that groups made after a failure cannot meet the
+    remains of earlier ones.
+
+    Raises:
+        InputError: when the job has not as many ranks as the program.
+    """
+    world_size = dist.get_world_size()
+    if world_size != program.ranks:
+        raise InputError(
+            Violation("runtime", f"the job has {world_size} ranks, the plan uses {program.ranks}", str(program.ranks))
+        )
+
+    def create(name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        description = f"weft {generation} {name}"
+        return dist.new_group(list(ranks), timeout=timeout, backend=BACKEND, group_desc=description)
+
+    everyone = tuple(range(world_size))
+    messages, losses = create("messages", everyone), create("losses", everyone)
+    created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
+    mine = {index: group for index, group in created.items() if rank in program.groups[index]}
+    return Groups(rank=rank, generation=generation, messages=messages, losses=losses, collective=mine)
+
+
+def used_groups(program: Program) -> list[int]:
+    """Indices of the groups that some collective of the program runs over, in order."""
+    collective = [code for code, kind in enumerate(KINDS) if kind.collective]
+    found = {
+        int(group)
+        for kind, group in zip(program.columns.kind, program.columns.group, strict=True)
+        if int(kind) in collective and group != NONE
+    }
+    return sorted(found)

@@ -1,0 +1,223 @@
+"""Measured times of every instruction, in slots that survive the process.
+
+Each rank owns one file, `RUN_DIR/slots/rank-N.slots`: a header and a ring of fixed-size records mapped into
+memory. A record belongs to one (step, instruction) and is written by one thread, so nothing is locked, and
+since the pages belong to the file the kernel keeps them when the process is killed.
+
+No torch here: the launcher reads these files too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import RunError
+from weft.program.program import Program
+from weft.timeline.timeline import Timeline
+
+CLOCK = "monotonic"
+HEADER_BYTES = 4096
+SLOT_FILE_BYTES = 64 * 2**20
+
+_MAGIC = b"weftslot"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQQ16sqq")
+# `complete` comes last and holds step + 1: a record whose writer died half way, over an older one or over
+# nothing, does not carry the number of its own step.
+_RECORD = struct.Struct("<iiqqqq")
+_RECORD_TYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("position", "<i4"),
+        ("posted_ns", "<i8"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("complete", "<i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """What one rank recorded.
+
+    Attributes:
+        first_position, rows: the rank's rows in the Program.
+        capacity_steps: how many steps the ring holds before it overwrites the oldest.
+        monotonic_ns, realtime_ns: both clocks, read together when the file was made.
+        records: the complete records, in no order; times in nanoseconds of `time.monotonic_ns`.
+    """
+
+    rank: int
+    plan_id: str
+    first_position: int
+    rows: int
+    capacity_steps: int
+    monotonic_ns: int
+    realtime_ns: int
+    records: npt.NDArray[np.void]
+
+
+def slots_path(run_dir: Path, rank: int) -> Path:
+    return Path(run_dir) / "slots" / f"rank-{rank}.slots"
+
+
+class Recorder:
+    """Writes one rank's slots; `record` may be called from several threads.
+
+    `steps` is the number of steps the run still has to do; when their records would not fit into
+    `SLOT_FILE_BYTES` the ring keeps the last ones.
+
+    Raises:
+        RunError: when the disk has no room for the file.
+    """
+
+    def __init__(self, run_dir: Path, *, program: Program, rank: int, plan_id: str, steps: int) -> None:
+        self.path = slots_path(run_dir, rank)
+        self._first = int(program.rank_starts[rank])
+        self._rows = int(program.rank_starts[rank + 1]) - self._first
+        step_bytes = max(1, self._rows) * _RECORD.size
+        self._capacity = max(1, min(steps, SLOT_FILE_BYTES // step_bytes))
+        header = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            rank,
+            self._first,
+            self._rows,
+            self._capacity,
+            plan_id.encode("ascii"),
+            time.monotonic_ns(),
+            time.time_ns(),
+        )
+        self._map = _mapped_file(self.path, header, HEADER_BYTES + self._capacity * step_bytes)
+
+    def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
+        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the Program."""
+        row = step % self._capacity * self._rows + position - self._first
+        _RECORD.pack_into(
+            self._map,
+            HEADER_BYTES + row * _RECORD.size,
+            step,
+            position,
+            posted_ns,
+            start_ns,
+            end_ns,
+            step + 1,
+        )
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def read_slots(path: Path) -> Slots:
+    """Read a slot file, also while its rank runs and after it was killed.
+
+    Raises:
+        RunError: when the file is missing, cut short or not a slot file.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from None
+    if len(content) < HEADER_BYTES:
+        raise RunError(f"{path}: not a slot file: {len(content)} bytes, a header alone has {HEADER_BYTES}")
+    magic, version, rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _HEADER.unpack_from(content)
+    if magic != _MAGIC:
+        raise RunError(f"{path}: not a slot file: it does not begin with {_MAGIC.decode()!r}")
+    if version != _VERSION:
+        raise RunError(f"{path}: version {version} of the slot file is not {_VERSION}")
+    expected = HEADER_BYTES + rows * capacity * _RECORD.size
+    if len(content) < expected:
+        raise RunError(f"{path}: cut short: {len(content)} of {expected} bytes")
+    records = np.frombuffer(content, _RECORD_TYPE, count=rows * capacity, offset=HEADER_BYTES)
+    inside = (records["position"] >= first) & (records["position"] < first + rows)
+    return Slots(
+        rank=rank,
+        plan_id=plan_id.rstrip(b"\0").decode("ascii", errors="replace"),
+        first_position=first,
+        rows=rows,
+        capacity_steps=capacity,
+        monotonic_ns=monotonic_ns,
+        realtime_ns=realtime_ns,
+        records=records[inside & (records["complete"] == records["step"].astype(np.int64) + 1)],
+    )
+
+
+def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) -> Timeline:
+    """Merge the slots of all ranks into one Timeline.
+
+    Ranks of one host share the monotonic clock. Steps that a ring has begun to overwrite on any rank are
+    left out; the last step may be incomplete when the run was killed.
+
+    Raises:
+        RunError: when a file is missing or broken, belongs to another plan, or nothing was recorded.
+    """
+    slots = [read_slots(slots_path(run_dir, rank)) for rank in range(program.ranks)]
+    for rank, found in enumerate(slots):
+        _require_same_program(slots_path(run_dir, rank), found, program, plan_id, rank)
+    records = np.concatenate([found.records for found in slots])
+    if not len(records):
+        raise RunError(f"{Path(run_dir) / 'slots'}: no rank has recorded an instruction yet")
+    oldest = int(records["step"].max()) - min(found.capacity_steps for found in slots) + 1
+    records = records[records["step"] >= oldest]
+    position = records["position"].astype(np.int64)
+    order = np.lexsort((position, records["step"]))
+    records, position = records[order], position[order]
+    columns = program.columns
+    origin = int(records["posted_ns"].min())
+    return Timeline(
+        run=run,
+        plan_id=plan_id,
+        clock=CLOCK,
+        step=records["step"].astype(np.int64),
+        id=program.ids[position],
+        position=position,
+        kind=columns.kind[position],
+        stage=columns.stage[position],
+        micro_batch=columns.micro_batch[position],
+        rank=columns.rank[position],
+        stream=program.stream[position],
+        group=columns.group[position],
+        bytes=columns.bytes[position],
+        posted_ns=records["posted_ns"] - origin,
+        start_ns=records["start_ns"] - origin,
+        end_ns=records["end_ns"] - origin,
+    )
+
+
+def _require_same_program(path: Path, slots: Slots, program: Program, plan_id: str, rank: int) -> None:
+    first, end = (int(row) for row in program.rank_starts[rank : rank + 2])
+    if slots.plan_id != plan_id:
+        raise RunError(f"{path}: recorded for plan {slots.plan_id}, not for {plan_id}")
+    if (slots.rank, slots.first_position, slots.rows) != (rank, first, end - first):
+        found = f"rank {slots.rank}, {slots.rows} rows from {slots.first_position}"
+        raise RunError(
+            f"{path}: recorded for another program ({found}; expected rank {rank}, {end - first} rows from {first})"
+        )
+
+
+def _mapped_file(path: Path, header: bytes, size: int) -> mmap.mmap:
+    # A new file under the name: a reader of the previous run's slots keeps what it has open.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        # A sparse file would end the process with SIGBUS, in the middle of a step, when the disk is full.
+        os.posix_fallocate(descriptor, 0, size)
+        os.write(descriptor, header)
+        mapped = mmap.mmap(descriptor, size)
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot make room for {size} bytes of records: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return mapped

@@ -1,0 +1,128 @@
+"""The run directory: what a run is given before it starts and what is made of it when it ends.
+
+Nothing here imports torch; the launcher calls it.
+
+    runs/NAME/
+      run.toml plan.json program.txt predicted.parquet      written before the start
+      metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
+      measured.parquet summary.json trace.json report.html  written when the run ends
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.describe.plan import Plan
+from weft.errors import InputError, RunError, Violation
+from weft.predict.predict import PredictedStep
+from weft.program.program import Program
+from weft.program.table import format_program
+from weft.run.recorder import collect_timeline
+from weft.timeline.perfetto import write_perfetto
+from weft.timeline.store import read_timeline, write_timeline
+from weft.timeline.timeline import Timeline
+
+PROGRAM_ROWS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths and readers of one run directory."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def prepare(self, run_toml: str, plan: Plan, program: Program, predicted: PredictedStep) -> None:
+        """Write everything a worker needs to start and everything a comparison needs later."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "run.toml").write_text(run_toml)
+        (self.path / "plan.json").write_text(plan.to_json())
+        (self.path / "program.txt").write_text(format_program(program, max_rows=PROGRAM_ROWS))
+        write_timeline(self.path / "predicted.parquet", predicted.simulation.timeline)
+
+    def require(self) -> None:
+        """Refuse a path that is not a run directory.
+
+        Raises:
+            InputError: naming the missing file.
+        """
+        for name in ("run.toml", "plan.json"):
+            if not (self.path / name).exists():
+                raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}"))
+
+    def finish(self, plan: Plan, program: Program) -> dict[str, Any]:
+        """Merge what the workers wrote into `measured.parquet`, `trace.json` and `summary.json`.
+
+        Raises:
+            RunError: when the workers left no result.
+        """
+        measured = collect_timeline(self.path, program, plan.plan_id, self.name)
+        write_timeline(self.path / "measured.parquet", measured)
+        write_perfetto(self.path / "trace.json", [self.predicted(), measured], program)
+        summary = self.summary_of(self.result(), plan)
+        (self.path / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+        return summary
+
+    def summary_of(self, result: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+        assert plan.prediction is not None, "a plan that runs carries its prediction"
+        return {
+            "predicted_step_s": plan.prediction.step_s,
+            "predicted_step_low_s": plan.prediction.step_low_s,
+            "predicted_step_high_s": plan.prediction.step_high_s,
+            "predicted_peak_bytes": list(plan.prediction.peak_bytes),
+            "world_size": plan.ranks,
+            "plan": "plan.json",
+            "plan_id": plan.plan_id,
+            **result,
+        }
+
+    def result(self) -> dict[str, Any]:
+        return self._json("result.json", "the run has not finished")
+
+    def summary(self) -> dict[str, Any]:
+        return self._json("summary.json", "the run has not finished")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows: dict[int, dict[str, Any]] = {}
+        for line in path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last line of a killed run may be torn
+            if "step" in row:
+                rows[int(row["step"])] = row
+        return [rows[step] for step in sorted(rows)]
+
+    def predicted(self) -> Timeline:
+        return read_timeline(self.path / "predicted.parquet")
+
+    def measured(self) -> Timeline:
+        return read_timeline(self.path / "measured.parquet")
+
+    def _json(self, name: str, missing: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.exists():
+            raise RunError(f"{path}: missing; {missing}")
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+
+
+def fresh_directory(parent: Path, name: str) -> Path:
+    """`parent/name`, or `parent/name-2`, `-3`, ... when that exists."""
+    candidate = parent / name
+    number = 2
+    while candidate.exists():
+        candidate = parent / f"{name}-{number}"
+        number += 1
+    return candidate

@@ -1,0 +1,87 @@
+"""The sample ledger: which samples make up which step, as a function of (seed, step) alone.
+
+Samples are drawn without replacement. Position p = step * global_batch + i of the endless stream of
+samples lies in epoch p // samples; within an epoch a keyed permutation of all sample numbers says which
+sample it is. The permutation is a balanced Feistel network over the smallest even number of bits that
+holds all samples, with cycle walking for the numbers outside (Black and Rogaway, "Ciphers with arbitrary
+finite domains", CT-RSA 2002), so nothing is stored and any position is found without the ones before it.
+A resumed run continues by knowing its step, and every plan of one job draws the same samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import InputError, Violation
+
+# Four rounds make a Feistel network pseudo-random for large halves; small halves need more to mix.
+ROUNDS = 8
+
+Ints = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLedger:
+    """Draws `samples` sample numbers in a pseudo-random order that `seed` keys.
+
+    Raises:
+        InputError: when there is no sample to draw from.
+    """
+
+    samples: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(Violation("data", f"{self.samples} samples; at least 1 is needed", "1"))
+
+    def sample_ids(self, step: int, global_batch: int) -> Ints:
+        """Sample numbers of one step's global batch, shape (global_batch,).
+
+        Global micro-batch g of size b is `sample_ids(...)[g * b : (g + 1) * b]`.
+        """
+        positions = np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
+        return self.at(positions)
+
+    def at(self, positions: Ints) -> Ints:
+        """Sample numbers at any positions of the endless stream, same shape."""
+        epoch, index = np.divmod(positions, self.samples)
+        half_bits = max(1, -(-(self.samples - 1).bit_length() // 2))
+        seed_key = _mix(np.array([self.seed & _MASK], dtype=np.uint64) + _GOLDEN)
+        keys = _mix(seed_key + epoch.astype(np.uint64) * _GOLDEN)
+        value = _feistel(index.astype(np.uint64), keys, half_bits)
+        # The network permutes 0 .. 4**half_bits - 1; following it until it lands inside permutes the samples.
+        outside = value >= self.samples
+        while outside.any():
+            value[outside] = _feistel(value[outside], keys[outside], half_bits)
+            outside = value >= self.samples
+        return value.astype(np.int64)
+
+    def epoch(self, step: int, global_batch: int) -> float:
+        """Passes over the data that end with `step`."""
+        return (step + 1) * global_batch / self.samples
+
+
+_MASK = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUND_CONSTANTS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+
+
+def _feistel(value: _Words, keys: _Words, half_bits: int) -> _Words:
+    shift = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left, right = value >> shift, value & mask
+    for constant in _ROUND_CONSTANTS:
+        left, right = right, left ^ (_mix(right ^ _mix(keys + constant)) & mask)
+    return (left << shift) | right
+
+
+def _mix(value: _Words) -> _Words:
+    """The finaliser of splitmix64."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

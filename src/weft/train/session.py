@@ -1,0 +1,70 @@
+"""One run from plan to summary, seen from the launcher: prepare, launch, merge, score. Never imports torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.describe.home import weft_home
+from weft.describe.plan_file import load_plan
+from weft.describe.run_file import load_run
+from weft.errors import RunError
+from weft.planning.planned import PlannedJob, given_plan
+from weft.predict.ledger import Ledger
+from weft.run.launch import launch_workers
+from weft.train.run_directory import RunDirectory
+
+WORKER_MODULE = "weft.train.worker"
+
+
+def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
+    """Write the run directory of a planned job."""
+    directory = RunDirectory(path)
+    directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
+    return directory
+
+
+def reopen(path: Path) -> PlannedJob:
+    """The planned job of an existing run directory, to resume or to look at.
+
+    Raises:
+        InputError: when it is not a run directory or a file in it is broken.
+    """
+    RunDirectory(path).require()
+    return given_plan(load_run(path / "run.toml"), load_plan(path / "plan.json"))
+
+
+def execute(
+    planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Launch the workers, wait, merge what they wrote and return the summary.
+
+    Raises:
+        RunError: when a worker failed, in one line with the path of its log.
+        KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
+    """
+    launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
+    summary = directory.finish(planned.plan, planned.program)
+    _score(planned, summary)
+    return summary
+
+
+def _score(planned: PlannedJob, summary: dict[str, Any]) -> None:
+    """Enter prediction and reality into the ledger."""
+    prediction = planned.plan.prediction
+    measured = summary.get("measured_step_s")
+    if prediction is None or measured is None:
+        raise RunError("the run has too few steps to measure a step time")
+    with Ledger(weft_home() / "ledger.sqlite") as ledger:
+        entry = ledger.record_prediction(
+            quantity="step_s",
+            subject=planned.plan.plan_id,
+            predicted=prediction.step_s,
+            low=prediction.step_low_s,
+            high=prediction.step_high_s,
+            source=prediction.source,
+            time_s=time.time(),
+        )
+        ledger.score(entry, measured)

@@ -1,0 +1,50 @@
+"""Candidates of a planner as rows for tables and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.planning.planners import Candidate, Ranking
+
+
+def candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """One candidate as plain figures; seconds and bytes, None where the layout was not simulated."""
+    prediction = candidate.plan.prediction if candidate.plan is not None else None
+    layout = candidate.layout
+    return {
+        "layout": str(layout),
+        "pp": layout.pipeline_parallel,
+        "dp": layout.data_parallel,
+        "loops": layout.loops,
+        "micro_batch_size": layout.micro_batch_size,
+        "schedule": layout.schedule,
+        "verdict": str(candidate.verdict),
+        "reason": candidate.reason,
+        "bound_s": candidate.bound_s,
+        "step_s": prediction.step_s if prediction else None,
+        "step_low_s": prediction.step_low_s if prediction else None,
+        "step_high_s": prediction.step_high_s if prediction else None,
+        "peak_bytes": candidate.peak_bytes or None,
+        "plan_id": candidate.plan.plan_id if candidate.plan else None,
+    }
+
+
+def candidate_rows(ranking: Ranking) -> list[dict[str, Any]]:
+    """Rows for `weft.web.pictures.plans_table`, best first."""
+    cluster = ranking.problem.job.cluster
+    rows = []
+    for candidate in ranking.candidates:
+        record = candidate_record(candidate)
+        rows.append(
+            {
+                "name": record["layout"],
+                "step_s": record["step_s"],
+                "low": record["step_low_s"],
+                "high": record["step_high_s"],
+                "peak_bytes": record["peak_bytes"],
+                "memory_bytes": min(group.device.memory_bytes for group in cluster.groups),
+                "fits": record["verdict"] == "fits",
+                "reason": candidate.reason,
+            }
+        )
+    return rows

@@ -1,0 +1,39 @@
+"""One colour per kind of instruction, the same in reports, SVG pictures and terminals.
+
+Every colour keeps a contrast of at least 4.5 to white text, so labels are readable on all of them, and all
+of them stand out from white and from nearly black pages.
+"""
+
+from __future__ import annotations
+
+from weft.program.kinds import name_hash
+
+_KNOWN = {
+    "forward": "#2b6cd4",
+    "backward": "#1a7f55",
+    "backward_input": "#14807c",
+    "backward_weight": "#5a7d1f",
+    "send_activation": "#5d83b8",
+    "receive_activation": "#7d8fa8",
+    "send_gradient": "#5b9a80",
+    "receive_gradient": "#82998f",
+    "gather": "#b0578d",
+    "free": "#8a8f98",
+    "reduce": "#b8473d",
+    "step": "#7a4fc0",
+}
+# Kinds that third parties register take one of these, chosen by their name.
+_OTHERS = ("#a85a14", "#8c6d1f", "#a0468f", "#4a6fa5", "#7d5a4f", "#3f7d8c")
+
+_DARKEST = 0.42
+
+
+def kind_colour(kind: str) -> str:
+    """The colour of a kind's name, as ``#rrggbb``."""
+    return _KNOWN.get(kind, _OTHERS[name_hash(kind) % len(_OTHERS)])
+
+
+def shaded(colour: str, shade: float) -> str:
+    """`colour` mixed with black; `shade` from 0 (as it is) to 1 (the darkest that is still told apart)."""
+    channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(channel * (1 - _DARKEST * shade)):02x}" for channel in channels)

@@ -1,0 +1,78 @@
+"""Lanes: which rows of a Timeline are drawn next to each other, for every picture of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import KINDS, Kind
+from weft.program.program import NONE, Ints
+from weft.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lane:
+    """What one rank does on one stream; `order` counts streams as the kinds were registered."""
+
+    rank: int
+    order: int
+    stream: str
+
+
+def stream_names() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kind.stream for kind in KINDS))
+
+
+def lane_table(timelines: Iterable[Timeline]) -> tuple[Lane, ...]:
+    """All lanes that any of the timelines needs, by rank and stream."""
+    names = stream_names()
+    position = {name: order for order, name in enumerate(names)}
+    found: set[tuple[int, int]] = set()
+    for timeline in timelines:
+        pairs = np.unique(np.stack([timeline.rank, timeline.kind]), axis=1).T
+        found |= {(int(rank), position[KINDS[int(kind)].stream]) for rank, kind in pairs}
+    return tuple(Lane(rank, order, names[order]) for rank, order in sorted(found))
+
+
+def lane_of_rows(timeline: Timeline, lanes: tuple[Lane, ...]) -> Ints:
+    """Index of each row's lane in `lanes`, -1 for rows that have none there."""
+    names = stream_names()
+    order_of_kind = np.array([names.index(kind.stream) for kind in KINDS], dtype=np.int64)
+    key = timeline.rank * len(names) + order_of_kind[timeline.kind]
+    wanted = np.array([lane.rank * len(names) + lane.order for lane in lanes], dtype=np.int64)
+    index = np.minimum(np.searchsorted(wanted, key), max(len(wanted) - 1, 0))
+    return np.where(wanted[index] == key, index, NONE) if len(wanted) else np.full(len(key), NONE)
+
+
+def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
+    """How dark each row is drawn, 0 to 1: later stages of one rank are darker, so that loops show."""
+    shades = np.zeros(len(timeline))
+    for rank in np.unique(timeline.rank):
+        mine = timeline.rank == rank
+        stages = np.unique(timeline.stage[mine & (timeline.stage != NONE)])
+        if len(stages) > 1:
+            shades[mine] = np.searchsorted(stages, timeline.stage[mine]) / (len(stages) - 1)
+    return shades
+
+
+def levels(start: Ints, end: Ints) -> Ints:
+    """The lowest free row for each interval, so that intervals which overlap are drawn under each other."""
+    result = np.zeros(len(start), dtype=np.int64)
+    free_at: list[int] = []
+    for row in np.argsort(start, kind="stable"):
+        begin, stop = int(start[row]), int(end[row])
+        level = next((index for index, free in enumerate(free_at) if free <= begin), len(free_at))
+        if level == len(free_at):
+            free_at.append(stop)
+        free_at[level] = stop
+        result[row] = level
+    return result
+
+
+def row_label(kind: Kind, stage: int, micro_batch: int) -> str:
+    """What a block is called: the symbol of its kind, its stage and its micro-batch, such as ``F2.5``."""
+    text = f"{kind.symbol}{stage}" if stage != NONE else kind.symbol
+    return f"{text}.{micro_batch}" if micro_batch != NONE else text

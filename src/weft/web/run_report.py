@@ -1,0 +1,81 @@
+"""`report.html` of a run directory: from files and plan to the page's data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.planning.planned import PlannedJob
+from weft.predict.live_bytes import live_curve
+from weft.training.run_directory import RunDirectory
+from weft.web.report import write_report
+from weft.web.report_data import RankMemory, ReportData, StepInterval
+
+
+def write_run_report(directory: RunDirectory, planned: PlannedJob) -> Path:
+    """Write `report.html` beside the files it shows and return its path."""
+    path = directory.path / "report.html"
+    write_report(path, run_report_data(directory, planned))
+    return path
+
+
+def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
+    """Everything the page shows of one finished run."""
+    metrics = directory.metrics()
+    summary = directory.summary()
+    prediction = planned.plan.prediction
+    assert prediction is not None, "a plan that ran carries its prediction"
+    return ReportData(
+        run=directory.name,
+        model=planned.plan.model,
+        cluster=planned.plan.cluster,
+        plan=plan_in_words(planned),
+        predicted=directory.predicted(),
+        measured=directory.measured(),
+        interval=StepInterval(
+            step_s=prediction.step_s, low_s=prediction.step_low_s, high_s=prediction.step_high_s
+        ),
+        step_times=[(row["step"], row["step_s"]) for row in metrics],
+        losses=[(row["step"], row["loss"]) for row in metrics],
+        held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
+        memory=_memory(planned, summary["max_rss_bytes"]),
+        summary=summary,
+    )
+
+
+def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
+    """The plan's decisions as (what, decision) rows."""
+    plan = planned.plan
+    layers = planned.problem.job.graph.layers
+    stages = [
+        (
+            f"stage {index}",
+            f"{layers[stage.layers[0]].name} to {layers[stage.layers[-1]].name}, ranks "
+            + ", ".join(str(rank) for copy in stage.replicas for rank in copy.ranks),
+        )
+        for index, stage in enumerate(plan.stages)
+    ]
+    return [
+        ("plan", plan.plan_id),
+        ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.mesh.items())),
+        ("schedule", plan.schedule.name),
+        ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
+        ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
+        ("precision", plan.precision),
+        ("sharding", plan.sharding),
+        ("synchronisation", plan.sync.name),
+        *stages,
+    ]
+
+
+def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
+    assert planned.plan.prediction is not None
+    return [
+        RankMemory(
+            rank=rank,
+            predicted_bytes=predicted,
+            measured_bytes=measured_bytes[rank] if rank < len(measured_bytes) else None,
+            capacity_bytes=planned.problem.job.cluster.device_of(rank).memory_bytes,
+            live=live_curve(planned.program, planned.predicted, rank),
+        )
+        for rank, predicted in enumerate(planned.plan.prediction.peak_bytes)
+    ]

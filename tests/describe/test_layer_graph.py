@@ -1,0 +1,76 @@
+"""LayerGraph files read back, fingerprints see every change, illegal graphs are refused."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.describe.amount import Amount, Shape
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
+from weft.errors import InputError
+
+
+def small_graph() -> LayerGraph:
+    tokens = Amount.of(1, batch=1, sequence=1)
+    matmul = Matmul(Amount.of(1), tokens, Amount.of(8), Amount.of(16))
+    layer = Layer(
+        name="block.0",
+        kind="block",
+        parameters=Amount.of(128, tensor=1),
+        forward=Pass((matmul,), memory=tokens * 8, kernels=3),
+        kept=tokens * 8,
+        sent=tokens * 16,
+    )
+    other = replace(layer, name="block.1")
+    return LayerGraph(name="small", layers=(layer, other), edges=chain_edges(2), sequence=4)
+
+
+def test_a_file_reads_back_to_the_same_graph():
+    graph = small_graph()
+    assert LayerGraph.from_json(graph.to_json()) == graph
+
+
+def test_flops_are_two_per_multiply_and_add():
+    assert small_graph().layers[0].forward.flops(Shape(2, 4)) == 2 * (2 * 4) * 8 * 16
+
+
+def test_parameters_are_divided_over_the_tensor_ranks():
+    assert small_graph().parameters() == 256
+    assert small_graph().parameters(tensor_parallel=2) == 128
+
+
+def test_the_fingerprint_sees_every_change():
+    graph = small_graph()
+    changed = [
+        replace(graph, sequence=8),
+        replace(graph, edges=()),
+        replace(graph, layers=(graph.layers[0], replace(graph.layers[1], sent=Amount.of(1)))),
+    ]
+    assert len({graph.fingerprint, *(other.fingerprint for other in changed)}) == 4
+
+
+@pytest.mark.parametrize("edges", [((1, 0),), ((0, 0),), ((0, 2),), ((-1, 0),)])
+def test_an_edge_goes_forward_and_stays_inside(edges):
+    with pytest.raises(InputError):
+        replace(small_graph(), edges=edges)
+
+
+def test_names_are_unique():
+    graph = small_graph()
+    with pytest.raises(InputError, match="same name"):
+        replace(graph, layers=(graph.layers[0], graph.layers[0]))
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
+def test_a_broken_file_is_one_clear_refusal(text):
+    with pytest.raises(InputError):
+        LayerGraph.from_json(text)
+
+
+@given(st.data())
+def test_a_file_with_a_piece_torn_out_is_refused(data):
+    text = small_graph().to_json()
+    start = data.draw(st.integers(0, len(text) - 2))
+    with pytest.raises(InputError):
+        LayerGraph.from_json(text[:start])

@@ -1,0 +1,23 @@
+"""Errors are one line per violation, with the nearest valid choice."""
+
+import pytest
+
+from weft.errors import InputError, Violation, nearest, require_choice
+
+
+def test_one_line_per_violation():
+    error = InputError([Violation("a.b", "3 is too many\nby far", "2"), Violation("", "also this")])
+    assert str(error).splitlines() == ["a.b: 3 is too many by far (nearest valid: 2)", "also this"]
+
+
+def test_nearest_is_close_in_spelling_or_nothing():
+    assert nearest("bredth-first", ["gpipe", "breadth-first"]) == "breadth-first"
+    assert nearest("zzz", ["gpipe", "breadth-first"]) == ""
+
+
+def test_require_choice_names_the_options():
+    require_choice("schedule", "gpipe", ["gpipe"])
+    with pytest.raises(
+        InputError, match=r"schedule: 'gpip' is not one of 1f1b, gpipe \(nearest valid: gpipe\)"
+    ):
+        require_choice("schedule", "gpip", ["gpipe", "1f1b"])
