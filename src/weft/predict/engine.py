@@ -73,7 +73,8 @@ class CycleGraph:
             waiting, *rest = self._arrays
             return _compiled_engine()(release, waiting.copy(), *rest, np.zeros_like(release))  # type: ignore[no-any-return]
         waiting_list, *lists = self._lists
-        answer = run_cycle(release.tolist(), waiting_list.copy(), *lists, [0] * len(release))
+        engine: Callable[..., Any] = run_cycle
+        answer = engine(release.tolist(), waiting_list.copy(), *lists, [0] * len(release))
         start, end, left = (np.array(values, dtype=np.int64) for values in answer)
         return start, end, left
 

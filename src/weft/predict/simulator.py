@@ -8,7 +8,7 @@ nothing while it computes; an asynchronous one posts at once. Time is int64 tick
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from weft.timeline.timeline import Timeline
 Mask = npt.NDArray[np.bool_]
 
 MAX_CYCLES = 16
+STUCK_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,32 +34,35 @@ class Simulation:
     Attributes:
         timeline: the last cycle simulated, which is a steady one if `steady`. Instructions posted before
             that cycle began count as posted at its beginning.
-        first_step_s: from nothing to the end of the first step, the prologue included.
+        first_step_s: from nothing to the end of the first step, the prologue included; `first_step_ticks`
+            is the same, exact.
         step_s: time per step of a steady cycle; the mean over the later half of the cycles if not `steady`.
         steady: whether every instruction of the last cycle came exactly one period after its predecessor.
         cycles: how many cycles were simulated.
         peak_bytes: per rank, the most bytes live at once.
-        peak_position: per rank, the instruction at whose end that happens; -1 where nothing changes.
+        peak_positions: per rank, the instruction at whose end that happens; -1 where nothing changes.
         instructions: instructions of one cycle.
         simulate_s: what the simulation itself took.
     """
 
     timeline: Timeline
+    first_step_ticks: int
     first_step_s: float
     step_s: float
     steady: bool
     cycles: int
     peak_bytes: Ints
-    peak_position: Ints
+    peak_positions: Ints
     instructions: int
     simulate_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Unrolled:
-    """A cycle's inner edges and those that reach over cycles, from which its release times come.
+    """A cycle's inner edges, and those that reach over cycles, from which its release times come.
 
-    `first` differs from `later` only by the prologue.
+    `first` differs from `later` only by the prologue. `posted_after` is the computation whose end lets the
+    host of a synchronous rank reach a row, in the same cycle or, where `posted_later`, in the one before.
     """
 
     first: CycleGraph
@@ -66,7 +70,7 @@ class _Unrolled:
     carried: Edges
     carried_delay: Ints
     posted_after: Ints
-    last_computation: Ints
+    posted_later: Mask
 
 
 def simulate(
@@ -91,7 +95,8 @@ def simulate(
     """
     began = time.perf_counter()
     unrolled = _unroll(program, costs)
-    starts, ends = [], []
+    starts: list[Ints] = []
+    ends: list[Ints] = []
     steady_for, reach = 0, max(1, int(unrolled.carried.distance.max(initial=1)))
     body = program.columns.iteration != NONE
     while len(ends) < max_cycles and steady_for < reach:
@@ -104,29 +109,186 @@ def simulate(
         if len(ends) > 1:
             shift = (ends[-1] - ends[-2])[body]
             steady_for = steady_for + 1 if shift.size == 0 or (shift == shift[0]).all() else 0
-    posted = _posted(program, costs, unrolled, ends)
-    period = _period(ends, body)
-    peak, position = peak_live_bytes(program, costs, ends[-1], period)
-    first_step = program.columns.iteration <= 0
+    steady = steady_for >= reach
+    period = _period(ends, body, steady)
+    peak, positions = peak_live_bytes(program, costs, ends[-1], period)
+    first_step_ticks = int(ends[0][program.columns.iteration <= 0].max(initial=0))
     return Simulation(
-        timeline=_timeline(program, costs, run, plan_id, posted, starts[-1], ends[-1]),
-        first_step_s=int(ends[0][first_step].max(initial=0)) * costs.tick_s,
+        timeline=_timeline(program, costs, run, plan_id, _posted(unrolled, ends), starts[-1], ends[-1]),
+        first_step_ticks=first_step_ticks,
+        first_step_s=first_step_ticks * costs.tick_s,
         step_s=period * costs.tick_s / program.steps_per_cycle,
-        steady=steady_for >= reach,
+        steady=steady,
         cycles=len(ends),
         peak_bytes=peak,
-        peak_position=position,
+        peak_positions=positions,
         instructions=len(program),
         simulate_s=time.perf_counter() - began,
     )
 
 
-def _period(ends: list[Ints], body: Mask) -> float:
-    """Ticks per cycle: of the last cycle when steady, and the mean over the later half otherwise."""
+def _period(ends: list[Ints], body: Mask, steady: bool) -> float:
+    """Ticks per cycle: of the last cycle when steady, the mean over the later half otherwise."""
     finish = [int(end[body].max(initial=0)) for end in ends]
     if len(finish) == 1:
         return finish[0]
-    if np.ptp((ends[-1] - ends[-2])[body], initial=None) == 0 if body.any() else True:
-        return finish[-1] - finish[-2]
-    half = (len(finish) - 1) // 2
-    return (finish[-1] - finish[half]) / (len(finish) - 1 - half)
+    first = len(finish) - 2 if steady else (len(finish) - 1) // 2
+    return (finish[-1] - finish[first]) / (len(finish) - 1 - first)
+
+
+def _unroll(program: Program, costs: Costs) -> _Unrolled:
+    """Every constraint as an edge: the program's own, queues' order, and hosts of synchronous ranks."""
+    rows = np.arange(len(program), dtype=np.int64)
+    prologue = program.columns.iteration == NONE
+    by_queue = np.argsort(program.queue, kind="stable")
+    queue = program.queue[by_queue]
+    same = queue[1:] == queue[:-1]
+    host, host_later, waits = _host_edges(program, costs)
+    inner = [
+        (program.edges.source, program.edges.target, program.edges.distance, True),
+        (by_queue[:-1][same], by_queue[1:][same], 0, False),
+        (host[waits], rows[waits], host_later[waits].astype(np.int64), False),
+    ]
+    # In a steady cycle a queue goes on where it ended in the cycle before; the prologue does not come back.
+    body = by_queue[~prologue[by_queue]]
+    first = np.flatnonzero(np.diff(program.queue[body], prepend=-1))
+    last = np.append(first[1:], len(body)) - 1 if len(first) else first
+    inner.append((body[last], body[first], 1, False))
+    source = np.concatenate([item[0] for item in inner])
+    target = np.concatenate([item[1] for item in inner])
+    distance = np.concatenate([np.broadcast_to(np.asarray(item[2]), item[0].shape) for item in inner])
+    explicit = np.repeat([item[3] for item in inner], [len(item[0]) for item in inner])
+    delay = np.where(explicit, costs.latency[source], 0)
+    # The prologue runs before everything, so that its edges hold in the first cycle whatever their distance.
+    distance = np.where(prologue[source], 0, distance)
+    now = distance == 0
+    over = ~now & ~prologue[target]
+    recurring = now & ~prologue[source] & ~prologue[target]
+    occupancy, meeting = _meetings(program, costs)
+
+    def graph(kept: Mask) -> CycleGraph:
+        return CycleGraph(
+            source=source[kept],
+            target=target[kept],
+            delay=delay[kept],
+            occupancy=occupancy,
+            meeting=meeting,
+        )
+
+    first_graph = graph(now)
+    return _Unrolled(
+        first=first_graph,
+        later=graph(recurring) if prologue.any() else first_graph,
+        carried=Edges(source=source[over], target=target[over], distance=distance[over]),
+        carried_delay=delay[over],
+        posted_after=host,
+        posted_later=host_later,
+    )
+
+
+def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
+    """The computation before each row of a synchronous rank, whether it is of the cycle before, and which
+    rows must be told: those of the compute stream wait in their queue anyway."""
+    columns = program.columns
+    computes = np.array([kind.stream == "compute" for kind in KINDS])[columns.kind]
+    rows = np.arange(len(program), dtype=np.int64)
+    before = np.maximum.accumulate(np.where(computes, rows, NONE))
+    before = np.concatenate([[NONE], before[:-1]]) if len(rows) else before
+    # A rank's prologue comes first and is not followed by itself.
+    body = columns.iteration != NONE
+    part = 2 * columns.rank + body
+    before = np.where(before >= np.searchsorted(part, part), before, NONE)
+    last = np.full(program.ranks, NONE, dtype=np.int64)
+    last[columns.rank[computes & body]] = rows[computes & body]
+    later = body & (before == NONE)
+    before = np.where(later, last[columns.rank], before)
+    before = np.where(costs.synchronous[columns.rank], before, NONE)
+    return before, later & (before != NONE), (before != NONE) & ~computes
+
+
+def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
+    """Occupancies, with the longest of a collective's members for all of them, and the collective of each."""
+    columns = program.columns
+    meeting = np.full(len(program), NONE, dtype=np.int64)
+    rows = np.flatnonzero(np.array([kind.collective for kind in KINDS])[columns.kind])
+    if not len(rows):
+        return costs.occupancy, meeting
+    names = ("kind", "stage", "iteration", "group", "part")
+    key = np.stack([getattr(columns, name)[rows] for name in names], axis=1)
+    meeting[rows] = np.unique(key, axis=0, return_inverse=True)[1].ravel()
+    longest = np.zeros(int(meeting.max()) + 1, dtype=np.int64)
+    np.maximum.at(longest, meeting[rows], costs.occupancy[rows])
+    occupancy = costs.occupancy.copy()
+    occupancy[rows] = longest[meeting[rows]]
+    return occupancy, meeting
+
+
+def _release(unrolled: _Unrolled, ends: list[Ints]) -> Ints:
+    """When the next cycle's instructions may start, as far as earlier cycles decide it."""
+    release = np.zeros(len(unrolled.first), dtype=np.int64)
+    carried = unrolled.carried
+    for distance in np.unique(carried.distance[carried.distance <= len(ends)]):
+        mine = carried.distance == distance
+        ready = ends[-distance][carried.source[mine]] + unrolled.carried_delay[mine]
+        np.maximum.at(release, carried.target[mine], ready)
+    return release
+
+
+def _posted(unrolled: _Unrolled, ends: list[Ints]) -> Ints:
+    """When the host reached each instruction of the last cycle; 0 on asynchronous ranks."""
+    after = np.maximum(unrolled.posted_after, 0)
+    before = ends[-2][after] if len(ends) > 1 else np.zeros_like(after)
+    posted = np.where(unrolled.posted_later, before, ends[-1][after])
+    return np.where(unrolled.posted_after == NONE, 0, posted)
+
+
+def _timeline(
+    program: Program, costs: Costs, run: str, plan_id: str, posted: Ints, start: Ints, end: Ints
+) -> Timeline:
+    columns = program.columns
+    order = np.lexsort((np.arange(len(program)), columns.rank, columns.iteration))
+    origin = start.min(initial=np.iinfo(np.int64).max)
+
+    def nanoseconds(ticks: Ints) -> Ints:
+        ticks = np.maximum(ticks, origin)[order] - origin
+        return ticks if costs.tick_s == 1e-9 else np.rint(ticks * (costs.tick_s / 1e-9)).astype(np.int64)
+
+    return Timeline(
+        run=run,
+        plan_id=plan_id,
+        clock="predicted",
+        step=columns.iteration[order],
+        id=program.ids[order],
+        position=order.astype(np.int64),
+        kind=columns.kind[order],
+        stage=columns.stage[order],
+        micro_batch=columns.micro_batch[order],
+        rank=columns.rank[order],
+        stream=program.stream[order],
+        group=columns.group[order],
+        bytes=columns.bytes[order],
+        posted_ns=nanoseconds(posted),
+        start_ns=nanoseconds(start),
+        end_ns=nanoseconds(end),
+    )
+
+
+def _stuck(program: Program, graph: CycleGraph, left: Ints) -> Violation:
+    """The circle of instructions that wait for each other."""
+    before = np.full(len(program), NONE, dtype=np.int64)
+    blocked = left[graph.source] > 0
+    before[graph.target[blocked]] = graph.source[blocked]
+    # A member of a collective that has come waits for one that has not.
+    meeting = graph.meeting
+    for row in np.flatnonzero((left > 0) & (before == NONE)).tolist():
+        absent = np.flatnonzero((meeting == meeting[row]) & (before != NONE))
+        before[row] = absent[0]
+    seen: dict[int, int] = {}
+    row = int(np.flatnonzero(left)[0])
+    while row not in seen:
+        seen[row] = len(seen)
+        row = int(before[row])
+    circle = [position for position, turn in seen.items() if turn >= seen[row]][::-1]
+    words = [f"rank {int(program.columns.rank[p])} {program.instruction(p)}" for p in circle[:STUCK_SHOWN]]
+    more = f" and {len(circle) - STUCK_SHOWN} more" if len(circle) > STUCK_SHOWN else ""
+    return Violation("program", f"instructions wait for each other: {' -> '.join(words)}{more}")

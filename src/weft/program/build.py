@@ -190,9 +190,7 @@ def _compute_block(orders: Sequence[ComputeOrder]) -> _Block:
     return _Block(columns, slot, _COMPUTE, np.zeros_like(slot))
 
 
-def _look_up(
-    compute: _Block, placement: Ints, micro_batches: int, name: str, *, trains: bool
-) -> _Lookup:
+def _look_up(compute: _Block, placement: Ints, micro_batches: int, name: str, *, trains: bool) -> _Lookup:
     columns = compute.columns
 
     def table(*kinds: int) -> Ints:
@@ -204,7 +202,7 @@ def _look_up(
             raise InputError(
                 Violation(
                     "schedule",
-                    f"the order of {name!r} must run every stage and micro-batch exactly once on its own device",
+                    f"{name!r} must run every stage and micro-batch exactly once, on the stage's device",
                 )
             )
         return found

@@ -38,8 +38,8 @@ class PipelineLayout:
         stages: in topological order.
         micro_batches: micro-batches per step of each pipeline replica; replica j runs the next
             `micro_batches[j]` of the global batch.
-        message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends per
-            micro-batch; the gradient that comes back is as large.
+        message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
+            per micro-batch; the gradient that comes back is as large.
     """
 
     stages: tuple[StageLayout, ...]
@@ -104,7 +104,7 @@ class PipelineLayout:
             if count < 1
         ]
         problems += [
-            Violation("layout", f"stage edge {edge} must go from a stage to a later one of {len(self.stages)}")
+            Violation("layout", f"edge {edge} must go from a stage to a later one of {len(self.stages)}")
             for edge in self.edges
             if not 0 <= edge[0] < edge[1] < len(self.stages)
         ]
@@ -143,7 +143,7 @@ def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
         problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
     for replica, ranks in enumerate(stage.replicas):
         if len(ranks) != lanes:
-            problems.append(f"replica {replica} has {len(ranks)} tensor ranks; all replicas of all stages need {lanes}")
+            problems.append(f"replica {replica} has {len(ranks)} tensor ranks; all must have {lanes}")
         if len(set(ranks)) != len(ranks) or min(ranks, default=0) < 0:
             problems.append(f"replica {replica}: ranks {list(ranks)} must be different and not negative")
     return problems

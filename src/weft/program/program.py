@@ -208,7 +208,8 @@ class Program:
         collective = np.array([kind.collective for kind in KINDS])[self.columns.kind]
         peer = np.where(collective, NONE, self.columns.peer)
         key = (self.columns.rank * len(self.stream_names) + self.stream) * (self.ranks + 1) + peer + 1
-        return np.unique(key, return_inverse=True)[1].astype(np.int64)
+        dense: Ints = np.unique(key, return_inverse=True)[1].astype(np.int64)
+        return dense
 
     def instruction(self, position: int) -> Instruction:
         row = {name: int(getattr(self.columns, name)[position]) for name in COLUMN_NAMES}

@@ -10,32 +10,31 @@ from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints, Program
 from weft.program.schedules.base import ComputeOrder
 
-_HEADING = (
-    f"{'position':>8}  {'id':<16}  {'kind':<18} {'stage':>5} {'micro-batch':>11} {'peer':>6} {'bytes':>12}  after"
-)
+_HEADING = "position  id                kind               stage micro-batch   peer        bytes  after"
 
 
-def format_program(program: Program, max_micro_batches: int | None = None) -> str:
+def format_program(program: Program, max_rows: int | None = None) -> str:
     """One line per instruction, rank by rank, in the order in which the host issues them.
 
     `after` lists the positions of the instructions that must have ended, with ``-n`` for those of n cycles
-    earlier. The peer of a collective is its group, as ``g0``. With `max_micro_batches`, only the first
-    micro-batches of each replica are printed and the number of lines left out is stated.
+    earlier. The peer of a collective is its group, as ``g0``. A program of more than `max_rows` instructions
+    is cut to an equal share for each rank, and what is left out is counted.
     """
-    shown = np.ones(len(program), dtype=np.bool_)
-    if max_micro_batches is not None:
-        shown = _place_in_replica(program) < max_micro_batches
+    share = len(program)
+    if max_rows is not None and len(program) > max_rows:
+        share = max(1, max_rows // program.ranks)
     order = np.argsort(program.edges.target, kind="stable")
     first_edge = np.searchsorted(program.edges.target[order], np.arange(len(program) + 1))
     lines = [_summary(program), *_group_lines(program)]
     for rank in range(program.ranks):
-        rows = np.arange(program.rank_starts[rank], program.rank_starts[rank + 1])
-        lines += ["", f"rank {rank}: {len(rows)} instructions", _HEADING]
-        for row in rows[shown[rows]].tolist():
-            lines.append(_line(program, row, order[first_edge[row] : first_edge[row + 1]]))
-        left_out = int((~shown[rows]).sum())
-        if left_out:
-            lines.append(f"{'...':>8}  {left_out} instructions of further micro-batches")
+        start, end = program.rank_starts[rank : rank + 2].tolist()
+        lines += ["", f"rank {rank}: {end - start} instructions", _HEADING]
+        shown = min(end, start + share)
+        lines += [
+            _line(program, row, order[first_edge[row] : first_edge[row + 1]]) for row in range(start, shown)
+        ]
+        if shown < end:
+            lines.append(f"{'...':>8}  {end - shown} more instructions")
     return "\n".join(lines) + "\n"
 
 
@@ -48,16 +47,6 @@ def _summary(program: Program) -> str:
 
 def _group_lines(program: Program) -> list[str]:
     return [f"group g{index}: ranks {list(group)}" for index, group in enumerate(program.groups)]
-
-
-def _place_in_replica(program: Program) -> Ints:
-    """Micro-batch of each row counted from its replica's first one; -1 where there is none."""
-    columns = program.columns
-    place = columns.micro_batch.copy()
-    for replica in np.unique(columns.replica):
-        rows = (columns.replica == replica) & (columns.micro_batch != NONE)
-        place[rows] -= columns.micro_batch[rows].min(initial=np.iinfo(np.int64).max)
-    return place
 
 
 def _line(program: Program, row: int, incoming: Ints) -> str:

@@ -18,15 +18,12 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import RunError
+from weft.run.failures import PeerLostError
 
 JOIN_TIMEOUT_S = 5.0
 
 # start and end of the transfer, in nanoseconds of `time.monotonic_ns`.
 Stamp = Callable[[int, int], None]
-
-
-class PeerLost(RunError):
-    """A transfer failed because the other end is gone; the cause is usually another rank's own error."""
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class WorkQueue:
         try:
             value = job.run()
         except RuntimeError as error:
-            failure = PeerLost(f"{job.handle.label}: {self.name} failed: {first_line(error)}")
+            failure = PeerLostError(f"{job.handle.label}: {self.name} failed: {first_line(error)}")
             job.handle.fail(failure)
             return failure
         job.stamp(start_ns, time.monotonic_ns())
@@ -155,7 +152,7 @@ class Channels:
         try:
             work = post()
         except RuntimeError as error:
-            raise PeerLost(f"{label}: {self._queues[key].name} failed: {first_line(error)}") from None
+            raise PeerLostError(f"{label}: {self._queues[key].name} failed: {first_line(error)}") from None
         assert work is not None, "both ends of a message are members of the group"
 
         def finish() -> torch.Tensor:

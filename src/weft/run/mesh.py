@@ -50,7 +50,11 @@ def open_groups(program: Program, rank: int, *, generation: int, timeout: timede
     world_size = dist.get_world_size()
     if world_size != program.ranks:
         raise InputError(
-            Violation("runtime", f"the job has {world_size} ranks, the plan uses {program.ranks}", str(program.ranks))
+            Violation(
+                "runtime",
+                f"the job has {world_size} ranks, the plan uses {program.ranks}",
+                str(program.ranks),
+            )
         )
 
     def create(name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:

@@ -129,7 +129,9 @@ def read_slots(path: Path) -> Slots:
         raise RunError(f"{path}: {error.strerror or error}") from None
     if len(content) < HEADER_BYTES:
         raise RunError(f"{path}: not a slot file: {len(content)} bytes, a header alone has {HEADER_BYTES}")
-    magic, version, rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _HEADER.unpack_from(content)
+    magic, version, rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _HEADER.unpack_from(
+        content
+    )
     if magic != _MAGIC:
         raise RunError(f"{path}: not a slot file: it does not begin with {_MAGIC.decode()!r}")
     if version != _VERSION:
@@ -198,10 +200,9 @@ def _require_same_program(path: Path, slots: Slots, program: Program, plan_id: s
     if slots.plan_id != plan_id:
         raise RunError(f"{path}: recorded for plan {slots.plan_id}, not for {plan_id}")
     if (slots.rank, slots.first_position, slots.rows) != (rank, first, end - first):
-        found = f"rank {slots.rank}, {slots.rows} rows from {slots.first_position}"
-        raise RunError(
-            f"{path}: recorded for another program ({found}; expected rank {rank}, {end - first} rows from {first})"
-        )
+        found = f"rank {slots.rank} with {slots.rows} rows from row {slots.first_position}"
+        expected = f"rank {rank} with {end - first} rows from row {first}"
+        raise RunError(f"{path}: recorded for another program: {found}, expected {expected}")
 
 
 def _mapped_file(path: Path, header: bytes, size: int) -> mmap.mmap:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation, require_choice
-from weft.run.synchronise import Synchroniser
+from weft.sync.base import Synchroniser
 from weft.sync.dense import Dense
 
 SYNCHRONISERS: Mapping[str, Callable[[], Synchroniser]] = {"dense": Dense}

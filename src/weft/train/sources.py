@@ -52,7 +52,7 @@ def _paths(source: str) -> tuple[Path, Iterable[Path]]:
         found = (path for path in root.rglob("*.py") if not _INSTALLED.intersection(path.parts))
         return root, found
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path, (found for found in path.rglob("*") if not _is_hidden(found.relative_to(path)))
     if path.is_file():
         return path.parent, (path,)

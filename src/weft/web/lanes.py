@@ -8,22 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.program.kinds import KINDS, Kind
+from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints
+from weft.timeline.streams import stream_names
 from weft.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lane:
-    """What one rank does on one stream; `order` counts streams as the kinds were registered."""
+    """What one rank does on one stream; `order` is the stream's place in `stream_names()`."""
 
     rank: int
     order: int
     stream: str
-
-
-def stream_names() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kind.stream for kind in KINDS))
 
 
 def lane_table(timelines: Iterable[Timeline]) -> tuple[Lane, ...]:
@@ -56,23 +53,3 @@ def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
         if len(stages) > 1:
             shades[mine] = np.searchsorted(stages, timeline.stage[mine]) / (len(stages) - 1)
     return shades
-
-
-def levels(start: Ints, end: Ints) -> Ints:
-    """The lowest free row for each interval, so that intervals which overlap are drawn under each other."""
-    result = np.zeros(len(start), dtype=np.int64)
-    free_at: list[int] = []
-    for row in np.argsort(start, kind="stable"):
-        begin, stop = int(start[row]), int(end[row])
-        level = next((index for index, free in enumerate(free_at) if free <= begin), len(free_at))
-        if level == len(free_at):
-            free_at.append(stop)
-        free_at[level] = stop
-        result[row] = level
-    return result
-
-
-def row_label(kind: Kind, stage: int, micro_batch: int) -> str:
-    """What a block is called: the symbol of its kind, its stage and its micro-batch, such as ``F2.5``."""
-    text = f"{kind.symbol}{stage}" if stage != NONE else kind.symbol
-    return f"{text}.{micro_batch}" if micro_batch != NONE else text

@@ -11,19 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
-from weft.program.program import Ints
+from weft.program.program import Ids, Ints
+from weft.timeline.compare import WARM_UP_STEPS, compare
+from weft.timeline.figures import busy_by_kind
+from weft.timeline.medians import step_times_s
+from weft.timeline.streams import label
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
 from weft.web.colours import kind_colour
-from weft.web.lanes import Lane, lane_of_rows, lane_table, row_label, shade_of_rows
+from weft.web.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
 
 Record = dict[str, object]
 Points = Sequence[tuple[float, float]]
 
-WARM_UP_STEPS = 5
 LAST_STEPS = 3
+MEDIAN = "median"
 MAXIMUM_ROWS = 12_000
 MAXIMUM_POINTS = 1_200
 MAXIMUM_LIVE_CURVES = 8
@@ -87,7 +92,8 @@ class ReportData:
         if len(plans) > 1:
             raise InputError(
                 Violation(
-                    "report", f"predicted and measured timelines belong to two plans: {' and '.join(sorted(plans))}"
+                    "report",
+                    f"predicted and measured timelines belong to two plans: {' and '.join(sorted(plans))}",
                 )
             )
 
@@ -128,7 +134,9 @@ def page_record(report: ReportData) -> Record:
             }
             for memory in report.memory
         ],
-        "live": [{"rank": memory.rank, "points": thin(memory.live)} for memory in _live_curves(report.memory)],
+        "live": [
+            {"rank": memory.rank, "points": thin(memory.live)} for memory in _live_curves(report.memory)
+        ],
     }
 
 
@@ -143,7 +151,9 @@ def timeline_record(report: ReportData) -> Record:
     """Lanes, instructions and times of the predicted step and of the chosen measured steps."""
     chosen = chosen_steps(report.measured) if report.measured is not None else {}
     steps = {step: take_step(report.measured, step) for step in chosen} if report.measured is not None else {}
-    shown = [timeline for timeline in (report.predicted, *steps.values()) if timeline is not None and len(timeline)]
+    shown = [
+        timeline for timeline in (report.predicted, *steps.values()) if timeline is not None and len(timeline)
+    ]
     ranks = 1 + max(int(timeline.rank.max()) for timeline in shown)
     shown_ranks = _ranks_within(shown, ranks)
     shown = [_take(timeline, timeline.rank < shown_ranks) for timeline in shown]
@@ -182,11 +192,11 @@ def chosen_steps(measured: Timeline) -> dict[int, list[str]]:
     steps = np.unique(measured.step)
     if not len(steps):
         return {}
-    lengths = np.array([step_length_ns(measured, int(step)) for step in steps])
+    lengths = step_times_s(measured)
     settled = np.flatnonzero(np.arange(len(steps)) >= min(WARM_UP_STEPS, len(steps) - 1))
     by_length = settled[np.argsort(lengths[settled], kind="stable")]
     reasons: dict[int, list[str]] = {}
-    reasons.setdefault(int(steps[by_length[(len(by_length) - 1) // 2]]), []).append("median")
+    reasons.setdefault(int(steps[by_length[(len(by_length) - 1) // 2]]), []).append(MEDIAN)
     reasons.setdefault(int(steps[0]), []).append("first")
     reasons.setdefault(int(steps[by_length[-1]]), []).append("slowest after warm-up")
     for step in steps[-LAST_STEPS:]:
@@ -195,17 +205,11 @@ def chosen_steps(measured: Timeline) -> dict[int, list[str]]:
     return dict(sorted(reasons.items()))
 
 
-def step_length_ns(timeline: Timeline, step: int) -> int:
-    """From the first start to the last end of one step."""
-    mine = timeline.step == step
-    return int(timeline.end_ns[mine].max() - timeline.start_ns[mine].min())
-
-
 def take_step(timeline: Timeline, step: int) -> Timeline:
     return _take(timeline, timeline.step == step)
 
 
-def _take(timeline: Timeline, rows: np.ndarray) -> Timeline:
+def _take(timeline: Timeline, rows: npt.NDArray[np.bool_]) -> Timeline:
     columns = {name: getattr(timeline, name)[rows] for name in TIMELINE_COLUMNS}
     return Timeline(run=timeline.run, plan_id=timeline.plan_id, clock=timeline.clock, **columns)
 
@@ -220,12 +224,14 @@ def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
 class _Joined:
     """The instructions of all shown timelines, each once; `ids` are sorted."""
 
-    ids: np.ndarray
+    ids: Ids
     record: Record
 
 
 def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _Joined:
-    every = {name: np.concatenate([getattr(timeline, name) for timeline in shown]) for name in _STATIC_COLUMNS}
+    every = {
+        name: np.concatenate([getattr(timeline, name) for timeline in shown]) for name in _STATIC_COLUMNS
+    }
     lane = np.concatenate([lane_of_rows(timeline, lanes) for timeline in shown])
     shade = np.concatenate([shade_of_rows(timeline) for timeline in shown])
     ids, first = np.unique(every["id"], return_index=True)
@@ -233,7 +239,7 @@ def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _Joined:
     record: Record = {
         "id": [f"{identity:016x}" for identity in ids.tolist()],
         "label": [
-            row_label(KINDS[kind], stage, micro_batch)
+            label(kind, stage, micro_batch)
             for kind, stage, micro_batch in zip(
                 kinds.tolist(), stages.tolist(), micro_batches.tolist(), strict=True
             )
@@ -249,7 +255,7 @@ _STATIC_COLUMNS = ("id", "kind", "stage", "micro_batch", "bytes", "position")
 _JSON_NAME = {"micro_batch": "microBatch"}
 
 
-def _occurrences(timeline: Timeline, ids: np.ndarray, tick_ns: int) -> Record:
+def _occurrences(timeline: Timeline, ids: Ids, tick_ns: int) -> Record:
     """When each instruction of one step ran, in ticks since the step's first start."""
     origin = int(timeline.start_ns.min())
 
@@ -284,27 +290,32 @@ def thin(points: Points, maximum: int = MAXIMUM_POINTS) -> list[tuple[float, flo
 
 def kind_rows(report: ReportData) -> list[KindRow]:
     """Busy time per kind in one step: predicted, and the median over the measured steps after the warm-up."""
-    predicted = _busy_by_kind(report.predicted) if report.predicted is not None else {}
-    measured = _busy_by_kind(report.measured) if report.measured is not None else {}
-    return [
-        KindRow(
-            kind=KINDS[code].name,
-            count=(predicted.get(code) or measured[code])[0],
-            predicted_s=predicted[code][1] if code in predicted else None,
-            measured_s=measured[code][1] if code in measured else None,
-        )
-        for code in sorted(predicted.keys() | measured.keys())
-    ]
+    predicted, measured = report.predicted, report.measured
+    if predicted is not None and measured is not None and len(predicted) and len(measured):
+        return [
+            KindRow(
+                kind=pair.kind,
+                count=pair.instructions,
+                predicted_s=pair.predicted_total_s,
+                measured_s=pair.measured_total_s,
+            )
+            for pair in compare(predicted, measured).kinds
+        ]
+    if predicted is not None and len(predicted):
+        return [
+            KindRow(kind=kind, count=count, predicted_s=seconds, measured_s=None)
+            for kind, count, seconds in _kinds_of(predicted)
+        ]
+    if measured is not None and len(measured):
+        middle = next(step for step, reasons in chosen_steps(measured).items() if MEDIAN in reasons)
+        return [
+            KindRow(kind=kind, count=count, predicted_s=None, measured_s=seconds)
+            for kind, count, seconds in _kinds_of(take_step(measured, middle))
+        ]
+    return []
 
 
-def _busy_by_kind(timeline: Timeline) -> dict[int, tuple[int, float]]:
-    steps, index = np.unique(timeline.step, return_inverse=True)
-    busy = np.zeros((len(steps), len(KINDS)))
-    count = np.zeros((len(steps), len(KINDS)), dtype=np.int64)
-    np.add.at(busy, (index, timeline.kind), timeline.end_ns - timeline.start_ns)
-    np.add.at(count, (index, timeline.kind), 1)
-    settled = slice(min(WARM_UP_STEPS, len(steps) - 1), None)
-    return {
-        code: (int(np.median(count[settled, code])), float(np.median(busy[settled, code])) * 1e-9)
-        for code in np.flatnonzero(count.any(axis=0)).tolist()
-    }
+def _kinds_of(timeline: Timeline) -> list[tuple[str, int, float]]:
+    count = np.bincount(timeline.kind, minlength=len(KINDS)).tolist()
+    seconds = busy_by_kind(timeline)
+    return [(kind.name, count[code], seconds[kind.name]) for code, kind in enumerate(KINDS) if count[code]]

@@ -1,0 +1,28 @@
+"""Model families: each turns the sizes of a model into a graph of costed layers.
+
+A new family is one file with a function ``layer_graph(config) -> LayerGraph`` and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from weft.describe.families import gpt, llama
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.errors import require_choice
+
+FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
+    "gpt": gpt.layer_graph,
+    "llama": llama.layer_graph,
+}
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """The costed layers of a model: ``embedding``, ``block.0`` and so on, ``head``.
+
+    Raises:
+        InputError: when the family is unknown.
+    """
+    require_choice("model family", config.family, FAMILIES)
+    return FAMILIES[config.family](config)

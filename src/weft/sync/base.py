@@ -1,4 +1,4 @@
-"""What the runtime asks of a method that makes replicas agree; the methods live in `weft.sync`."""
+"""What the runtime asks of a method that makes replicas agree."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Synchroniser(Protocol):
     def reduce(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
         """Make `gradient`, the flat gradient of a stage, the one to step with on every rank of `group`.
 
-        Its length is a multiple of the size of the group.
+        `gradient` has shape (n,), is contiguous and lies in host memory; n is a multiple of the group's size.
         """
         ...

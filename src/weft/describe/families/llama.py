@@ -1,0 +1,71 @@
+"""Llama and its sizes: RMS norms, rotary positions, grouped keys and values, a gated feed-forward, no biases.
+
+Equal to `transformers.LlamaForCausalLM` in parameters.
+"""
+
+from __future__ import annotations
+
+from weft.describe.amount import Amount
+from weft.describe.families.transformer import (
+    LOG_SUM_EXP_BYTES,
+    attention_products,
+    chain,
+    embedding,
+    head,
+    passes,
+    per_token,
+    token_product,
+)
+from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.model import ModelConfig
+
+# Elements moved per token. An RMS norm reads, squares and scales; rotary positions read a vector, turn its
+# halves and add; the gated activation reads and writes the gate, then reads both factors and writes.
+_NORM = 4.0
+_RESIDUAL = 3.0
+_ROTARY = 5.0
+_GATED_ACTIVATION = 5.0
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """The costed layers of a Llama of these sizes."""
+    width = config.hidden
+    return chain(
+        config,
+        embedding(config, learned_positions=False),
+        (_block(config, index) for index in range(config.layers)),
+        head(config, norm_parameters=width, norm_memory=_NORM * width, norm_kernels=4),
+    )
+
+
+def _block(config: ModelConfig, index: int) -> Layer:
+    width, inner, heads = config.hidden, config.feed_forward, config.heads
+    key_width = width // heads * config.key_value_heads
+    weights = (
+        token_product(width, width + 2 * key_width, divided="columns"),
+        token_product(width, width, divided="inner"),
+        token_product(width, 2 * inner, divided="columns"),
+        token_product(inner, width, divided="inner"),
+    )
+    divided = 2 * width * (width + key_width) + 3 * width * inner
+    return Layer(
+        name=f"block.{index}",
+        kind="block",
+        parameters=Amount.of(2 * width) + Amount.of(divided, tensor=1),
+        # Inputs and outputs of both norms; q, k, v and the attention's output; gate, up, silu(gate) and
+        # their product.
+        kept=per_token(4.0 * width) + per_token(2.0 * width + 2.0 * key_width + 4.0 * inner, divided=True),
+        # The inverse root mean square of two norms in fp32.
+        kept_bytes=per_token(8.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        sent=per_token(width),
+        tensor_reduced=per_token(2.0 * width),
+        **passes(
+            weights,
+            attention_products(heads, width // heads),
+            memory=per_token((2 * _NORM + 2 * _RESIDUAL) * width)
+            + per_token(_ROTARY * (width + key_width) + _GATED_ACTIVATION * inner, divided=True),
+            # Four per norm, three per rotated tensor, two residuals, activation and gate; three more
+            # because q, k, v, gate and up are five products here counted as two.
+            kernels=8 + 6 + 2 + 2 + 3,
+        ),
+    )

@@ -1,0 +1,158 @@
+"""Reading files that people write: every problem becomes one violation, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from weft.describe.units import shown
+from weft.errors import InputError, Violation, nearest
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        InputError: when it cannot be read, or naming line and column where it is not TOML.
+    """
+    return parse_toml(read_text(path), str(path))
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The tables of a TOML text; `where` names it in the refusal.
+
+    Raises:
+        InputError: naming line and column where it is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(Violation(where, f"not a TOML file: {_reason(error)}")) from None
+
+
+def read_json(path: Path | str) -> Any:
+    """The value of a JSON file; infinite and undefined numbers are refused.
+
+    Raises:
+        InputError: when it cannot be read, or naming line and column where it is not JSON.
+    """
+    try:
+        return json.loads(read_text(path), parse_constant=_finite, parse_float=_finite)
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(Violation(str(path), f"not a JSON file: {_reason(error)}")) from None
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        InputError: when it does not exist, is not a file or is not text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(Violation(str(path), "no such file")) from None
+    except IsADirectoryError:
+        raise InputError(Violation(str(path), "a folder, not a file")) from None
+    except UnicodeDecodeError as error:
+        raise InputError(Violation(str(path), f"not UTF-8 text (byte {error.start})")) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(Violation(shown(str(path)), f"cannot be read: {reason}")) from None
+
+
+def violations_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Violation]:
+    """One violation per problem pydantic found; unknown keys and values get the nearest valid one."""
+    violations: list[Violation] = []
+    for item in error.errors(include_url=False):
+        location = item["loc"]
+        place = _join(where, key_path(location))
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            violations += [
+                Violation(_join(place, inner.where), inner.problem, inner.nearest)
+                for inner in cause.violations
+            ]
+        elif item["type"] == "extra_forbidden":
+            known = _fields_at(model, location[:-1])
+            key = str(location[-1])
+            allowed = f"; allowed are {', '.join(known)}" if known else ""
+            violations.append(Violation(place, f"unknown key{allowed}", nearest(key, known)))
+        elif item["type"] == "missing":
+            violations.append(Violation(place, "missing"))
+        else:
+            violations.append(_wrong_value(place, item["input"], item["msg"], item.get("ctx", {})))
+    return violations
+
+
+def _wrong_value(place: str, given: object, message: str, context: Mapping[str, Any]) -> Violation:
+    problem = message.replace("Input should be", "must be").removeprefix("Value error, ")
+    near = ""
+    if isinstance(given, str):
+        options = [
+            part.strip("'") for part in str(context.get("expected", "")).replace(" or ", ", ").split(", ")
+        ]
+        near = nearest(given, options)
+    elif isinstance(given, int | float) and "ge" in context:
+        near = str(context["ge"])
+    return Violation(place, f"{shown(given)}: {problem}", near)
+
+
+def key_path(location: tuple[int | str, ...]) -> str:
+    """``stages[2].replicas`` for the location of a value in nested tables."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}: {key}" if where and key else where or key
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Keys of the table at `location` inside `model`, as files write them."""
+    for part in location:
+        if isinstance(part, int) or part not in {name for name, _ in _aliases(model)}:
+            continue
+        annotation = next(field for name, field in _aliases(model) if name == part)
+        tables = [inner for inner in _types_in(annotation) if issubclass(inner, BaseModel)]
+        if not tables:
+            return []
+        model = tables[0]
+    return [name for name, _ in _aliases(model)]
+
+
+def _aliases(model: type[BaseModel]) -> list[tuple[str, Any]]:
+    return [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
+
+
+def _types_in(annotation: Any) -> list[type]:
+    """All classes that occur in a type such as ``Mapping[str, Table] | None``."""
+    arguments = typing.get_args(annotation)
+    if not arguments:
+        return [annotation] if isinstance(annotation, type) else []
+    return [found for argument in arguments for found in _types_in(argument)]
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

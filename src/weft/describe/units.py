@@ -1,0 +1,163 @@
+"""Quantities with units, as people write them: ``"80 GB"``, ``"25 Gbit/s"``, ``"3 us"``, ``"312 TFLOP/s"``.
+
+A number without quotes is in SI base units (bytes, bytes/s, seconds, flop/s); a string needs its unit.
+Unit names are case-sensitive, because ``Gbit/s`` and ``GB/s`` differ by eight.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from weft.errors import InputError, Violation, nearest
+
+_DECIMAL: Mapping[str, float] = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY: Mapping[str, float] = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+BYTES: Mapping[str, float] = {f"{prefix}B": scale for prefix, scale in {**_DECIMAL, **_BINARY}.items()}
+BYTES_PER_SECOND: Mapping[str, float] = {
+    **{f"{unit}/s": scale for unit, scale in BYTES.items()},
+    **{f"{prefix}bit/s": scale / 8 for prefix, scale in _DECIMAL.items()},
+}
+SECONDS: Mapping[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+FLOPS_PER_SECOND: Mapping[str, float] = {
+    f"{prefix}FLOP/s": scale for prefix, scale in {**_DECIMAL, "E": 1e18}.items()
+}
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", re.ASCII)
+
+# Beyond any machine; keeps sums and products of quantities far from overflow.
+_LARGEST = 1e30
+
+
+def parse_bytes(value: object, where: str = "") -> int:
+    """A positive count of bytes, from ``"80 GB"`` (decimal), ``"80 GiB"`` (binary) or a number.
+
+    Raises:
+        InputError: for anything else, naming `where`.
+    """
+    number = _parse(value, where, BYTES, "80 GB")
+    if number < 1:
+        raise _refusal(where, value, "at least 1 byte is needed")
+    return round(number)
+
+
+def parse_bytes_per_second(value: object, where: str = "") -> float:
+    """A positive bandwidth in bytes/s, from ``"300 GB/s"``, ``"25 Gbit/s"`` or a number.
+
+    Raises:
+        InputError: for anything else, naming `where`.
+    """
+    return _positive(_parse(value, where, BYTES_PER_SECOND, "300 GB/s"), value, where)
+
+
+def parse_seconds(value: object, where: str = "") -> float:
+    """A time in seconds, zero allowed, from ``"3 us"``, ``"5 ms"`` or a number.
+
+    Raises:
+        InputError: for anything else, naming `where`.
+    """
+    return _parse(value, where, SECONDS, "3 us")
+
+
+def parse_flops_per_second(value: object, where: str = "") -> float:
+    """A positive speed in flop/s, from ``"312 TFLOP/s"`` or a number.
+
+    Raises:
+        InputError: for anything else, naming `where`.
+    """
+    return _positive(_parse(value, where, FLOPS_PER_SECOND, "312 TFLOP/s"), value, where)
+
+
+def format_bytes(count: float) -> str:
+    """Decimal bytes for people: ``79.2 GB``."""
+    return _format(count, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def format_count(count: float) -> str:
+    """A count for people: ``6.7 B`` (billions), ``12.5 k``."""
+    return _format(count, ("", "k", "M", "B", "T")).rstrip()
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people: ``3.2 us``, ``15.8 ms``, ``1.25 s``, ``2 h 05 min``."""
+    magnitude = abs(seconds)
+    if magnitude >= 3600:
+        minutes = round(magnitude / 60)
+        return f"{'-' if seconds < 0 else ''}{minutes // 60} h {minutes % 60:02d} min"
+    if magnitude >= 300:
+        return f"{seconds / 60:.1f} min"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        # 0.9995 of a unit prints as "1.00" of it, not as "1000" of the next.
+        if magnitude >= 0.9995 * scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str | float:
+    """The shortest ``"number unit"`` that `parse` reads back to exactly `value`, or `value` itself."""
+    written = []
+    for unit, scale in units.items():
+        number = float(f"{value / scale:.10g}")
+        if number < 1 and unit != "ns":
+            continue
+        text = f"{number:.10g} {unit}"
+        if _LARGEST > number and parse(text) == value:
+            written.append(text)
+    return min(written, key=len, default=value)
+
+
+def _parse(value: object, where: str, units: Mapping[str, float], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _refusal(where, value, f"a quantity such as {example!r} is needed")
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is None:
+            raise _refusal(where, value, f"not a number and a unit such as {example!r}")
+        digits, unit = match.groups()
+        if unit not in units:
+            allowed = ", ".join(units)
+            problem = f"{unit!r} is not a unit; {allowed}" if unit else f"the unit is missing; {allowed}"
+            suggestion = nearest(unit, units)
+            raise _refusal(where, value, problem, f"{digits} {suggestion}" if suggestion else "")
+        number = float(digits) * units[unit]
+    else:
+        number = float(value) if abs(value) <= _LARGEST else math.inf
+    if not 0 <= number <= _LARGEST:
+        raise _refusal(where, value, "neither negative, infinite nor undefined quantities are allowed")
+    return number
+
+
+def _positive(number: float, value: object, where: str) -> float:
+    if number == 0:
+        raise _refusal(where, value, "zero is not allowed")
+    return number
+
+
+def _refusal(where: str, value: object, problem: str, nearest_valid: str = "") -> InputError:
+    return InputError(Violation(where, f"{shown(value)}: {problem}", nearest_valid))
+
+
+def shown(value: object) -> str:
+    """`value` as people typed it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a number that is too long"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _format(count: float, units: tuple[str, ...]) -> str:
+    magnitude = 0
+    while abs(count) >= 999.5 and magnitude + 1 < len(units):
+        count /= 1000
+        magnitude += 1
+    number = f"{count:.0f}" if magnitude == 0 and count == int(count) else _three_digits(count)
+    return f"{number} {units[magnitude]}"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    decimals = 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,51 @@
+"""Live bytes of a rank over a step: what it holds all the time, and what its instructions add and free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.predict.costs import Costs
+from weft.program.program import NONE, Ints, Program
+
+if TYPE_CHECKING:
+    from weft.predict.predict import PredictedStep
+
+
+def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) -> tuple[Ints, Ints]:
+    """The most bytes each rank holds at once, and the row at whose end it does; -1 for ranks without rows.
+
+    Two cycles that follow each other after `period` ticks are looked at, because what a rank receives early
+    for the next step is added to what it still holds of this one. At equal times additions come first.
+    """
+    changing = np.flatnonzero(costs.live_bytes)
+    rows = np.concatenate([changing, changing])
+    times = np.concatenate([end[changing], end[changing] + round(period)])
+    change = costs.live_bytes[rows]
+    rank = program.columns.rank[rows]
+    order = np.lexsort((change < 0, times, rank))
+    rows, rank, live = rows[order], rank[order], np.cumsum(change[order])
+    starts = np.searchsorted(rank, np.arange(program.ranks + 1))
+    peak = costs.base_bytes.copy()
+    position = np.where(np.diff(program.rank_starts) > 0, program.rank_starts[:-1], NONE)
+    for one in np.unique(rank):
+        first, last = starts[one], starts[one + 1]
+        held = live[first:last] - (live[first - 1] if first else 0)
+        highest = int(np.argmax(held))
+        if held[highest] > 0:
+            peak[one] += held[highest]
+            position[one] = rows[first + highest]
+    return peak, position
+
+
+def live_curve(program: Program, predicted: PredictedStep, rank: int) -> list[tuple[float, int]]:
+    """(seconds since the start of the step, bytes live from then on) of one rank, in order of time."""
+    costs, timeline = predicted.priced.costs, predicted.simulation.timeline
+    mine = np.flatnonzero((timeline.rank == rank) & (costs.live_bytes[timeline.position] != 0))
+    change = costs.live_bytes[timeline.position[mine]]
+    order = np.lexsort((change < 0, timeline.end_ns[mine]))
+    live = int(costs.base_bytes[rank]) + np.cumsum(change[order])
+    seconds = timeline.end_ns[mine][order] / 1e9
+    start = (0.0, int(costs.base_bytes[rank]))
+    return [start, *zip(seconds.tolist(), live.tolist(), strict=True)]

@@ -1,0 +1,132 @@
+"""Every send has its receive and every collective its members, alike at all ends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.errors import Violation
+from weft.program.checks.report import EdgeSet, codes, find, name, rows_of, violations
+from weft.program.kinds import KINDS, MESSAGES
+from weft.program.program import Ints, Program
+
+
+def matched(program: Program, send: int, receive: int) -> tuple[Ints, Ints]:
+    """Rows of all sends of a kind, and of their receives (-1 where there is none)."""
+    sends, receives = rows_of(program, send), rows_of(program, receive)
+    place = find(_ends(program, receives, mirrored=True), _ends(program, sends, mirrored=False))
+    return sends, np.append(receives, -1)[place]
+
+
+def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
+    """(from rank, to rank, from stage, to stage, micro-batch, iteration) of messages."""
+    columns = program.columns
+    ranks = (columns.rank[rows], columns.peer[rows])
+    stages = (columns.stage[rows], columns.part[rows])
+    if mirrored:
+        ranks, stages = ranks[::-1], stages[::-1]
+    return (*ranks, *stages, columns.micro_batch[rows], columns.iteration[rows])
+
+
+def check_messages(program: Program) -> list[Violation]:
+    edges = EdgeSet(program)
+    found = []
+    for send, receive in MESSAGES:
+        for kind, mirrored in ((send, False), (receive, True)):
+            found += _twins(program, kind, mirrored=mirrored)
+        sends, receives = matched(program, send, receive)
+        found += violations(
+            "messages", sends[receives == -1], lambda row: f"{name(program, row)} has no matching receive"
+        )
+        unmatched = np.setdiff1d(rows_of(program, receive), receives)
+        found += violations("messages", unmatched, lambda row: f"{name(program, row)} has no matching send")
+        found += _check_pairs(program, edges, sends[receives != -1], receives[receives != -1])
+    return found
+
+
+def _twins(program: Program, kind: int, *, mirrored: bool) -> list[Violation]:
+    rows = rows_of(program, kind)
+    code = codes(*_ends(program, rows, mirrored=mirrored))
+    order = np.argsort(code, kind="stable")
+    again = rows[order[1:][np.diff(code[order]) == 0]]
+    return violations("messages", again, lambda row: f"{name(program, row)} occurs twice")
+
+
+def _check_pairs(program: Program, edges: EdgeSet, sends: Ints, receives: Ints) -> list[Violation]:
+    """Matched ends are joined by an edge, agree on the bytes, and come in the same order in their channel."""
+    columns = program.columns
+    found = violations(
+        "messages",
+        receives[~edges.has(sends, receives)],
+        lambda row: f"{name(program, row)} has no edge from its send",
+    )
+    found += violations(
+        "messages",
+        np.flatnonzero(columns.bytes[sends] != columns.bytes[receives]),
+        lambda place: (
+            f"{name(program, sends[place])} has {columns.bytes[sends[place]]} bytes, "
+            f"its receive {columns.bytes[receives[place]]}"
+        ),
+    )
+    if not len(sends):
+        return found
+    channel = codes(columns.rank[sends], columns.rank[receives])
+    order = np.lexsort((sends, channel))
+    overtakes = (np.diff(receives[order]) < 0) & (np.diff(channel[order]) == 0)
+    return found + violations(
+        "messages",
+        order[1:][overtakes],
+        lambda place: (
+            f"{name(program, sends[place])} and {name(program, receives[place])} have different places "
+            "in the first-in-first-out order of their channel"
+        ),
+    )
+
+
+def check_collectives(program: Program) -> list[Violation]:
+    """Every rank of a group takes part exactly once and with as many bytes as the others.
+
+    A folded program holds the members of one replica only; there, missing members are legal.
+    """
+    columns = program.columns
+    rows = rows_of(program, *(code for code, kind in enumerate(KINDS) if kind.collective))
+    if not len(rows):
+        return []
+    _, call = np.unique(collective_codes(program, rows), return_inverse=True)
+    first = np.full(int(call.max()) + 1, len(program), dtype=np.int64)
+    np.minimum.at(first, call, rows)
+
+    member = codes(call, columns.rank[rows])
+    order = np.argsort(member, kind="stable")
+    again = rows[order[1:][np.diff(member[order]) == 0]]
+    found = violations("collectives", again, lambda row: f"{name(program, row)} takes part twice")
+    found += violations(
+        "collectives",
+        rows[columns.bytes[rows] != columns.bytes[first[call]]],
+        lambda row: (
+            f"{name(program, row)} has {columns.bytes[row]} bytes, "
+            f"{name(program, first[call[np.searchsorted(rows, row)]])} another amount"
+        ),
+    )
+    if "folded" in program.meta:
+        return found
+    present = np.bincount(call[np.unique(member, return_index=True)[1]])
+    sizes = np.array([len(set(group)) for group in program.groups], dtype=np.int64)
+    return found + violations(
+        "collectives",
+        first[present != sizes[columns.group[first]]],
+        lambda row: (
+            f"not all ranks of {list(program.groups[columns.group[row]])} take part in {name(program, row)}"
+        ),
+    )
+
+
+def collective_codes(program: Program, rows: Ints) -> Ints:
+    """Equal for members of one collective: same kind, stage, iteration, group and part."""
+    columns = program.columns
+    return codes(
+        columns.kind[rows],
+        columns.stage[rows],
+        columns.iteration[rows],
+        columns.group[rows],
+        columns.part[rows],
+    )

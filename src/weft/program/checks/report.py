@@ -1,0 +1,90 @@
+"""How the checks name instructions, look rows up and keep a long list of violations readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import Violation
+from weft.program.kinds import KINDS
+from weft.program.program import NONE, Ints, Program
+
+# A broken program often breaks one law thousands of times; the first few places say it all.
+_SHOWN = 8
+
+
+def name(program: Program, row: int) -> str:
+    """A readable name, such as ``rank 0 F2.1`` or ``rank 0 SF2.1 to rank 1``."""
+    instruction = program.instruction(int(row))
+    text = f"rank {instruction.rank} {instruction}"
+    if instruction.peer != NONE:
+        text += f" {'to' if 'message' in instruction.kind.writes else 'from'} rank {instruction.peer}"
+    if program.steps_per_cycle > 1:
+        text += f" of step {instruction.iteration}"
+    return text
+
+
+def violations(where: str, rows: npt.NDArray[np.integer], say: Callable[[int], str]) -> list[Violation]:
+    """One violation per row of `rows`, the first few in full and the rest counted."""
+    found = [Violation(where, say(int(row))) for row in rows[:_SHOWN]]
+    if len(rows) > _SHOWN:
+        found.append(Violation(where, f"and {len(rows) - _SHOWN} more of this kind"))
+    return found
+
+
+def codes(*columns: Ints) -> Ints:
+    """One integer per row that is equal exactly where all columns are equal."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    largest = 0
+    for column in columns:
+        values = column - column.min(initial=0)
+        radix = int(values.max(initial=0)) + 1
+        if (largest + 1) * radix >= 2**62:
+            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
+            largest = int(code.max(initial=0))
+        code = code * radix + values
+        largest = (largest + 1) * radix - 1
+    return code
+
+
+def find(table: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
+    """Index in `table` of each row of `wanted` (same columns, in any numbers), or -1 where there is none."""
+    size = len(table[0])
+    both = codes(*(np.concatenate(pair) for pair in zip(table, wanted, strict=True)))
+    known, searched = both[:size], both[size:]
+    if not size:
+        return np.full(len(searched), NONE, dtype=np.int64)
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], searched), size - 1)
+    candidate = order[place]
+    return np.where(known[candidate] == searched, candidate, NONE)
+
+
+class EdgeSet:
+    """Answers whether edges exist, many at a time."""
+
+    def __init__(self, program: Program) -> None:
+        edges = program.edges
+        self._rows = len(program)
+        self._keys = np.sort(self._key(edges.source, edges.target, edges.distance))
+
+    def _key(self, source: Ints, target: Ints, distance: Ints | int) -> Ints:
+        return (np.asarray(distance, dtype=np.int64) * self._rows + source) * self._rows + target
+
+    def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> npt.NDArray[np.bool_]:
+        """Whether each edge exists; never for a source of -1."""
+        if not len(self._keys):
+            return np.zeros(len(source), dtype=np.bool_)
+        key = self._key(source, target, distance)
+        place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        found: npt.NDArray[np.bool_] = (self._keys[place] == key) & (source != NONE)
+        return found
+
+
+def rows_of(program: Program, *kinds: int) -> Ints:
+    """Positions of all instructions of these kinds, ascending."""
+    wanted = np.zeros(len(KINDS), dtype=np.bool_)
+    wanted[list(kinds)] = True
+    return np.flatnonzero(wanted[program.columns.kind])

@@ -1,0 +1,45 @@
+"""The verifier: proves a Program whoever built it, before anything is launched.
+
+It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
+read, that messages and collectives match, and that no order of events under rendezvous sends can hang.
+"""
+
+from __future__ import annotations
+
+from weft.errors import InputError, Violation
+from weft.program.checks.columns import check_coordinates, check_shape
+from weft.program.checks.deadlock import check_deadlock
+from weft.program.checks.dependencies import check_dependencies
+from weft.program.checks.messages import check_collectives, check_messages
+from weft.program.checks.obligations import check_obligations
+from weft.program.program import Program
+
+
+def verify(program: Program) -> list[Violation]:
+    """Everything that is wrong with `program`; an empty list proves it."""
+    broken = check_shape(program)
+    if broken:
+        return broken
+    return [
+        violation
+        for check in (
+            check_coordinates,
+            check_obligations,
+            check_dependencies,
+            check_messages,
+            check_collectives,
+            check_deadlock,
+        )
+        for violation in check(program)
+    ]
+
+
+def require_valid(program: Program) -> None:
+    """Refuse a program that `verify` finds anything wrong with.
+
+    Raises:
+        InputError: with every violation.
+    """
+    problems = verify(program)
+    if problems:
+        raise InputError(problems)

@@ -1,0 +1,79 @@
+"""Stages of GPT-2, out of the blocks of `transformers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import GPT2Config
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from weft.describe.model import ModelConfig
+from weft.run.stage_module import Initial, StageModule
+
+
+def gpt_config(config: ModelConfig) -> GPT2Config:
+    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    return GPT2Config(
+        vocab_size=config.vocabulary,
+        n_positions=config.sequence,
+        n_embd=config.hidden,
+        n_layer=config.layers,
+        n_head=config.heads,
+        n_inner=config.feed_forward,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=config.tied_embeddings,
+        # The family's default ids lie outside small vocabularies, and nothing here generates.
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class GptStage(StageModule):
+    """Without an attention mask the blocks attend causally."""
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = gpt_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.transformer = nn.Module()
+        if self.embeds:
+            self.transformer.wte = nn.Embedding(config.vocabulary, config.hidden)
+            self.transformer.wpe = nn.Embedding(config.sequence, config.hidden)
+        self.transformer.h = nn.ModuleDict(
+            {str(index): GPT2Block(hugging_face, layer_idx=index) for index in self.block_indices}
+        )
+        if self.ends:
+            self.transformer.ln_f = nn.LayerNorm(config.hidden, eps=hugging_face.layer_norm_epsilon)
+            if not config.tied_embeddings:
+                self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    def initial(self, name: str) -> Initial:
+        if ".ln_" in name:
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        if name.endswith("bias"):
+            return Initial()
+        if name.endswith("c_proj.weight"):
+            # Two residual branches per block (Radford et al. 2019, section 2.3).
+            return Initial(deviation=self.initializer_range / math.sqrt(2 * self.config.layers))
+        return Initial(deviation=self.initializer_range)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        hidden = inputs
+        if self.embeds:
+            positions = torch.arange(inputs.shape[1], device=inputs.device)
+            hidden = self.transformer.wte(inputs) + self.transformer.wpe(positions)
+        for block in self.transformer.h.values():
+            hidden = block(hidden)
+        if not self.ends:
+            return hidden
+        hidden = self.transformer.ln_f(hidden)
+        if self.config.tied_embeddings:
+            return nn.functional.linear(hidden, self.transformer.wte.weight)
+        return self.lm_head(hidden)

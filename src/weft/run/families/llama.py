@@ -1,0 +1,70 @@
+"""Stages of Llama, out of the blocks of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from weft.describe.model import ModelConfig
+from weft.run.stage_module import Initial, StageModule
+
+
+def llama_config(config: ModelConfig) -> LlamaConfig:
+    """The `transformers` configuration of a model, with fused attention."""
+    return LlamaConfig(
+        vocab_size=config.vocabulary,
+        max_position_embeddings=config.sequence,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.key_value_heads,
+        intermediate_size=config.feed_forward,
+        tie_word_embeddings=config.tied_embeddings,
+        # The family's default ids lie outside small vocabularies, and nothing here generates.
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class LlamaStage(StageModule):
+    """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = llama_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.model = nn.Module()
+        if self.embeds:
+            self.model.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
+        self.model.layers = nn.ModuleDict(
+            {str(index): LlamaDecoderLayer(hugging_face, layer_idx=index) for index in self.block_indices}
+        )
+        # The angles are a buffer and no parameter: nothing would give them values after the meta device.
+        with torch.device("cpu"):
+            self.model.rotary_emb = LlamaRotaryEmbedding(hugging_face)
+        if self.ends:
+            self.model.norm = LlamaRMSNorm(config.hidden, eps=hugging_face.rms_norm_eps)
+            if not config.tied_embeddings:
+                self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    def initial(self, name: str) -> Initial:
+        return Initial(mean=1.0) if "norm" in name else Initial(deviation=self.initializer_range)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        hidden = self.model.embed_tokens(inputs) if self.embeds else inputs
+        positions = torch.arange(inputs.shape[1], device=inputs.device).unsqueeze(0)
+        angles = self.model.rotary_emb(hidden, position_ids=positions)
+        for block in self.model.layers.values():
+            hidden = block(hidden, position_embeddings=angles)
+        if not self.ends:
+            return hidden
+        hidden = self.model.norm(hidden)
+        if self.config.tied_embeddings:
+            return nn.functional.linear(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden)

@@ -1,0 +1,110 @@
+"""`launch_workers`: start the ranks of a local run and wait for them. Never imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from weft.errors import InputError, RunError, Violation
+from weft.run.failures import logs_folder
+
+POLL_S = 0.2
+
+
+def launch_workers(
+    run_dir: Path, world_size: int, module: str, on_poll: Callable[[], None] | None = None
+) -> None:
+    """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have ended well.
+
+    What a worker prints goes to `RUN_DIR/logs/rank-N.log`. Ctrl-C and SIGTERM are passed on, and the workers
+    given time to save; a second Ctrl-C kills. No kill of this process leaves a worker behind.
+
+    Args:
+        on_poll: called several times a second while the workers run.
+
+    Raises:
+        InputError: when the workers refused their input.
+        RunError: when a rank failed: one line, with the path of its log.
+        KeyboardInterrupt: after Ctrl-C, when the workers have ended.
+        SystemExit: with code 143 after SIGTERM, when the workers have ended.
+    """
+    logs = logs_folder(run_dir)
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "weft.run.agent",
+        str(run_dir),
+        str(world_size),
+        module,
+        str(os.getpid()),
+    ]
+    with (
+        _terminable(),
+        open(logs / "agent.log", "ab") as log,
+        # A session of its own: Ctrl-C in the terminal must reach the workers once, through this process.
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as agent,
+    ):
+        try:
+            _wait(agent, on_poll)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            agent.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+            agent.wait()
+            raise
+        finally:
+            # Nothing but the agent's own end, or this function's failure, leads here; killing it ends all.
+            agent.kill()
+        assert agent.stdout is not None
+        report = agent.stdout.read().decode(errors="replace")
+    if agent.returncode != 0:
+        raise _failure(agent.returncode, report, logs / "agent.log")
+
+
+def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> None:
+    while True:
+        try:
+            agent.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            if on_poll is not None:
+                on_poll()
+        else:
+            return
+
+
+def _failure(exit_code: int, report: str, agent_log: Path) -> InputError | RunError:
+    try:
+        record = json.loads(report)
+    except ValueError:
+        if exit_code < 0:
+            reason = f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+        else:
+            reason = f"ended with exit code {exit_code}"
+        return RunError(f"the agent that runs the workers {reason} (log: {agent_log})")
+    if record["refused"]:
+        return InputError([Violation("", line) for line in record["lines"]])
+    return RunError(f"{record['lines'][0]} (log: {record['log']})")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit(143) meanwhile, where this thread may."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal_number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,269 @@
+"""Predicted against measured, joined by instruction id."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.describe.units import format_seconds
+from weft.errors import InputError, Violation
+from weft.program.kinds import KINDS
+from weft.program.program import NONE, Ints
+from weft.timeline.medians import (
+    Instructions,
+    Seconds,
+    from_step,
+    instructions,
+    median_by,
+    step_times_s,
+    waits_s,
+)
+from weft.timeline.streams import is_compute, label
+from weft.timeline.timeline import Timeline
+
+WARM_UP_STEPS = 5
+PREDICTED = "predicted"
+_WORST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One quantity on both sides, in seconds; `ratio` is measured / predicted (inf where only measured)."""
+
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def ratio(self) -> float:
+        if self.predicted_s:
+            return self.measured_s / self.predicted_s
+        return float("inf") if self.measured_s else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindPair(Pair):
+    """Median duration of the instructions of one kind; `stage` is -1 for all stages together.
+
+    `predicted_total_s` and `measured_total_s` sum over the instructions of one step and all ranks.
+    """
+
+    kind: str
+    stage: int
+    instructions: int
+    predicted_total_s: float
+    measured_total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionPair(Pair):
+    """Duration of one instruction: predicted, and the median over the measured steps."""
+
+    id: int
+    rank: int
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitPair(Pair):
+    """How long a rank's compute stream stood still between its instructions in one step (median)."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What was expected and what happened.
+
+    Attributes:
+        labels: names of the two sides.
+        step: seconds per step (median), see `weft.timeline.medians.step_times_s`.
+        steps, warm_up_steps: measured steps that count, and steps before them that do not.
+        matched, only_predicted, only_measured: counts of instructions.
+        kinds, stages: by kind, and by stage and kind for the compute stream.
+        waits: by rank. worst: the instructions with the largest differences, largest first.
+    """
+
+    labels: tuple[str, str]
+    step: Pair
+    steps: int
+    warm_up_steps: int
+    matched: int
+    only_predicted: int
+    only_measured: int
+    kinds: tuple[KindPair, ...]
+    stages: tuple[KindPair, ...]
+    waits: tuple[WaitPair, ...]
+    worst: tuple[InstructionPair, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The same as plain data for JSON; `id` is written as sixteen hex digits."""
+        return {
+            "labels": list(self.labels),
+            "predicted_step_s": self.step.predicted_s,
+            "measured_step_s": self.step.measured_s,
+            "ratio": self.step.ratio,
+            "steps": self.steps,
+            "warm_up_steps": self.warm_up_steps,
+            "matched": self.matched,
+            "only_predicted": self.only_predicted,
+            "only_measured": self.only_measured,
+            "kinds": [asdict(pair) for pair in self.kinds],
+            "stages": [asdict(pair) for pair in self.stages],
+            "waits": [asdict(pair) for pair in self.waits],
+            "worst": [{**asdict(pair), "id": f"{pair.id:016x}"} for pair in self.worst],
+        }
+
+    def text(self) -> str:
+        """A table for a terminal."""
+        first, second = self.labels
+        lines = [
+            f"step: {first} {format_seconds(self.step.predicted_s)}, "
+            f"{second} {format_seconds(self.step.measured_s)} ({self.step.ratio - 1:+.1%}), "
+            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps",
+            f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
+            f"{self.only_measured} only in {second}",
+            "",
+            _row("median per instruction", "count", first, second, "ratio"),
+        ]
+        lines += [_pair_row(pair.kind, str(pair.instructions), pair) for pair in self.kinds]
+        lines += [
+            _pair_row(f"stage {pair.stage} {pair.kind}", str(pair.instructions), pair) for pair in self.stages
+        ]
+        lines += ["", _row("waits per step", "", first, second, "ratio")]
+        lines += [_pair_row(f"rank {pair.rank}", "", pair) for pair in self.waits]
+        lines += ["", _row("largest differences", "", first, second, "ratio")]
+        lines += [_pair_row(f"rank {pair.rank} {pair.name}", "", pair) for pair in self.worst]
+        return "\n".join(lines)
+
+
+def _row(label: str, count: str, first: str, second: str, ratio: str) -> str:
+    return f"{label:<28} {count:>6} {first:>12} {second:>12} {ratio:>7}"
+
+
+def _pair_row(label: str, count: str, pair: Pair) -> str:
+    return _row(
+        label, count, format_seconds(pair.predicted_s), format_seconds(pair.measured_s), f"{pair.ratio:.2f}"
+    )
+
+
+def compare(predicted: Timeline, measured: Timeline, warm_up: int = WARM_UP_STEPS) -> Comparison:
+    """Compare two timelines; the first may also be another run's measurement.
+
+    The first `warm_up` steps of a timeline do not count; of one that is not longer, only its last step does.
+
+    Raises:
+        InputError: when one of them is empty, or they share no instruction.
+    """
+    one, two = _Side.of(predicted, warm_up), _Side.of(measured, warm_up)
+    _, left, right = np.intersect1d(
+        one.instructions.id, two.instructions.id, assume_unique=True, return_indices=True
+    )
+    if not len(left):
+        raise InputError(
+            Violation(
+                "compare",
+                f"no instruction is in both plan {predicted.plan_id} of {predicted.run!r} "
+                f"and plan {measured.plan_id} of {measured.run!r}",
+            )
+        )
+    rows, durations = one.instructions.take(left), two.instructions.duration_s[right]
+    everywhere = np.full(len(left), NONE, dtype=np.int64)
+    compute = np.flatnonzero(is_compute(rows.kind))
+    return Comparison(
+        labels=_labels(predicted, measured),
+        step=Pair(predicted_s=one.step_s, measured_s=two.step_s),
+        steps=two.steps,
+        warm_up_steps=two.skipped,
+        matched=len(left),
+        only_predicted=len(one.instructions.id) - len(left),
+        only_measured=len(two.instructions.id) - len(left),
+        kinds=_kind_pairs(rows, durations, everywhere),
+        stages=_kind_pairs(rows.take(compute), durations[compute], rows.stage[compute]),
+        waits=_wait_pairs(one.timeline, two.timeline),
+        worst=_worst(rows, durations),
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One timeline without its warm-up."""
+
+    timeline: Timeline
+    instructions: Instructions
+    step_s: float
+    steps: int
+    skipped: int
+
+    @classmethod
+    def of(cls, timeline: Timeline, warm_up: int) -> _Side:
+        if not len(timeline):
+            raise InputError(
+                Violation("compare", f"the {timeline.clock} timeline of {timeline.run!r} is empty")
+            )
+        steps = np.unique(timeline.step)
+        skipped = min(warm_up, len(steps) - 1)
+        counted = from_step(timeline, int(steps[skipped]))
+        return cls(
+            timeline=counted,
+            instructions=instructions(counted),
+            step_s=float(np.median(step_times_s(counted))),
+            steps=len(steps) - skipped,
+            skipped=skipped,
+        )
+
+
+def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
+    """Predicted and measured; the names of the runs where both are measured."""
+    if predicted.clock == PREDICTED:
+        return PREDICTED, "measured"
+    return predicted.run, measured.run
+
+
+def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints) -> tuple[KindPair, ...]:
+    """One pair per (stage, kind)."""
+    code = (stage + 1) * len(KINDS) + rows.kind
+    codes, first_median = median_by(code, rows.duration_s)
+    _, second_median = median_by(code, measured_s)
+    _, index, count = np.unique(code, return_inverse=True, return_counts=True)
+    first_total = np.bincount(index, weights=rows.duration_s)
+    second_total = np.bincount(index, weights=measured_s)
+    return tuple(
+        KindPair(
+            kind=KINDS[int(entry) % len(KINDS)].name,
+            stage=int(entry) // len(KINDS) - 1,
+            instructions=int(count[place]),
+            predicted_s=float(first_median[place]),
+            measured_s=float(second_median[place]),
+            predicted_total_s=float(first_total[place]),
+            measured_total_s=float(second_total[place]),
+        )
+        for place, entry in enumerate(codes)
+    )
+
+
+def _wait_pairs(predicted: Timeline, measured: Timeline) -> tuple[WaitPair, ...]:
+    ranks, expected = waits_s(predicted)
+    other_ranks, happened = waits_s(measured)
+    both, left, right = np.intersect1d(ranks, other_ranks, return_indices=True)
+    return tuple(
+        WaitPair(rank=int(rank), predicted_s=float(first), measured_s=float(second))
+        for rank, first, second in zip(both, expected[left], happened[right], strict=True)
+    )
+
+
+def _worst(rows: Instructions, measured_s: Seconds) -> tuple[InstructionPair, ...]:
+    order = np.argsort(-np.abs(measured_s - rows.duration_s), kind="stable")[:_WORST]
+    return tuple(
+        InstructionPair(
+            id=int(rows.id[row]),
+            rank=int(rows.rank[row]),
+            kind=KINDS[int(rows.kind[row])].name,
+            name=label(int(rows.kind[row]), int(rows.stage[row]), int(rows.micro_batch[row])),
+            predicted_s=float(rows.duration_s[row]),
+            measured_s=float(measured_s[row]),
+        )
+        for row in order
+    )

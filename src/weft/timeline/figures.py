@@ -1,0 +1,67 @@
+"""Figures of a timeline: how busy the ranks were and what they were busy with."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS
+from weft.program.program import Program
+from weft.timeline.streams import is_compute
+from weft.timeline.timeline import Timeline
+
+
+def makespan_s(timeline: Timeline) -> float:
+    """Seconds from the first start to the last end."""
+    if not len(timeline):
+        return 0.0
+    return float(timeline.end_ns.max() - timeline.start_ns.min()) / 1e9
+
+
+def busy_s(timeline: Timeline) -> npt.NDArray[np.float64]:
+    """Seconds each rank computed, one value per rank that occurs, ascending."""
+    compute = is_compute(timeline.kind)
+    ranks, rank = np.unique(timeline.rank, return_inverse=True)
+    duration = (timeline.end_ns - timeline.start_ns)[compute]
+    return np.bincount(rank[compute], weights=duration, minlength=len(ranks)) / 1e9
+
+
+def busy_fraction(timeline: Timeline) -> npt.NDArray[np.float64]:
+    """Share of the makespan that each rank computed, one value per rank that occurs, ascending."""
+    makespan = makespan_s(timeline)
+    return busy_s(timeline) / makespan if makespan else np.zeros_like(busy_s(timeline))
+
+
+def bubble_fraction(timeline: Timeline) -> float:
+    """1 - busy / (ranks * makespan)."""
+    fraction = busy_fraction(timeline)
+    return 1.0 - float(fraction.mean()) if len(fraction) else 0.0
+
+
+def bubble_overhead(timeline: Timeline) -> float:
+    """makespan / ideal - 1, where the ideal is the busiest rank's computation without any wait."""
+    ideal = float(busy_s(timeline).max(initial=0.0))
+    return makespan_s(timeline) / ideal - 1.0 if ideal else 0.0
+
+
+def busy_by_kind(timeline: Timeline) -> dict[str, float]:
+    """Seconds by kind of instruction, all ranks together, in order of registration."""
+    duration = np.bincount(timeline.kind, weights=timeline.end_ns - timeline.start_ns, minlength=len(KINDS))
+    occurs = np.bincount(timeline.kind, minlength=len(KINDS)) > 0
+    return {kind.name: float(duration[code]) / 1e9 for code, kind in enumerate(KINDS) if occurs[code]}
+
+
+def peak_in_flight(program: Program) -> list[int]:
+    """The most stage-micro-batches each rank holds at once, from the order of its program alone.
+
+    One is held from its forward until its backward, or until the weight part of a backward in two parts;
+    a program without backwards is counted as if it kept everything.
+    """
+    change = np.zeros(len(KINDS), dtype=np.int64)
+    change[FORWARD] = 1
+    change[[BACKWARD, BACKWARD_WEIGHT]] = -1
+    held = change[program.columns.kind]
+    starts = program.rank_starts
+    return [int(np.cumsum(held[start:end]).max(initial=0)) for start, end in pairwise(starts)]

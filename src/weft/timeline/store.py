@@ -1,0 +1,132 @@
+"""Timelines as Parquet files, readable by anyone's tools.
+
+Kinds and streams are written by name, because their codes never leave a process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weft.errors import InputError, Violation, nearest
+from weft.program.kinds import KINDS
+from weft.program.program import Ints
+from weft.timeline.streams import stream_names
+from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+
+_VERSION = "1"
+_NAMED = ("kind", "stream")
+
+
+def write_timeline(path: Path, timeline: Timeline) -> None:
+    """Write `timeline` to `path`; a reader sees the old file or the whole new one, never a part."""
+    names = _names()
+    columns = {
+        column: pa.DictionaryArray.from_arrays(
+            pa.array(getattr(timeline, column), type=pa.int32()), pa.array(names[column])
+        )
+        if column in _NAMED
+        else pa.array(getattr(timeline, column))
+        for column in TIMELINE_COLUMNS
+    }
+    metadata = {
+        "weft.version": _VERSION,
+        "weft.run": timeline.run,
+        "weft.plan_id": timeline.plan_id,
+        "weft.clock": timeline.clock,
+    }
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), unfinished, write_page_checksum=True)
+    unfinished.replace(path)
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Read what `write_timeline` writes.
+
+    Raises:
+        InputError: when there is no such file, or it is no timeline of this version.
+    """
+    if not path.is_file():
+        raise InputError(Violation(str(path), "no such timeline file"))
+    try:
+        return _timeline(path, pq.read_table(path, page_checksum_verification=True))
+    except InputError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(Violation(str(path), f"not a timeline file: {reason}")) from None
+
+
+def _timeline(path: Path, table: pa.Table) -> Timeline:
+    metadata = {
+        key.decode(): value.decode()
+        for key, value in (table.schema.metadata or {}).items()
+        if key.startswith(b"weft.")
+    }
+    _require_timeline(path, table, metadata)
+    columns = {column: _numbers(path, column, table.column(column)) for column in TIMELINE_COLUMNS}
+    return Timeline(
+        run=metadata["weft.run"],
+        plan_id=metadata["weft.plan_id"],
+        clock=metadata["weft.clock"],
+        **columns,
+    )
+
+
+def _numbers(path: Path, column: str, values: pa.ChunkedArray) -> Any:
+    if column in _NAMED:
+        return _codes(path, column, values, _names()[column])
+    return values.to_numpy().astype(np.uint64 if column == "id" else np.int64, casting="safe")
+
+
+def _names() -> dict[str, Sequence[str]]:
+    return {"kind": [kind.name for kind in KINDS], "stream": stream_names()}
+
+
+def _require_timeline(path: Path, table: pa.Table, metadata: dict[str, str]) -> None:
+    problems = [
+        Violation(str(path), f"is no timeline file: it has no {key}")
+        for key in ("weft.version", "weft.run", "weft.plan_id", "weft.clock")
+        if key not in metadata
+    ]
+    if metadata.get("weft.version", _VERSION) != _VERSION:
+        problems.append(Violation(str(path), f"has version {metadata['weft.version']}", _VERSION))
+    problems += [
+        Violation(str(path), f"has no column {column!r}")
+        for column in TIMELINE_COLUMNS
+        if column not in table.column_names
+    ]
+    problems += [
+        Violation(str(path), f"column {column!r} has empty cells")
+        for column in TIMELINE_COLUMNS
+        if column in table.column_names and table.column(column).null_count
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _codes(path: Path, column: str, names: pa.ChunkedArray, known: Sequence[str]) -> Ints:
+    """The code of each name in this process."""
+    encoded = names.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    code = {name: index for index, name in enumerate(known)}
+    words = encoded.dictionary.to_pylist()
+    used = np.unique(encoded.indices.to_numpy())
+    unknown = [str(words[index]) for index in used if words[index] not in code]
+    if unknown:
+        raise InputError(
+            [
+                Violation(str(path), f"{column} {word!r} is not known here", nearest(word, known))
+                for word in unknown
+            ]
+        )
+    table = np.array([code.get(word, -1) for word in words], dtype=np.int64)
+    codes: Ints = table[encoded.indices.to_numpy()]
+    return codes

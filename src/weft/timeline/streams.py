@@ -1,0 +1,25 @@
+"""What the rows of a Timeline are called and which stream they belong to."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import KINDS
+from weft.program.program import NONE, Ints
+
+
+def stream_names() -> tuple[str, ...]:
+    """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
+    return tuple(dict.fromkeys(kind.stream for kind in KINDS))
+
+
+def is_compute(kind: Ints) -> npt.NDArray[np.bool_]:
+    """Which kind codes run on the compute stream."""
+    return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
+
+
+def label(kind: int, stage: int, micro_batch: int) -> str:
+    """A short name such as ``F2.1``."""
+    text = KINDS[kind].symbol + ("" if stage == NONE else str(stage))
+    return text if micro_batch == NONE else f"{text}.{micro_batch}"

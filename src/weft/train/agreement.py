@@ -1,0 +1,89 @@
+"""How the ranks of a job agree: one rank's failure is everyone's, and one rank's request is everyone's."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import InputError, RunError
+
+# Later signals win when ranks have received different ones: a user's Ctrl-C reaches the ranks as SIGINT and,
+# passed on by whoever started them, as SIGTERM too.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """A block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
+
+    The block must not talk to other ranks, or a failing rank would leave them waiting.
+
+    Raises:
+        InputError, RunError: the one of the lowest failing rank, on every rank.
+    """
+    error: InputError | RunError | None = None
+    try:
+        yield
+    except (InputError, RunError) as caught:
+        error = caught
+    except OSError as caught:
+        error = RunError(f"{caught.filename or 'disk'}: {caught.strerror or caught}")
+    for found in gather(error):
+        if found is not None:
+            raise found
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, in the order of the ranks; small picklable values only."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first_rank(value: Any) -> Any:
+    """Rank 0's value on every rank; the others' is ignored."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+class StopRequest:
+    """SIGTERM and SIGINT as a request to stop after the step under way, agreed on by all ranks.
+
+    Ranks of a pipeline are at different points when a signal reaches them. In every step each rank posts what
+    it knows when the step begins and reads the sum of it when the step has ended, so that all stop after the
+    same step; a step cannot end before every rank has begun it, so the vote costs no further waiting.
+
+    Use it as a context manager: it puts the signals' former handlers back and gives its process group back.
+    """
+
+    def __enter__(self) -> StopRequest:
+        self._received = 0
+        self._group = dist.new_group(backend="gloo", group_desc="weft stop votes")
+        self._former = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        dist.destroy_process_group(self._group)
+
+    def post_vote(self) -> None:
+        """Tell the others, at the beginning of a step."""
+        self._vote = torch.tensor([self._received], dtype=torch.int32)
+        self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def read_vote(self) -> signal.Signals | None:
+        """The signal that some rank had received when the step began, or None; at the end of the step."""
+        self._work.wait()
+        place = int(self._vote.item())
+        return STOP_SIGNALS[place - 1] if place else None
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = max(self._received, 1 + STOP_SIGNALS.index(signal.Signals(number)))

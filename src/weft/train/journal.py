@@ -1,0 +1,93 @@
+"""What a run says about itself: one JSON line per step, one per event, and the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.run.runtime import StepResult
+from weft.train.run_directory import RunDirectory
+
+# Steps that are not measured: caches fill, pages are touched, connections open.
+WARM_UP_STEPS = 5
+
+
+class Journal:
+    """Rank 0's lines in `metrics.jsonl` and `events.jsonl`; the other ranks' calls do nothing.
+
+    A step's line is written while the next step is under way elsewhere: reading a step's loss waits for the
+    slowest rank, so it is read only when another step has gone by.
+    """
+
+    def __init__(self, run_dir: Path, *, writes: bool) -> None:
+        self._run_dir = run_dir
+        self._writes = writes
+        self._pending: tuple[StepResult, dict[str, Any]] | None = None
+
+    def step(self, result: StepResult, **metrics: Any) -> None:
+        """Keep a finished step's figures and write those of the step before."""
+        self.flush()
+        if self._writes:
+            self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
+
+    def flush(self) -> None:
+        """Write the figures that are still kept."""
+        if self._pending is not None:
+            result, metrics = self._pending
+            self._append("metrics.jsonl", {"step": result.step, "loss": result.loss, **metrics})
+            self._pending = None
+
+    def event(self, event: str, **details: Any) -> None:
+        if self._writes:
+            self._append("events.jsonl", {"time_s": time.time(), "event": event, **details})
+
+    def finish(self, *, tokens_per_step: int, rss_bytes: Sequence[int], **results: Any) -> None:
+        """Write `result.json`; the step time is the median over all steps of the run after the warm-up.
+
+        `measured_step_s` and `tokens_per_s` are None for a run that was no longer than the warm-up.
+        """
+        self.flush()
+        if not self._writes:
+            return
+        rows = RunDirectory(self._run_dir).metrics()
+        times = [row["step_s"] for row in rows if row["step"] >= WARM_UP_STEPS]
+        step_s = statistics.median(times) if times else None
+        record = {
+            **results,
+            "measured_step_s": step_s,
+            "tokens_per_s": tokens_per_step / step_s if step_s else None,
+            "max_rss_bytes": list(rss_bytes),
+        }
+        path = self._run_dir / "result.json"
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        unfinished.replace(path)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        """Add one line, and first end a line that a kill has torn."""
+        with open(self._run_dir / name, "ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+                torn = file.read(1) != b"\n"
+            else:
+                torn = False
+            file.write((b"\n" if torn else b"") + json.dumps(record).encode() + b"\n")
+
+
+def max_rss_bytes() -> int:
+    """The most memory that this process has had in use."""
+    if sys.platform == "linux":
+        # `getrusage` would count the parent's memory before this process replaced its image.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if sys.platform == "darwin" else usage * 1024

@@ -1,0 +1,37 @@
+"""Tasks by name; `package.module:Task` names one's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from weft.errors import InputError, Violation, require_choice
+from weft.train.tasks.base import Task, TaskSettings
+from weft.train.tasks.causal_lm import CausalLanguageModelling
+
+TASKS: Mapping[str, type[Task]] = MappingProxyType({"causal-lm": CausalLanguageModelling})
+
+
+def make_task(kind: str, settings: TaskSettings) -> Task:
+    """The task that a run file's `task.kind` names, with its data open.
+
+    Raises:
+        InputError: when there is no such task or it refuses the settings.
+    """
+    if ":" in kind:
+        return _imported(kind)(settings)
+    require_choice("task.kind", kind, TASKS)
+    return TASKS[kind](settings)
+
+
+def _imported(kind: str) -> type[Task]:
+    module_name, _, name = kind.partition(":")
+    try:
+        task = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(Violation("task.kind", f"{kind!r} cannot be imported: {error}")) from None
+    missing = [method for method in ("batch", "loss") if not callable(getattr(task, method, None))]
+    if missing:
+        raise InputError(Violation("task.kind", f"{kind!r} is no task: it has no {' and no '.join(missing)}"))
+    return task

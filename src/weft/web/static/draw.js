@@ -1,0 +1,102 @@
+// Small helpers that every picture of the report uses: elements, scales, ticks and quantities for people.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function element(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+function shape(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function significant(value, digits = 3) {
+  return value === 0 ? "0" : String(Number(value.toPrecision(digits)));
+}
+
+// Quantities are written as weft writes them everywhere else: three digits, decimal units.
+function threeDigits(value) {
+  const size = Math.abs(value);
+  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
+}
+
+function scaled(value, units, write) {
+  if (value === null || value === undefined) return "-";
+  if (value === 0) return `0 ${units[0][0]}`;
+  const [unit, factor] = units.find(([, size]) => Math.abs(value) >= size) ?? units.at(-1);
+  return `${write(value / factor)} ${unit}`;
+}
+
+const SECOND_UNITS = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]];
+const BYTE_UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]];
+
+function seconds(value) {
+  return Math.abs(value) >= 120 ? `${Math.round(value / 60)} min` : scaled(value, SECOND_UNITS, threeDigits);
+}
+
+function byteText(value) {
+  return scaled(value, BYTE_UNITS, threeDigits);
+}
+
+// Ticks are round numbers and are written without trailing zeros.
+function secondsTick(value) {
+  return scaled(value, SECOND_UNITS, (number) => significant(number, 6));
+}
+
+function bytesTick(value) {
+  return scaled(value, BYTE_UNITS, (number) => significant(number, 6));
+}
+
+// Round numbers from `low` to `high`, at most about `count` of them.
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count);
+  if (!(raw > 0)) return [low];
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
+  const result = [];
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) result.push(index * step);
+  return result;
+}
+
+function scale(fromLow, fromHigh, toLow, toHigh) {
+  const factor = (toHigh - toLow) / (fromHigh - fromLow || 1);
+  return (value) => toLow + (value - fromLow) * factor;
+}
+
+function shaded(colour, shade) {
+  const channels = [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16));
+  return `#${channels.map((c) => Math.round(c * (1 - 0.42 * shade)).toString(16).padStart(2, "0")).join("")}`;
+}
+
+// Calls `draw(width)` now and whenever the element's width changes.
+function redrawOnResize(node, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (node.clientWidth !== width && node.clientWidth > 0) {
+      width = node.clientWidth;
+      draw(width);
+    }
+  }).observe(node);
+}
+
+const tooltip = {
+  node: document.getElementById("tooltip"),
+  show(x, y, ...children) {
+    this.node.replaceChildren(...children);
+    this.node.hidden = false;
+    const box = this.node.getBoundingClientRect();
+    const left = x + 16 + box.width > innerWidth ? x - 16 - box.width : x + 16;
+    const top = y + 16 + box.height > innerHeight ? y - 16 - box.height : y + 16;
+    this.node.style.left = `${Math.max(8, left)}px`;
+    this.node.style.top = `${Math.max(8, top)}px`;
+  },
+  hide() {
+    this.node.hidden = true;
+  },
+};

@@ -1,0 +1,81 @@
+// Puts the parts of the page together. Names from the run reach the page only as text, never as markup.
+
+const data = JSON.parse(document.getElementById("report-data").textContent);
+
+function section(id) {
+  const node = document.getElementById(id);
+  node.hidden = false;
+  return node.querySelector(".chart");
+}
+
+function stepName(step) {
+  return step.reasons.length ? `${step.step} (${step.reasons.join(", ")})` : String(step.step);
+}
+
+function showTimeline(record) {
+  const root = document.getElementById("timeline");
+  root.hidden = false;
+  const announcement = document.getElementById("announcement");
+  const view = new TimelineView(document.getElementById("timeline-view"), record, (text) => {
+    announcement.textContent = text;
+  });
+  const used = [...new Set(record.instructions.kind)].sort((a, b) => a - b).map((kind) => record.kinds[kind]);
+  document.getElementById("legend").replaceWith(
+    legend(used.map((kind) => ({ name: kind.name.replaceAll("_", " "), colour: kind.colour })), null),
+  );
+  const heading = document.getElementById("timeline-title");
+  if (!record.measured.length) heading.textContent = "One step, predicted";
+  if (!record.predicted) heading.textContent = "One step, measured";
+  if (record.shownRanks < record.ranks) {
+    document.getElementById("timeline-note").textContent = `Showing ranks 0 to ${record.shownRanks - 1} of ${record.ranks}; the run's Parquet files hold all of them.`;
+  }
+  if (record.measured.length > 1) {
+    document.getElementById("step-choice").hidden = false;
+    const select = document.getElementById("step-select");
+    select.append(...record.measured.map((step, index) => element("option", { value: index }, stepName(step))));
+    select.value = String(view.measured);
+    select.addEventListener("change", () => view.chooseStep(Number(select.value)));
+  }
+  const buttons = {
+    "zoom-in": () => view.zoomBy(0.6),
+    "zoom-out": () => view.zoomBy(1 / 0.6),
+    "zoom-reset": () => view.zoomTo(0, view.end),
+    "pan-left": () => view.panBy(-0.3),
+    "pan-right": () => view.panBy(0.3),
+  };
+  for (const [id, action] of Object.entries(buttons)) document.getElementById(id).addEventListener("click", action);
+}
+
+function showLoss(losses, heldOut) {
+  const series = [
+    { name: "training", colour: "var(--measured)", points: losses },
+    { name: "held out", colour: "var(--held-out)", points: heldOut, dots: true },
+  ].filter((one) => one.points.length);
+  const words = series.map((one) => `${one.name} from ${one.points[0][1]} to ${one.points.at(-1)[1]}`);
+  lineChart(section("loss"), { series, format: (value) => (value === null ? "not finite" : significant(value, 4)), tick: significant, xName: "step", summary: `Loss: ${words.join("; ")}` });
+}
+
+function showStepTimes(points, interval, measured) {
+  const [low, high] = [points[0][0], points.at(-1)[0]];
+  const across = (value) => [[low, value], [high, value]];
+  const series = [{ name: "measured", colour: "var(--measured)", points }];
+  if (interval) series.push({ name: `predicted ${seconds(interval[0])}`, colour: "var(--predicted)", points: across(interval[0]), dashed: true, constant: true });
+  lineChart(section("step-time"), {
+    series,
+    band: interval && { low: interval[1], high: interval[2], colour: "var(--predicted)", name: "90 % interval" },
+    format: seconds, tick: secondsTick, xName: "step", zero: true, cap: true,
+    summary: `Step time: measured median ${seconds(measured)}${interval ? `, predicted ${seconds(interval[0])}` : ""}`,
+  });
+}
+
+function showLive(curves) {
+  const series = curves.map((curve, index) => ({ name: `rank ${curve.rank}`, colour: `var(--series-${index % 8})`, points: curve.points, steps: true }));
+  const peaks = curves.map((curve) => `rank ${curve.rank} peaks at ${byteText(Math.max(...curve.points.map((point) => point[1])))}`);
+  lineChart(section("live"), { series, format: byteText, tick: bytesTick, xFormat: seconds, xTick: secondsTick, xName: "time", zero: true, summary: `Live memory: ${peaks.join("; ")}` });
+}
+
+if (data.timeline) showTimeline(data.timeline);
+if (data.loss.length || data.heldOut.length) showLoss(data.loss, data.heldOut);
+if (data.stepTimes.length) showStepTimes(data.stepTimes, data.interval, data.measuredStep);
+if (data.memory.some((rank) => rank.predicted !== null || rank.measured !== null)) memoryBars(section("memory"), data.memory);
+if (data.live.length) showLive(data.live);

@@ -1,0 +1,169 @@
+"""One pool of worker processes per test session: torch is imported once, process groups are made per case.
+
+    def program(rank, world_size, argument): ...
+
+    def test_it(worker_pool):
+        results = worker_pool.run(program, argument, ranks=2)
+
+The function must live at the top level of a file; workers import that file by its path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MAX_RANKS = 4
+TIMEOUT_S = 90.0
+GRACE_S = 3.0
+
+
+class RankError(AssertionError):
+    """A rank of a case failed or hung; the text holds its traceback."""
+
+
+class WorkerPool:
+    """Up to `MAX_RANKS` spawned processes, started when first needed."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[Any, Connection]] = []
+        self._store: Any = None
+        self._cases = 0
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, ranks: int, timeout_s: float = TIMEOUT_S
+    ) -> list[Any]:
+        """Call `function(rank, ranks, *arguments)` on that many processes joined by a fresh process group.
+
+        Returns the results in the order of the ranks.
+
+        Raises:
+            RankError: with the traceback of the first rank that failed, or the ranks that hung; the processes
+                that did not answer are killed and replaced by the next case.
+        """
+        assert 1 <= ranks <= MAX_RANKS, ranks
+        self._start(ranks)
+        self._cases += 1
+        location = (str(Path(sys.modules[function.__module__].__file__ or "").resolve()), function.__qualname__)
+        for rank, (_, connection) in enumerate(self._workers[:ranks]):
+            connection.send((location, rank, ranks, self._store.port, self._cases, arguments))
+        answers, failure = self._collect(ranks, timeout_s)
+        hung = sorted(set(range(ranks)) - set(answers))
+        self._drop(hung)
+        if failure is not None:
+            raise RankError(failure)
+        if hung:
+            raise RankError(f"ranks {hung} did not answer within {timeout_s:g} s")
+        return [answers[rank] for rank in range(ranks)]
+
+    def close(self) -> None:
+        for process, connection in self._workers:
+            connection.close()
+            process.join(GRACE_S)
+            process.kill()
+        self._workers.clear()
+
+    def _collect(self, ranks: int, timeout_s: float) -> tuple[dict[int, Any], str | None]:
+        waiting = {connection: rank for rank, (_, connection) in enumerate(self._workers[:ranks])}
+        answers: dict[int, Any] = {}
+        failure: str | None = None
+        deadline = time.monotonic() + timeout_s
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for ready in wait(list(waiting), timeout=left):
+                assert isinstance(ready, Connection)
+                rank = waiting.pop(ready)
+                try:
+                    succeeded, answer = ready.recv()
+                except (EOFError, OSError):
+                    succeeded, answer = False, "the process died"
+                else:
+                    answers[rank] = answer
+                if not succeeded and failure is None:
+                    failure = f"rank {rank}: {answer}"
+                    # The others may wait for the rank that failed; they get a moment to fail by themselves.
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return answers, failure
+
+    def _start(self, ranks: int) -> None:
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        while len(self._workers) < ranks:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+
+    def _drop(self, ranks: Sequence[int]) -> None:
+        """Kill the processes of these ranks and keep the others."""
+        for rank in ranks:
+            process, connection = self._workers[rank]
+            process.kill()
+            process.join()
+            connection.close()
+        self._workers = [worker for rank, worker in enumerate(self._workers) if rank not in ranks]
+
+
+def _serve(connection: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    modules: dict[str, ModuleType] = {}
+    while True:
+        try:
+            location, rank, ranks, port, case, arguments = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            answer = (True, _call(modules, location, rank, ranks, port, case, arguments))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+
+
+def _call(
+    modules: dict[str, ModuleType],
+    location: tuple[str, str],
+    rank: int,
+    ranks: int,
+    port: int,
+    case: int,
+    arguments: tuple[Any, ...],
+) -> Any:
+    import torch.distributed as dist
+
+    function: Any = _load(modules, location[0])
+    for name in location[1].split("."):
+        function = getattr(function, name)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    store = dist.PrefixStore(f"case-{case}", dist.TCPStore("127.0.0.1", port, timeout=timeout))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    try:
+        return function(rank, ranks, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def _load(modules: dict[str, ModuleType], path: str) -> ModuleType:
+    if path not in modules:
+        name = f"worker_{len(modules)}_{Path(path).stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None, path
+        assert spec.loader is not None, path
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        modules[path] = module
+    return modules[path]

@@ -1,0 +1,140 @@
+"""Tiny jobs for tests of the runtime: models, plans, batches, and what one process alone computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.planning.compile import compile_plan
+from weft.program.program import Program
+from weft.run.runtime import PRECISIONS, Runtime
+from weft.run.stages import build_stage
+
+LEARNING_RATE = 0.5
+SEED = 7
+
+
+def tiny(family: str = "gpt", *, layers: int = 6, tied: bool = False) -> ModelConfig:
+    return ModelConfig(
+        name=f"tiny-{family}",
+        family=family,
+        layers=layers,
+        hidden=16,
+        heads=2,
+        key_value_heads=2 if family == "gpt" else 1,
+        feed_forward=24,
+        vocabulary=19,
+        sequence=8,
+        tied_embeddings=tied,
+    )
+
+
+def make_plan(
+    config: ModelConfig,
+    *,
+    pp: int = 1,
+    dp: int = 1,
+    loops: int = 1,
+    schedule: str = "gpipe",
+    micro_batches: int = 4,
+    micro_batch_size: int = 2,
+    precision: str = "fp64",
+) -> Plan:
+    """`micro_batches` per replica; stage s on device s mod pp; rank = replica * pp + device."""
+    count, graph = pp * loops, layer_graph(config)
+    borders = [len(graph.layers) * stage // count for stage in range(count + 1)]
+    stages = tuple(
+        Stage(
+            layers=tuple(range(borders[stage], borders[stage + 1])),
+            replicas=tuple(
+                Replica(ranks=(replica * pp + stage % pp,), micro_batches=micro_batches) for replica in range(dp)
+            ),
+        )
+        for stage in range(count)
+    )
+    return Plan(
+        model=config.name,
+        model_fingerprint=graph.fingerprint,
+        cluster="test",
+        cluster_fingerprint="0" * 16,
+        sequence=config.sequence,
+        global_batch=dp * micro_batches * micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        precision=precision,
+        mesh={"dp": dp, "pp": pp},
+        stages=stages,
+        schedule=Choice(name=schedule),
+    )
+
+
+def make_program(config: ModelConfig, plan: Plan) -> Program:
+    return compile_plan(plan, layer_graph(config))
+
+
+def batch_of(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Samples keyed by (step, sample), so that the cut into micro-batches does not change them."""
+
+    def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = number * plan.micro_batch_size
+        samples = [
+            torch.randint(
+                config.vocabulary,
+                (config.sequence + 1,),
+                generator=torch.Generator().manual_seed(1000 * step + sample),
+            )
+            for sample in range(first, first + plan.micro_batch_size)
+        ]
+        tokens = torch.stack(samples)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return micro_batch
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def descent(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+
+
+def make_runtime(rank: int, config: ModelConfig, plan: Plan, program: Program, **options: Any) -> Runtime:
+    stages = {
+        index: build_stage(config, stage.layers, SEED, PRECISIONS[plan.precision])
+        for index, stage in enumerate(plan.stages)
+        if any(rank in replica.ranks for replica in stage.replicas)
+    }
+    factory = options.pop("optimizer_factory", descent)
+    return Runtime(plan, program, stages, loss_of, factory, device="cpu", seed=SEED, **options)
+
+
+def parameters_of(runtime: Runtime) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().clone()
+        for module in runtime.stages.values()
+        for name, parameter in module.named_parameters()
+    }
+
+
+def train_alone(config: ModelConfig, plan: Plan, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and parameters of one process that accumulates the micro-batches in their order."""
+    model = build_stage(config, range(config.layers + 2), SEED, PRECISIONS[plan.precision])
+    optimizer = descent(model)
+    losses = []
+    for step in range(steps):
+        batch, total = batch_of(config, plan, step), 0.0
+        for number in range(plan.micro_batches):
+            inputs, targets = batch(number)
+            loss = loss_of(model(inputs), targets) * (1.0 / plan.micro_batches)
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
