@@ -17,7 +17,10 @@ def stuck_rows(program: Program) -> set[int]:
     together = _together(program)
     before: list[set[int]] = [set() for _ in rows]
     for source, target, distance in zip(
-        program.edges.source.tolist(), program.edges.target.tolist(), program.edges.distance.tolist(), strict=True
+        program.edges.source.tolist(),
+        program.edges.target.tolist(),
+        program.edges.distance.tolist(),
+        strict=True,
     ):
         if distance == 0 and together[source] is not together[target]:
             before[target].add(source)
@@ -48,7 +51,11 @@ def _together(program: Program) -> list[frozenset[int]]:
     sends = {send: receive for send, receive in MESSAGES}
     for row in range(len(program)):
         kind, rank, peer = int(columns.kind[row]), int(columns.rank[row]), int(columns.peer[row])
-        stage, part, micro_batch = int(columns.stage[row]), int(columns.part[row]), int(columns.micro_batch[row])
+        stage, part, micro_batch = (
+            int(columns.stage[row]),
+            int(columns.part[row]),
+            int(columns.micro_batch[row]),
+        )
         key: object = row
         if kind in sends:
             key = (sends[kind], rank, peer, stage, part, micro_batch)

@@ -1,4 +1,4 @@
-"""The catalogue of devices: data-sheet figures, and the node each device usually comes in."""
+"""The catalogue: real devices and their usual nodes, from data sheets (`catalogue.toml` names each source)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 from weft.describe.cluster import Link
@@ -19,53 +20,71 @@ from weft.describe.units import (
 )
 from weft.errors import InputError, Violation, nearest
 
-# Latency of a message between two nodes over a data-centre fabric; a user's file gives the real one.
-NETWORK_LATENCY_S = 10e-6
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """A device and its usual node: `network` is the link between two nodes, its bandwidth a whole node's."""
+    """A device and the node it usually comes in.
+
+    Attributes:
+        devices: per node.
+        link: between devices of one node, per device and direction.
+        network: between nodes, per node and direction.
+        aliases: other names that expressions and files may use.
+        driver_names: what the vendor's driver calls it.
+        source: the documents the numbers come from.
+    """
 
     device: Device
-    devices_per_node: int
+    devices: int
     link: Link
     network: Link
+    aliases: tuple[str, ...]
+    driver_names: tuple[str, ...]
     source: str
 
 
 @cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
-    """All devices by name, in the order of the package's `catalogue.toml`."""
-    tables = tomllib.loads(files("weft.describe").joinpath("catalogue.toml").read_text())
-    return {name: _entry(name, table) for name, table in tables.items()}
+    """All known devices by name."""
+    records = tomllib.loads(files("weft.describe").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+    return MappingProxyType({name: _entry(name, record) for name, record in records.items()})
 
 
-def get_device(name: str, where: str = "device") -> CatalogueEntry:
-    """The catalogue's entry of that name.
+def canonical_name(name: str) -> str:
+    """The catalogue's own name for a name or an alias; an unknown name stays itself."""
+    word = name.lower()
+    for known, entry in catalogue().items():
+        if word == known or word in entry.aliases:
+            return known
+    return name
+
+
+def find_device(name: str, where: str) -> CatalogueEntry:
+    """The entry of a name or an alias, in any case of letters.
 
     Raises:
-        InputError: when there is none, with the nearest name.
+        InputError: when there is none, naming the nearest.
     """
-    if name not in catalogue():
-        known = ", ".join(catalogue())
-        raise InputError(
-            Violation(where, f"{name!r} is not in the catalogue: {known}", nearest(name, catalogue()))
-        )
-    return catalogue()[name]
+    known = catalogue()
+    entry = known.get(canonical_name(name))
+    if entry is None:
+        problem = f"{name!r} is not in the catalogue: {', '.join(known)}"
+        raise InputError(Violation(where, problem, nearest(name.lower(), known)))
+    return entry
 
 
-def _entry(name: str, table: Mapping[str, Any]) -> CatalogueEntry:
-    node = table["node"]
+def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
     return CatalogueEntry(
         device=Device(
             name=name,
-            memory_bytes=parse_bytes(table["memory"]),
-            memory_bytes_per_s=parse_bytes_per_second(table["memory_bandwidth"]),
-            flops_per_s={key: parse_flops_per_second(value) for key, value in table["flops"].items()},
+            memory_bytes=parse_bytes(record["memory"]),
+            memory_bytes_per_s=parse_bytes_per_second(record["memory_bandwidth"]),
+            flops_per_s={key: parse_flops_per_second(value) for key, value in record["flops"].items()},
         ),
-        devices_per_node=node["devices"],
-        link=Link(parse_bytes_per_second(node["bandwidth"]), parse_seconds(node["latency"])),
-        network=Link(parse_bytes_per_second(node["network"]), NETWORK_LATENCY_S),
-        source=table["source"],
+        devices=record["devices"],
+        link=Link(parse_bytes_per_second(record["bandwidth"]), parse_seconds(record["latency"])),
+        network=Link(parse_bytes_per_second(record["network"]), parse_seconds(record["network_latency"])),
+        aliases=tuple(record.get("aliases", ())),
+        driver_names=tuple(record["driver_names"]),
+        source=record["source"],
     )

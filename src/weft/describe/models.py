@@ -1,177 +1,202 @@
-"""Which model is meant: a preset by name, or a Hugging Face `config.json`."""
+"""Models by name: presets shipped with weft, and `config.json` files as Hugging Face writes them."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from weft.describe.model import ModelConfig
+from weft.describe.reading import read_json
+from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-SIZES = (
-    "layers",
-    "hidden",
-    "heads",
-    "key_value_heads",
-    "feed_forward",
-    "vocabulary",
-    "sequence",
-)
-
-# Our names to the keys of `config.json`, and what transformers takes for a missing `tie_word_embeddings`.
-CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {
-        "layers": "n_layer",
-        "hidden": "n_embd",
-        "heads": "n_head",
-        "vocabulary": "vocab_size",
-        "sequence": "n_positions",
-    },
-    "llama": {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "key_value_heads": "num_key_value_heads",
-        "feed_forward": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "sequence": "max_position_embeddings",
-    },
-}
-FAMILY_OF_TYPE: Mapping[str, str] = {"gpt2": "gpt", "llama": "llama"}
-TIED_BY_DEFAULT: Mapping[str, bool] = {"gpt2": True, "llama": False}
+CONFIG_FILE = "config.json"
 
 
 @cache
 def presets() -> Mapping[str, ModelConfig]:
-    """All presets by name, in the order of the package's `presets.toml`."""
-    tables = tomllib.loads(files("weft.describe").joinpath("presets.toml").read_text())
-    return {name: _from_sizes(name, table) for name, table in tables.items()}
+    """The models weft knows by name, in the order of `presets.toml`."""
+    records = tomllib.loads(files("weft.describe").joinpath("presets.toml").read_text(encoding="utf-8"))
+    return MappingProxyType({name: _preset(name, record) for name, record in records.items()})
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
-    """The model of that name, or of a `config.json` (or the folder that holds one).
+    """The sizes of a model: a preset's name, a folder that holds a `config.json`, or such a file.
 
-    Args:
-        sequence: tokens per sample, at most the model's longest; default: the longest.
+    `sequence` replaces the longest sequence. A GPT-2 `config.json` has one learned position per token, so a
+    longer sequence than it has is refused; a preset is only sizes and takes any.
 
     Raises:
-        InputError: listing everything that is wrong, with the nearest preset for an unknown name.
+        InputError: for an unknown preset, naming the nearest; for a missing file; for a `config.json` of
+            another family or with missing, invalid or unsupported keys, listing all of them.
     """
-    path = Path(name_or_path)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json":
-        config = read_config_json(path)
-    elif name_or_path in presets():
+    if sequence is not None and (isinstance(sequence, bool) or sequence < 1):
+        raise InputError(Violation("sequence", f"{shown(sequence)}: at least 1 token is needed", "1"))
+    if name_or_path in presets():
         config = presets()[name_or_path]
     else:
-        known = ", ".join(presets())
-        raise InputError(
-            Violation(
-                "model",
-                f"{name_or_path!r} is neither a preset ({known}) nor a config.json or a folder with one",
-                nearest(name_or_path, presets()),
-            )
-        )
-    if sequence is None:
-        return config
-    if not 1 <= sequence <= config.sequence:
-        raise InputError(
-            Violation(
-                "sequence", f"{sequence}; {config.name} takes 1 to {config.sequence}", str(config.sequence)
-            )
-        )
-    return replace(config, sequence=sequence)
+        config = read_config(_config_path(name_or_path))
+        if config.family == "gpt" and sequence is not None and sequence > config.sequence:
+            problem = f"{sequence} tokens, but {name_or_path} has {config.sequence} learned positions"
+            raise InputError(Violation("sequence", problem, str(config.sequence)))
+    return config if sequence is None else replace(config, sequence=sequence)
 
 
-def read_config_json(path: Path) -> ModelConfig:
-    """The sizes that a Hugging Face `config.json` of type gpt2 or llama gives.
+def read_config(path: Path) -> ModelConfig:
+    """The sizes in a `config.json` of model type gpt2 or llama; the model is called after its folder.
 
     Raises:
-        InputError: when the file cannot be read, the type is another one, or sizes are missing or illegal.
+        InputError: listing everything that is wrong with it.
     """
-    where = str(path)
-    try:
-        record = json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(Violation(where, error.strerror or str(error))) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(Violation(where, f"not JSON: {error}")) from None
+    record = read_json(path)
     if not isinstance(record, dict):
-        raise InputError(Violation(where, "must hold one JSON object"))
-    kind = record.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_KEYS:
-        allowed = ", ".join(CONFIG_KEYS)
+        raise InputError(Violation(str(path), "a model configuration is a JSON object"))
+    model_type = record.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _FORMATS:
+        allowed = ", ".join(_FORMATS)
+        near = nearest(model_type, _FORMATS) if isinstance(model_type, str) else ""
         raise InputError(
-            Violation(where, f"model_type {kind!r} is not one of {allowed}", nearest(str(kind), CONFIG_KEYS))
+            Violation(f"{path}: model_type", f"{shown(model_type)} is not one of {allowed}", near)
         )
-    sizes: dict[str, Any] = {"family": FAMILY_OF_TYPE[kind]}
-    optional = {"key_value_heads"}
+    name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
+    return _from_record(record, _FORMATS[model_type], name, str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How one model type spells its sizes.
+
+    `optional` sizes may be absent or null. `tied` is what an absent `tie_word_embeddings` means.
+    `unsupported` maps keys to the values (absent or null included) that the family's layers stand for.
+    """
+
+    family: str
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    tied: bool
+    unsupported: Mapping[str, object]
+
+
+_FORMATS: Mapping[str, _Format] = {
+    "gpt2": _Format(
+        family="gpt",
+        required={
+            "layers": "n_layer",
+            "hidden": "n_embd",
+            "heads": "n_head",
+            "vocabulary": "vocab_size",
+            "sequence": "n_positions",
+        },
+        optional={"feed_forward": "n_inner"},
+        tied=True,
+        unsupported={"add_cross_attention": False},
+    ),
+    "llama": _Format(
+        family="llama",
+        required={
+            "layers": "num_hidden_layers",
+            "hidden": "hidden_size",
+            "heads": "num_attention_heads",
+            "feed_forward": "intermediate_size",
+            "vocabulary": "vocab_size",
+            "sequence": "max_position_embeddings",
+        },
+        optional={"key_value_heads": "num_key_value_heads"},
+        tied=False,
+        unsupported={"attention_bias": False, "mlp_bias": False},
+    ),
+}
+
+
+def _config_path(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    try:
+        if path.is_dir():
+            return path / CONFIG_FILE
+        if path.is_file():
+            return path
+    except (OSError, ValueError):
+        pass  # too long or malformed for a path, so it can only be a wrong name
+    known = presets()
+    problem = f"{shown(name_or_path)} is neither a preset ({', '.join(known)}) nor a folder or {CONFIG_FILE}"
+    raise InputError(Violation("model", problem, nearest(name_or_path.lower(), known)))
+
+
+def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
+    sizes = {key: value for key, value in record.items() if key != "source"}
+    sizes.setdefault("key_value_heads", sizes["heads"])
+    sizes.setdefault("feed_forward", 4 * sizes["hidden"])
+    return ModelConfig(name=name, **sizes)
+
+
+def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str) -> ModelConfig:
+    problems: list[Violation] = []
+    sizes: dict[str, int] = {}
+    for size, key in (form.required | form.optional).items():
+        value = record.get(key)
+        if value is None and (size in form.optional):
+            continue
+        if key not in record:
+            problems.append(Violation(f"{where}: {key}", "missing"))
+        elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_SIZE:
+            given = shown(value)
+            problems.append(Violation(f"{where}: {key}", f"{given}: must be an integer of at least 1"))
+        else:
+            sizes[size] = value
+    tied = record.get("tie_word_embeddings")
+    if tied is not None and not isinstance(tied, bool):
+        problems.append(Violation(f"{where}: tie_word_embeddings", f"{shown(tied)}: must be true or false"))
+    for key, supported in form.unsupported.items():
+        if record.get(key) not in (None, supported):
+            problem = f"{shown(record[key])} is not supported"
+            problems.append(Violation(f"{where}: {key}", problem, str(supported).lower()))
+    problems += _size_problems(sizes, record, form, where)
+    if problems:
+        raise InputError(problems)
+    sizes.setdefault("key_value_heads", sizes["heads"])
+    sizes.setdefault("feed_forward", 4 * sizes["hidden"])
+    return ModelConfig(
+        name=name, family=form.family, tied_embeddings=form.tied if tied is None else tied, **sizes
+    )
+
+
+# Larger than any size of any model, small enough that all amounts stay exact integers in a float.
+_LARGEST_SIZE = 10**8
+
+
+def _size_problems(
+    sizes: Mapping[str, int], record: Mapping[str, Any], form: _Format, where: str
+) -> list[Violation]:
+    """Sizes that are valid alone but not together."""
     problems = []
-    for ours, theirs in CONFIG_KEYS[kind].items():
-        if record.get(theirs) is not None:
-            sizes[ours] = record[theirs]
-        elif ours not in optional:
-            problems.append(Violation(where, f"{theirs} is missing"))
-    if kind == "gpt2" and record.get("n_inner") is not None:
-        sizes["feed_forward"] = record["n_inner"]
-    sizes["tied_embeddings"] = record.get("tie_word_embeddings", TIED_BY_DEFAULT[kind])
-    if problems:
-        raise InputError(problems)
-    name = record.get("_name_or_path") or path.resolve().parent.name
-    return _from_sizes(str(name), sizes, where)
-
-
-def _from_sizes(name: str, sizes: Mapping[str, Any], where: str = "") -> ModelConfig:
-    filled = dict(sizes)
-    filled.setdefault("key_value_heads", filled.get("heads"))
-    if "feed_forward" not in filled and isinstance(filled.get("hidden"), int):
-        filled["feed_forward"] = 4 * filled["hidden"]
-    where = where or f"model {name}"
-    problems = [
-        Violation(where, f"{key} = {filled.get(key)!r} must be a whole number of at least 1")
-        for key in SIZES
-        if not isinstance(filled.get(key), int) or isinstance(filled.get(key), bool) or filled[key] < 1
-    ]
-    if not isinstance(filled.get("tied_embeddings", False), bool):
-        problems.append(Violation(where, "tie_word_embeddings must be true or false"))
-    if problems:
-        raise InputError(problems)
-    config = ModelConfig(name=name, **filled)
-    problems = config_problems(config, where)
-    if problems:
-        raise InputError(problems)
-    return config
-
-
-def config_problems(config: ModelConfig, where: str) -> list[Violation]:
-    """What is wrong with sizes that are whole numbers each by itself."""
-    problems = []
-    if config.hidden % config.heads:
-        near = max(1, round(config.hidden / config.heads)) * config.heads
-        problems.append(
-            Violation(where, f"hidden {config.hidden} is not a multiple of {config.heads} heads", str(near))
-        )
-    if config.heads % config.key_value_heads:
-        divisors = [n for n in range(1, config.heads + 1) if config.heads % n == 0]
-        near = min(divisors, key=lambda n: abs(n - config.key_value_heads))
-        problems.append(
-            Violation(
-                where,
-                f"{config.heads} heads are not a multiple of {config.key_value_heads} key-value heads",
-                str(near),
+    keys = form.required | form.optional
+    hidden, heads = sizes.get("hidden"), sizes.get("heads")
+    if hidden is not None and heads is not None:
+        if hidden % heads:
+            problems.append(
+                Violation(
+                    f"{where}: {keys['hidden']}",
+                    f"{hidden} is not divisible by {keys['heads']} = {heads}",
+                    str(max(heads, round(hidden / heads) * heads)),
+                )
             )
-        )
-    if config.family == "llama" and config.hidden % config.heads == 0 and (config.hidden // config.heads) % 2:
+        elif record.get("head_dim") not in (None, hidden // heads):
+            problem = f"{shown(record['head_dim'])}: only {keys['hidden']} / {keys['heads']} is supported"
+            problems.append(Violation(f"{where}: head_dim", problem, str(hidden // heads)))
+    groups = sizes.get("key_value_heads")
+    if heads is not None and groups is not None and heads % groups:
+        divisors = [count for count in range(1, min(heads, 4096) + 1) if heads % count == 0]
         problems.append(
             Violation(
-                where, f"heads of {config.hidden // config.heads} elements cannot be rotated; must be even"
+                f"{where}: {keys['key_value_heads']}",
+                f"{groups} does not divide {keys['heads']} = {heads}",
+                str(min(divisors, key=lambda count: abs(count - groups))),
             )
         )
     return problems

@@ -160,7 +160,9 @@ def verify(path: Path) -> None:
     present = {file.name for file in path.iterdir()} - {MANIFEST}
     if present != set(expected):
         missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
-        raise RunError(f"{path}: files missing: {missing or 'none'}, not in the manifest: {unknown or 'none'}")
+        raise RunError(
+            f"{path}: files missing: {missing or 'none'}, not in the manifest: {unknown or 'none'}"
+        )
     for name, (size, digest) in sorted(expected.items()):
         if (path / name).stat().st_size != size:
             raise RunError(f"{path / name}: {(path / name).stat().st_size} bytes; the manifest says {size}")
@@ -183,18 +185,22 @@ def read_state(path: Path) -> TrainingState:
         raise RunError(f"{path / STATE}: not a training state of format {FORMAT}: {error}") from None
 
 
-def require_same_run(path: Path, saved: TrainingState, *, seed: int, plan_id: str, data: str) -> None:
+def require_same_run(expected: TrainingState, saved: TrainingState, where: str) -> None:
     """Refuse to go on from a checkpoint of another plan, seed or text.
 
     Raises:
         InputError: one line per difference.
     """
-    pairs = (("plan", saved.plan_id, plan_id), ("seed", saved.seed, seed), ("data", saved.data, data))
+    pairs = {
+        "plan": (saved.plan_id, expected.plan_id),
+        "seed": (saved.seed, expected.seed),
+        "data": (saved.data, expected.data),
+    }
     violations = [
         Violation(
-            str(path), f"was saved with {name} {old}, this run has {new}; a run resumes with the same", str(old)
+            where, f"saved with {name} {old}, this run has {new}; a run resumes with the same", str(old)
         )
-        for name, old, new in pairs
+        for name, (old, new) in pairs.items()
         if old != new
     ]
     if violations:
@@ -224,7 +230,9 @@ def load(
 
 def _tensors(stages: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
     return {
-        name: tensor for module in stages.values() for name, tensor in module.state_dict(keep_vars=False).items()
+        name: tensor
+        for module in stages.values()
+        for name, tensor in module.state_dict(keep_vars=False).items()
     }
 
 

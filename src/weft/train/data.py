@@ -173,7 +173,10 @@ def _build(building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer:
     dtype = _dtype(tokenizer)
     held_out = _held_out(pieces, share_bytes)
     sizes = {"training": 0, "held-out": 0}
-    with open(building / "training.tokens", "wb") as training, open(building / "held-out.tokens", "wb") as other:
+    with (
+        open(building / "training.tokens", "wb") as training,
+        open(building / "held-out.tokens", "wb") as other,
+    ):
         for piece, content in _contents(pieces):
             side, file = ("held-out", other) if piece in held_out else ("training", training)
             tokens = tokenizer.encode(content).astype(dtype, copy=False)

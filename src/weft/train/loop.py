@@ -1,22 +1,24 @@
-"""The training loop: one rank's way from a run directory to a result."""
+"""The training loop: one rank's way from a planned job to a result."""
 
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from weft.describe.home import weft_home
 from weft.describe.run_file import RunFile
 from weft.planning.compile import compile_evaluation
 from weft.planning.planned import PlannedJob
+from weft.program.program import Program
 from weft.program.verify import require_valid
 from weft.run.recorder import Recorder
 from weft.run.runtime import PRECISIONS, Runtime, require_runnable
@@ -27,13 +29,33 @@ from weft.train import checkpoints
 from weft.train.agreement import StopRequest, gather, together
 from weft.train.checkpoints import TrainingState
 from weft.train.journal import Journal, max_rss_bytes
-from weft.train.optimizers import OptimizerSettings, learning_rate, optimizer_factory, set_learning_rate
+from weft.train.optimizers import (
+    OptimizerSettings,
+    learning_rate,
+    optimizer_factory,
+    set_learning_rate,
+)
 from weft.train.sampler import Ints, SampleLedger
 from weft.train.tasks import Task, TaskSettings, make_task
 
-# A fixed set of this many held-out samples, rounded to whole global batches, gives the held-out loss.
+# Held-out loss is taken over this many samples, rounded up to whole global batches, always the same ones.
 HELD_OUT_SAMPLES = 256
 COLLECT_EVERY_STEPS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run that is ready for its next step, on one rank; `begin` is what a first start begins from."""
+
+    job: PlannedJob
+    checkpoints: Path
+    newest: Path | None
+    begin: TrainingState
+    settings: OptimizerSettings
+    task: Task
+    evaluation: Program
+    runtime: Runtime
+    journal: Journal
 
 
 def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
@@ -42,12 +64,24 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
     Goes on from the newest whole checkpoint of the run directory where there is one.
 
     Returns:
-        The exit code: 0 when all steps are done, 130 or 143 when a signal stopped the run after a checkpoint.
+        The exit code: 0 when all steps are done, 130 or 143 when SIGINT or SIGTERM stopped the run, with a
+        checkpoint of the last finished step.
 
     Raises:
         InputError: when the task, the optimizer or the plan is refused, or the checkpoint is another run's.
         RunError: when a rank failed, or there are checkpoints and none is whole.
     """
+    run = _open(job, run_dir, context)
+    state = _resume(run, run.newest) if run.newest else _start(run)
+    stopped_by = _train_steps(run, state)
+    if stopped_by is None:
+        _finish(run, state)
+    run.runtime.close()
+    return 0 if stopped_by is None else 128 + stopped_by
+
+
+def _open(job: PlannedJob, run_dir: Path, context: WorkerContext) -> OpenRun:
+    """Everything that can be refused is refused here, on all ranks, before the first step."""
     run, plan = job.run, job.plan
     with together():
         require_runnable(plan, job.program)
@@ -55,92 +89,196 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         require_valid(evaluation)
         settings = _optimizer_settings(run)
         make_optimizer = optimizer_factory(settings)
-    task = _open_task(job)
-    ledger = SampleLedger(task.samples, run.train.seed)
-    saved_at, skipped = checkpoints.agree_on_newest(run_dir / "checkpoints")
+    task = _open_task(job, context.rank)
     journal = Journal(run_dir, writes=context.rank == 0)
-    for line in skipped:
-        journal.event("checkpoint skipped", reason=line)
-        print(f"warning: checkpoint skipped: {line}", file=sys.stderr)
+    newest = _newest_checkpoint(run_dir / "checkpoints", journal)
+    begin = TrainingState(
+        step=0, seed=run.train.seed, plan_id=plan.plan_id, data=task.fingerprint, first_loss=0.0
+    )
     with together():
-        steps_done = checkpoints.read_state(saved_at).step if saved_at else 0
+        saved = checkpoints.read_state(newest) if newest else begin
+        checkpoints.require_same_run(begin, saved, str(newest))
+        stages = _stages(job, context)
         recorder = Recorder(
             run_dir,
             program=job.program,
             rank=context.rank,
             plan_id=plan.plan_id,
-            steps=max(1, run.train.steps - steps_done),
+            steps=max(1, run.train.steps - saved.step),
         )
-        stages = {
-            index: build_stage(job.problem.model, stage.layers, run.train.seed, PRECISIONS[plan.precision])
-            for index, stage in enumerate(plan.stages)
-            if any(context.rank in replica.ranks for replica in stage.replicas)
-        }
     runtime = Runtime(
         plan,
         job.program,
-        {index: module.to(context.device) for index, module in stages.items()},
+        stages,
         task.loss,
         make_optimizer,
         device=context.device,
         seed=run.train.seed,
         recorder=recorder,
     )
-    held_out = list(_held_out_batches(task, plan.global_batch, plan.micro_batch_size))
-
-    state = TrainingState(
-        step=0, seed=run.train.seed, plan_id=plan.plan_id, data=task.fingerprint, first_loss=0.0
+    return OpenRun(
+        job=job,
+        checkpoints=run_dir / "checkpoints",
+        newest=newest,
+        begin=begin,
+        settings=settings,
+        task=task,
+        evaluation=evaluation,
+        runtime=runtime,
+        journal=journal,
     )
-    if saved_at:
-        state = _resume(saved_at, state, runtime)
-        journal.event("resumed", step=state.step, checkpoint=saved_at.name)
-    else:
-        state = _after(state, 0, runtime.evaluate(evaluation, held_out))
-        journal.event("started", step=0, held_out_loss=state.first_loss)
 
-    def save(step: int) -> None:
-        checkpoints.save(
-            run_dir / "checkpoints",
-            _after(state, step, state.first_loss),
-            runtime.stages,
-            runtime.optimizers,
-            keep=run.checkpoint.keep,
-        )
-        journal.event("checkpoint", step=step)
 
-    tokens_per_step = plan.global_batch * task.tokens_per_sample
+def _start(run: OpenRun) -> TrainingState:
+    first_loss = _held_out_loss(run)
+    run.journal.event("started", step=0, held_out_loss=first_loss)
+    return replace(run.begin, first_loss=first_loss)
+
+
+def _resume(run: OpenRun, newest: Path) -> TrainingState:
+    state = checkpoints.load(newest, run.runtime.stages, run.runtime.optimizers)
+    run.journal.event("resumed", step=state.step, checkpoint=newest.name)
+    return state
+
+
+def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
+    """Train what is left, saving now and then; returns the signal that stopped it, if one did."""
+    plan, runtime, journal = run.job.plan, run.runtime, run.journal
+    steps, every = run.job.run.train.steps, run.job.run.checkpoint.every
+    ledger = SampleLedger(run.task.samples, state.seed)
+    tokens_per_step = plan.global_batch * run.task.tokens_per_sample
     with StopRequest() as stop, _collecting_by_hand() as collect:
-        for step in range(state.step, run.train.steps):
-            samples = ledger.sample_ids(step, plan.global_batch)
-            rate = learning_rate(settings, step)
+        for step in range(state.step, steps):
+            batch = _batch(run.task, ledger.sample_ids(step, plan.global_batch), plan.micro_batch_size)
+            rate = learning_rate(run.settings, step)
             set_learning_rate(runtime.optimizers.values(), rate)
+
             stop.post_vote()
             started_ns = time.monotonic_ns()
-            result = runtime.step(step, _batch(task, samples, plan.micro_batch_size))
+            result = runtime.step(step, batch)
             step_s = (time.monotonic_ns() - started_ns) / 1e9
+            stopped_by = stop.read_vote()
+
             journal.step(
-                result, step_s=step_s, tokens_per_s=tokens_per_step / step_s, learning_rate=rate,
+                result,
+                step_s=step_s,
+                tokens_per_s=tokens_per_step / step_s,
+                learning_rate=rate,
                 epoch=ledger.epoch(step, plan.global_batch),
             )
-            signal_received = stop.read_vote()
-            last = signal_received or step + 1 == run.train.steps
-            if last or (step + 1) % run.checkpoint.every == 0:
-                journal.flush()
-                save(step + 1)
-            if signal_received:
-                journal.event("stopped", step=step + 1, signal=signal_received.name)
-                runtime.close()
-                return 128 + signal_received
+            done = step + 1
+            if stopped_by is not None or done % every == 0 or done == steps:
+                _save(run, replace(state, step=done))
+            if stopped_by is not None:
+                journal.event("stopped", step=done, signal=stopped_by.name)
+                return stopped_by
             collect(step)
+    return None
 
-    final_loss = runtime.evaluate(evaluation, held_out)
-    runtime.close()
-    journal.event("finished", step=run.train.steps, held_out_loss=final_loss)
-    journal.finish(
-        tokens_per_step=tokens_per_step,
+
+def _save(run: OpenRun, state: TrainingState) -> None:
+    run.journal.flush()
+    checkpoints.save(
+        run.checkpoints, state, run.runtime.stages, run.runtime.optimizers, keep=run.job.run.checkpoint.keep
+    )
+    run.journal.event("checkpoint", step=state.step)
+
+
+def _finish(run: OpenRun, state: TrainingState) -> None:
+    steps = run.job.run.train.steps
+    final_loss = _held_out_loss(run)
+    run.journal.event("finished", step=steps, held_out_loss=final_loss)
+    run.journal.finish(
+        tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
         rss_bytes=gather(max_rss_bytes()),
         first_loss=state.first_loss,
         final_loss=final_loss,
-        steps=run.train.steps,
+        steps=steps,
     )
-    return 0
+
+
+def _held_out_loss(run: OpenRun) -> float:
+    """Mean loss over the fixed held-out samples, in nats per token.
+
+    They are spread evenly over the held-out text; where it has too few, some count more than once.
+    """
+    plan, task = run.job.plan, run.task
+    count = -(-HELD_OUT_SAMPLES // plan.global_batch) * plan.global_batch
+    samples = np.arange(count, dtype=np.int64) * task.held_out_samples // count
+    batches = [
+        _batch(task, part, plan.micro_batch_size, held_out=True)
+        for part in samples.reshape(-1, plan.global_batch)
+    ]
+    return run.runtime.evaluate(run.evaluation, batches)
+
+
+def _batch(task: Task, samples: Ints, micro_batch_size: int, *, held_out: bool = False) -> Batch:
+    """Global micro-batch number to tensors: micro-batch g is samples g * size to (g + 1) * size."""
+
+    def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = number * micro_batch_size
+        return task.batch(samples[first : first + micro_batch_size], held_out=held_out)
+
+    return micro_batch
+
+
+def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Module]:
+    """This rank's stages, on its device."""
+    dtype = PRECISIONS[job.plan.precision]
+    return {
+        index: build_stage(job.problem.model, stage.layers, job.run.train.seed, dtype).to(context.device)
+        for index, stage in enumerate(job.plan.stages)
+        if any(context.rank in replica.ranks for replica in stage.replicas)
+    }
+
+
+def _open_task(job: PlannedJob, rank: int) -> Task:
+    """The task, with its data prepared by rank 0 first, so that the other ranks find it in the cache."""
+    settings = TaskSettings(
+        data=job.run.task.data,
+        sequence=job.plan.sequence,
+        vocabulary=job.problem.model.vocabulary,
+        cache=weft_home() / "cache",
+    )
+    task: Task | None = None
+    for first in (True, False):
+        with together():
+            if first == (rank == 0):
+                task = make_task(job.run.task.kind, settings)
+    assert task is not None, "every rank has one of the two turns"
+    return task
+
+
+def _newest_checkpoint(directory: Path, journal: Journal) -> Path | None:
+    newest, skipped = checkpoints.agree_on_newest(directory)
+    for reason in skipped:
+        journal.event("checkpoint skipped", reason=reason)
+        print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)
+    return newest
+
+
+def _optimizer_settings(run: RunFile) -> OptimizerSettings:
+    return OptimizerSettings(**run.optimizer.model_dump())
+
+
+@contextmanager
+def _collecting_by_hand() -> Iterator[Callable[[int], None]]:
+    """Keep Python's cyclic garbage collector out of the steps; call what it gives after every step.
+
+    The collector starts after a number of allocations, at a different moment on every rank, and each pause
+    of one rank is a pause of the whole pipeline. So it is off; every rank collects after the same steps, and
+    what was made before training is frozen, so that a collection is short.
+    """
+
+    def collect(step: int) -> None:
+        if (step + 1) % COLLECT_EVERY_STEPS == 0:
+            gc.collect()
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield collect
+    finally:
+        gc.enable()
+        gc.unfreeze()

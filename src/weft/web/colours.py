@@ -1,7 +1,7 @@
 """One colour per kind of instruction, the same in reports, SVG pictures and terminals.
 
-Every colour keeps a contrast of at least 4.5 to white text, so labels are readable on all of them, and all
-of them stand out from white and from nearly black pages.
+Kinds on the compute stream keep a contrast of at least 4.5 to white labels; kinds of messages are muted and
+carry none. All of them stand out from white and from nearly black pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KNOWN = {
 # Kinds that third parties register take one of these, chosen by their name.
 _OTHERS = ("#a85a14", "#8c6d1f", "#a0468f", "#4a6fa5", "#7d5a4f", "#3f7d8c")
 
-_DARKEST = 0.42
+_DARKEST = 0.34
 
 
 def kind_colour(kind: str) -> str:

@@ -108,7 +108,7 @@ def _tables(report: ReportData) -> str:
     if report.plan:
         sections.append(_section("plan", "Plan", _rows(report.plan)))
     if rows := _kind_table(report):
-        head = ("kind", "count", "predicted", "measured", "measured / predicted")
+        head = ("kind", "count", "predicted", "measured", "ratio")
         sections.append(
             _section("kinds", "Busy time per kind <small>one step, all ranks together</small>", rows, head)
         )

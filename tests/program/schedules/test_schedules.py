@@ -125,7 +125,12 @@ def test_impossible_pipelines_are_refused_with_both_numbers(name: str, devices: 
 
 @pytest.mark.parametrize(
     ("given_name", "meant"),
-    [("1F1B", "1f1b"), ("gpip", "gpipe"), ("ScheduleLoopedBFS", "breadth-first"), ("pipedream-flush", "1f1b")],
+    [
+        ("1F1B", "1f1b"),
+        ("gpip", "gpipe"),
+        ("ScheduleLoopedBFS", "breadth-first"),
+        ("pipedream-flush", "1f1b"),
+    ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(given_name: str, meant: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from weft.describe.amount import Shape
 from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError
 from weft.moves.layout import Job, Layout, build_plan, pipeline_of, refuse
 from weft.moves.partition import balanced_partition
 from weft.planning.compile import compile_plan
@@ -54,19 +55,24 @@ class HomogeneousPlanner:
         """Judge every layout of the space; see the module's docstring.
 
         Raises:
-            InputError: when a pin names an unknown schedule or a measured profile has a hole.
+            InputError: when a pin names an unknown schedule.
         """
         judged: list[Candidate] = []
         waiting: list[Candidate] = []
         bounds = _Bounds(problem)
         for layout in self.space(problem):
             reason = refuse(problem.job, layout)
+            bound_s = 0.0
+            if reason is None:
+                try:
+                    bound_s = bounds.step_s(layout)
+                except InputError as error:
+                    # A profile that was not measured at this micro-batch size refuses to guess.
+                    reason = str(error.violations[0])
             if reason is not None:
                 judged.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
             else:
-                waiting.append(
-                    Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bounds.step_s(layout))
-                )
+                waiting.append(Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bound_s))
         waiting.sort(key=lambda candidate: (candidate.bound_s, str(candidate.layout)))
         fitting: list[float] = []
         for candidate in waiting:

@@ -131,6 +131,7 @@ function addReadout(picture, chart, width, x) {
 function memoryBars(root, memory) {
   const kinds = [["predicted", "bar-predicted"], ["measured", "bar-measured"]].filter(([key]) => memory.some((rank) => rank[key] !== null));
   const series = kinds.map(([key]) => ({ name: key === "measured" ? "measured (whole process)" : key, colour: `var(--${key})` }));
+  if (memory.some((rank) => rank.capacity !== null)) series.push({ name: "capacity", colour: "var(--bad)", dashed: true });
   root.before(legend(series, null));
   const peak = Math.max(...memory.flatMap((rank) => kinds.map(([key]) => rank[key] ?? 0)));
   const capacities = memory.map((rank) => rank.capacity ?? 0).filter((capacity) => capacity > 0 && capacity < 4 * peak);

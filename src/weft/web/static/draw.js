@@ -28,7 +28,7 @@ function threeDigits(value) {
 
 function scaled(value, units, write) {
   if (value === null || value === undefined) return "-";
-  if (value === 0) return `0 ${units[0][0]}`;
+  if (value === 0) return `0 ${units.find(([, size]) => size === 1)[0]}`;
   const [unit, factor] = units.find(([, size]) => Math.abs(value) >= size) ?? units.at(-1);
   return `${write(value / factor)} ${unit}`;
 }
@@ -71,18 +71,20 @@ function scale(fromLow, fromHigh, toLow, toHigh) {
 
 function shaded(colour, shade) {
   const channels = [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16));
-  return `#${channels.map((c) => Math.round(c * (1 - 0.42 * shade)).toString(16).padStart(2, "0")).join("")}`;
+  return `#${channels.map((c) => Math.round(c * (1 - 0.34 * shade)).toString(16).padStart(2, "0")).join("")}`;
 }
 
 // Calls `draw(width)` now and whenever the element's width changes.
 function redrawOnResize(node, draw) {
   let width = 0;
-  new ResizeObserver(() => {
+  const check = () => {
     if (node.clientWidth !== width && node.clientWidth > 0) {
       width = node.clientWidth;
       draw(width);
     }
-  }).observe(node);
+  };
+  // The next frame, because drawing changes heights and an observer must not cause what it observes.
+  new ResizeObserver(() => requestAnimationFrame(check)).observe(node);
 }
 
 const tooltip = {

@@ -1,0 +1,66 @@
+"""One rank of a training run, under weft's agent or `torchrun`.
+
+    torchrun --nproc-per-node N -m weft.train.worker RUN_DIR
+
+Exit codes: 0 all steps are done; 1 the run failed; 2 the input was refused; 130 and 143 stopped by SIGINT and
+SIGTERM, after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from weft.errors import InputError, RunError
+
+
+def main(run_dir: Path) -> int:
+    """Train the run that `run_dir` holds and return the exit code.
+
+    Raises:
+        InputError: when the directory holds no run, or something in it is refused.
+        RunError: when the run failed.
+    """
+    # Until the loop takes requests to stop, there is nothing to save.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    # After the handlers: these imports take seconds.
+    from weft.run.worker_start import start_worker
+    from weft.train.loop import train
+    from weft.train.session import reopen
+
+    job = reopen(run_dir)
+    context = start_worker()
+    _require_ranks(context.world_size, job.plan.ranks)
+    exit_code = train(job, run_dir, context)
+    context.close()
+    return exit_code
+
+
+def _require_ranks(given: int, needed: int) -> None:
+    if given != needed:
+        raise InputError(
+            f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
+        )
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    from weft.run.worker_main import AGENT_PID
+
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m weft.train.worker RUN_DIR")
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except (InputError, RunError) as error:
+        if AGENT_PID in os.environ:
+            raise  # the agent's wrapper reports it
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # Threads that wait for a lost peer can hold up a normal exit.
+        os._exit(2 if isinstance(error, InputError) else 1)
