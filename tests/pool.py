@@ -54,7 +54,10 @@ class WorkerPool:
         assert 1 <= ranks <= MAX_RANKS, ranks
         self._start(ranks)
         self._cases += 1
-        location = (str(Path(sys.modules[function.__module__].__file__ or "").resolve()), function.__qualname__)
+        location = (
+            str(Path(sys.modules[function.__module__].__file__ or "").resolve()),
+            function.__qualname__,
+        )
         for rank, (_, connection) in enumerate(self._workers[:ranks]):
             connection.send((location, rank, ranks, self._store.port, self._cases, arguments))
         answers, failure = self._collect(ranks, timeout_s)

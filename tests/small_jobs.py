@@ -53,7 +53,8 @@ def make_plan(
         Stage(
             layers=tuple(range(borders[stage], borders[stage + 1])),
             replicas=tuple(
-                Replica(ranks=(replica * pp + stage % pp,), micro_batches=micro_batches) for replica in range(dp)
+                Replica(ranks=(replica * pp + stage % pp,), micro_batches=micro_batches)
+                for replica in range(dp)
             ),
         )
         for stage in range(count)
@@ -77,7 +78,9 @@ def make_program(config: ModelConfig, plan: Plan) -> Program:
     return compile_plan(plan, layer_graph(config))
 
 
-def batch_of(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def batch_of(
+    config: ModelConfig, plan: Plan, step: int
+) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Samples keyed by (step, sample), so that the cut into micro-batches does not change them."""
 
     def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.cli.pictures import candidate_rows, timeline_svg
 from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile, load_run, parse_run
+from weft.moves.layout import layout_of
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
 from weft.timeline.compare import Comparison, compare
@@ -17,6 +17,7 @@ from weft.timeline.timeline import Timeline
 from weft.train.run_directory import RunDirectory, fresh_directory
 from weft.train.session import execute, prepare, reopen
 from weft.web.run_report import write_run_report
+from weft.web.svg import timeline_svg
 
 DEFAULT_RUNS = "runs"
 
@@ -48,8 +49,7 @@ class Planned:
         return path
 
     def _repr_html_(self) -> str:
-        rows = candidate_rows(self.job)
-        title = f"{self.plan.model} on {self.plan.cluster}: {rows[0]['name']}"
+        title = f"{self.plan.model} on {self.plan.cluster}: {layout_of(self.plan)}"
         return timeline_svg(self.simulate(), title=title)
 
 
@@ -162,9 +162,18 @@ def _job_and_path(
 
 
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
-    run = planned.run
-    if data is not None:
-        run = run.model_copy(update={"task": run.task.model_copy(update={"data": data})})
-    if steps is not None:
-        run = run.model_copy(update={"train": run.train.model_copy(update={"steps": steps})})
+    run = changed(planned.run, {"task": {"data": data}, "train": {"steps": steps}})
     return PlannedJob(run=run, problem=planned.problem, plan=planned.plan, ranking=planned.ranking)
+
+
+def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
+    """A copy in which the given keys that are not None are replaced, and everything is checked again.
+
+    Raises:
+        InputError: when the changed run file is refused.
+    """
+    record = run.model_dump(exclude_none=True)
+    for table, keys in changes.items():
+        given = {key: value for key, value in keys.items() if value is not None}
+        record[table] = {**record.get(table, {}), **given}
+    return parse_run(record)

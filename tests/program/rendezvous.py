@@ -48,7 +48,7 @@ def stuck_rows(program: Program) -> set[int]:
 def _together(program: Program) -> list[frozenset[int]]:
     columns = program.columns
     calls: dict[object, set[int]] = {}
-    sends = {send: receive for send, receive in MESSAGES}
+    sends = dict(MESSAGES)
     for row in range(len(program)):
         kind, rank, peer = int(columns.kind[row]), int(columns.rank[row]), int(columns.peer[row])
         stage, part, micro_batch = (

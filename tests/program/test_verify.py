@@ -138,17 +138,14 @@ def test_the_proof_of_no_deadlock_agrees_with_an_execution(
 
 
 def test_a_deadlock_names_its_cycle() -> None:
-    """Each device computes backward 0 before it sends what the other one needs for it."""
+    """Device 1 wants forward 1 before backward 0, device 0 backward 0 before forward 1."""
     program = training_program("1f1b", 2, 2, (2,))
     program = swap(program, row_of(program, 1, "F1.1"), row_of(program, 1, "B1.0"))
     program = swap(program, row_of(program, 0, "F0.1"), row_of(program, 0, "B0.0"))
-    (problem,) = check_deadlock(program)
-    assert problem.where == "deadlock"
-    assert "rank 0 F0.1 -> " in str(problem) or "-> rank 0 F0.1" in str(problem)
-    assert "rank 1 B1.0" in str(problem)
-    names = problem.problem.removeprefix("these wait for each other: ").split(" -> ")
-    assert names[0] == names[-1]
-    assert 3 <= len(names) <= 8
+    assert [str(problem) for problem in check_deadlock(program)] == [
+        "deadlock: these wait for each other: rank 0 B0.0 -> rank 0 SF0.1 to rank 1 -> rank 1 F1.1 -> "
+        "rank 1 SB1.0 to rank 0 -> rank 0 B0.0"
+    ]
 
 
 def test_an_edge_back_to_itself_is_a_deadlock() -> None:
@@ -172,9 +169,8 @@ def test_reductions_in_another_order_on_one_replica_are_a_deadlock() -> None:
 
 def test_a_long_cycle_is_cut() -> None:
     program = training_program("gpipe", 8, 8, (1,))
-    (problem,) = check_deadlock(with_edge(program, row_of(program, 0, "B0.0"), row_of(program, 0, "F0.0")))
-    assert "more) -> rank" in str(problem)
-    assert str(problem).count("->") <= 13
+    (problem,) = check_deadlock(with_edge(program, row_of(program, 7, "F7.0"), row_of(program, 0, "F0.0")))
+    assert "rank 5 SF5.0 to rank 6 -> (3 more) -> rank 0 F0.0" in str(problem)
 
 
 def test_messages_name_both_ranks() -> None:
@@ -287,7 +283,7 @@ def test_values_out_of_range_are_named(column: str, value: int, text: str) -> No
 
 def test_edges_out_of_range_are_named() -> None:
     program = training_program("gpipe", 1, 1, (1,))
-    assert "edges.target: edge 5: 7 is not 0..2" in say(with_edge(with_edge(program, 0, 2), 0, 7))
+    assert "edges.target: edge 4: 7 is not 0..2" in say(with_edge(with_edge(program, 0, 2), 0, 7))
 
 
 def test_rows_must_be_sorted_by_rank() -> None:

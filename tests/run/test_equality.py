@@ -18,7 +18,9 @@ SCHEDULES = ("gpipe", "1f1b", "breadth-first")
 LAYOUTS = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 4), (2, 2)]
 
 
-def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     runtime = make_runtime(rank, config, plan, make_program(config, plan))
     losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
     parameters = parameters_of(runtime)
@@ -27,7 +29,9 @@ def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[list[
     return losses, parameters
 
 
-def alone(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor]]:
+def alone(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     return train_alone(config, plan, STEPS)
 
 
@@ -49,7 +53,9 @@ def require_equal(pool: WorkerPool, config: ModelConfig, plan: Plan, *, bitwise:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("pp", "dp"), LAYOUTS)
-def test_every_layout_trains_like_one_process(worker_pool: WorkerPool, schedule: str, pp: int, dp: int) -> None:
+def test_every_layout_trains_like_one_process(
+    worker_pool: WorkerPool, schedule: str, pp: int, dp: int
+) -> None:
     config = tiny()
     plan = make_plan(config, pp=pp, dp=dp, schedule=schedule)
     require_equal(worker_pool, config, plan, bitwise=False)

@@ -14,7 +14,10 @@ from weft.program.program import Program
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
 from weft.web.report_data import RankMemory, ReportData, StepInterval
 
-HOSTILE = "</script><script>window.harmed = true</script><img src=x onerror=\"window.harmed = true\"> & {{data}} 'quoted'"
+HOSTILE = (
+    "</script><script>window.harmed = true</script>"
+    "<img src=x onerror=\"window.harmed = true\"> & {{data}} 'quoted'"
+)
 
 
 def sample_program(micro_batches: int = 8) -> Program:

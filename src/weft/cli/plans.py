@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.api import words_to_run
+from weft.api import changed, words_to_run
 from weft.cli.output import Json, console, print_json
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
@@ -20,7 +20,8 @@ from weft.program.table import format_program
 from weft.timeline.timeline import Timeline
 from weft.training.session import reopen
 from weft.web.candidates import candidate_record, candidate_rows
-from weft.web.pictures import memory_bars, plans_table, timeline_picture, timeline_svg
+from weft.web.pictures import memory_bars, plans_table, timeline_picture
+from weft.web.svg import timeline_svg
 
 SHOWN = 12
 
@@ -121,14 +122,13 @@ def _run_of(
             precision=precision,
             pins=pins,
         )
-    run = load_run(Path(source))
     changes: dict[str, dict[str, Any]] = {
         "cluster": {"use": on},
         "train": {"global_batch": global_batch, "precision": precision},
         "task": {"sequence": sequence},
         "plan": pins,
     }
-    return run.with_changes(changes)
+    return changed(load_run(Path(source)), changes)
 
 
 def _print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:

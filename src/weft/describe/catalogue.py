@@ -1,4 +1,4 @@
-"""The catalogue: real devices and their usual nodes, from data sheets (`catalogue.toml` names each source)."""
+"""Real devices and their usual nodes, from data sheets (`catalogue.toml` names each source)."""
 
 from __future__ import annotations
 

@@ -1,329 +1,383 @@
-"""Clusters from words and files: `64xa100-80gb`, `8xa100-80gb+16xv100-16gb`, `this-machine`, a CLUSTER.toml."""
+"""CLUSTER.toml and short expressions: how people say which devices they have.
+
+An expression is a sum of counted devices, ``8xa100-80gb+16xv100-16gb``; each term becomes whole nodes of
+the device's usual size joined by its usual network. A term smaller than a node is a part of one node; any
+other count that does not fill its nodes is refused, because a partly used node is a group of its own and
+should be written as one (``64xa100-80gb+4xa100-80gb``).
+
+What a file leaves out comes from the catalogue: the size of a node, the link inside it, and the network
+between nodes, where two groups are joined by the slower of their networks. A device that is not in the
+catalogue has no usual node, so its file must give all of these.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from weft.describe.catalogue import CatalogueEntry, catalogue, get_device
+from weft.describe.catalogue import CatalogueEntry, canonical_name, catalogue, find_device
 from weft.describe.cluster import Cluster, Link, NodeGroup
-from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.this_machine import this_machine
-from weft.describe.toml_file import read_toml, validate
+from weft.describe.device import Device
+from weft.describe.reading import read_toml, violations_of
+from weft.describe.this_machine import THIS_MACHINE, this_machine
+from weft.describe.toml_text import Value, key_text, table_text
 from weft.describe.units import (
+    BYTES,
+    BYTES_PER_SECOND,
+    FLOPS_PER_SECOND,
+    SECONDS,
+    exact_text,
     parse_bytes,
     parse_bytes_per_second,
     parse_flops_per_second,
     parse_seconds,
+    shown,
 )
 from weft.errors import InputError, Violation, nearest
 
-Quantity = str | float
-Count = Annotated[int, Field(ge=1, strict=True)]
 
-_EXPRESSION = re.compile(r"\s*(\d+)\s*x\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*")
+def _quantity(example: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "examples": [example]}
+    )
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _quantity("80 GB")]
+Bandwidth = Annotated[float, BeforeValidator(parse_bytes_per_second), _quantity("25 Gbit/s")]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity("3 us")]
+Flops = Annotated[float, BeforeValidator(parse_flops_per_second), _quantity("312 TFLOP/s")]
+Name = Annotated[str, Field(min_length=1)]
+# Ranks are counted in 64-bit integers; no cluster comes near this.
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class NodeTable(_Table):
-    """[[node]]: `count` equal nodes. Bandwidth and latency default to the device's usual node."""
+    """`[[node]]`: `count` equal nodes."""
 
-    name: str = Field(min_length=1, description="of the group of nodes")
-    count: Count = Field(1, description="how many such nodes")
-    device: str = Field(description="from the catalogue, or from [device.NAME]")
-    devices: Count = Field(description="per node")
-    bandwidth: Quantity | None = Field(None, description="between two devices of a node, one direction")
-    latency: Quantity | None = Field(None, description="between two devices of a node")
+    name: Name
+    count: Count = 1
+    device: Name
+    devices: Count | None = None
+    bandwidth: Bandwidth | None = Field(default=None, description="per device and direction")
+    latency: Seconds | None = None
 
 
 class LinkTable(_Table):
-    """[[link]]: between two groups of nodes, or between the nodes of one group."""
+    """`[[link]]`: what joins the nodes of two groups, or of one."""
 
-    between: tuple[str, str] = Field(description="two names of node groups, or one twice")
-    bandwidth: Quantity = Field(description="of a node, one direction")
-    latency: Quantity = Field(description="of an empty message")
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    bandwidth: Bandwidth = Field(description="per node and direction")
+    latency: Seconds
 
 
 class DeviceTable(_Table):
-    """[device.NAME]: overrides a device of the catalogue, or describes a new one."""
+    """`[device.NAME]`: overrides the catalogue, or describes a device that is not in it."""
 
-    memory: Quantity | None = Field(None, description="capacity")
-    memory_bandwidth: Quantity | None = Field(None, description="peak")
-    flops: Mapping[str, Quantity] | None = Field(None, description="dense peak by precision")
-    launch: Quantity | None = Field(None, description="host time per kernel")
-    synchronous: bool | None = Field(None, description="the host computes itself")
-    price_per_hour: float | None = Field(None, gt=0, lt=float("inf"), description="in your currency")
+    memory: Bytes | None = None
+    memory_bandwidth: Bandwidth | None = None
+    flops: dict[Precision, Flops] | None = Field(default=None, description="dense peak by precision")
+    launch: Seconds | None = Field(default=None, description="host time to launch one kernel")
+    synchronous: bool | None = Field(default=None, description="the host computes itself, as a CPU does")
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
 
 
-class ClusterTables(_Table):
-    """CLUSTER.toml"""
+class ClusterFile(_Table):
+    """CLUSTER.toml."""
 
-    name: str = Field(min_length=1)
-    node: tuple[NodeTable, ...] = Field(min_length=1)
-    link: tuple[LinkTable, ...] = ()
-    device: Mapping[str, DeviceTable] = Field(default_factory=dict)
+    name: Name | None = Field(default=None, description="the file's own name when absent")
+    node: Annotated[list[NodeTable], Field(min_length=1)]
+    link: list[LinkTable] = Field(default_factory=list)
+    device: dict[str, DeviceTable] = Field(default_factory=dict)
 
 
 def parse_cluster(text: str) -> Cluster:
-    """`this-machine`, a sum of COUNTxDEVICE, or the path of a CLUSTER.toml.
-
-    Devices come in the catalogue's usual nodes; a count that does not fill its last node ends in a smaller
-    one. Two groups are joined by the slower of their networks.
+    """A cluster from ``this-machine``, an expression such as ``64xa100-80gb``, or the path of a file.
 
     Raises:
-        InputError: for an unknown device, a broken file, or text that is none of these.
+        InputError: when it is none of these, or the file is broken; all violations at once.
     """
-    if text == "this-machine":
+    if text.strip() == THIS_MACHINE:
         return this_machine()
-    parts = [_EXPRESSION.fullmatch(part) for part in text.split("+")]
-    if all(parts):
-        counts = [(int(part[1]), part[2]) for part in parts if part is not None]
-        return _expression(text, counts)
-    if text.endswith(".toml") or Path(text).is_file():
-        return load_cluster(Path(text))
-    raise InputError(
-        Violation(
-            "cluster",
-            f"{text!r} is not this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml",
-            nearest(text, ("this-machine", *(f"8x{name}" for name in catalogue()))),
-        )
-    )
+    path = Path(text)
+    if path.suffix == ".toml" or _is_file(path):
+        return load_cluster(path)
+    if _EXPRESSION.fullmatch(text):
+        return _from_expression(text)
+    example = "an expression such as 64xa100-80gb, or the path of a cluster file"
+    near = nearest(text, [THIS_MACHINE, *(f"1x{name}" for name in catalogue()), *catalogue()])
+    raise InputError(Violation("cluster", f"{shown(text)} is not {THIS_MACHINE}, {example}", _counted(near)))
 
 
-def _expression(text: str, counts: list[tuple[int, str]]) -> Cluster:
-    groups: list[NodeGroup] = []
-    networks: list[Link] = []
-    for index, (count, name) in enumerate(counts):
-        if count < 1:
-            raise InputError(Violation("cluster", f"{text!r}: a count must be at least 1", "1"))
-        entry = get_device(name, f"cluster {text!r}")
-        whole, rest = divmod(count, entry.devices_per_node)
-        suffix = f"-{index}" if sum(other == name for _, other in counts) > 1 else ""
-        for nodes, devices, last in ((whole, entry.devices_per_node, ""), (1 if rest else 0, rest, "-rest")):
-            if nodes:
-                groups.append(
-                    NodeGroup(
-                        name=name + suffix + last,
-                        count=nodes,
-                        device=entry.device,
-                        devices=devices,
-                        link=entry.link,
-                    )
-                )
-                networks.append(entry.network)
-    return Cluster(name=text.replace(" ", ""), groups=tuple(groups), links=_all_pairs(groups, networks))
-
-
-def _all_pairs(groups: list[NodeGroup], networks: list[Link]) -> dict[tuple[str, str], Link]:
-    links = {}
-    for index, group in enumerate(groups):
-        for other in range(index, len(groups)):
-            ends = networks[index], networks[other]
-            names = sorted((group.name, groups[other].name))
-            links[names[0], names[1]] = Link(
-                min(end.bytes_per_s for end in ends), max(end.latency_s for end in ends)
-            )
-    return links
-
-
-def load_cluster(path: Path) -> Cluster:
-    """Read a CLUSTER.toml. A link that is not given is the network of the devices' usual nodes.
+def load_cluster(path: Path | str) -> Cluster:
+    """The cluster that a CLUSTER.toml describes.
 
     Raises:
-        InputError: with every violation.
+        InputError: listing everything that is wrong with the file.
     """
-    return cluster_from_tables(read_toml(path), str(path))
+    return cluster_of(read_toml(path), str(path))
 
 
-def cluster_from_tables(record: Mapping[str, Any], where: str = "") -> Cluster:
-    """A cluster from the tables of a CLUSTER.toml.
+def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
+    """The cluster described by the tables of a CLUSTER.toml; `where` names the file in refusals.
 
     Raises:
-        InputError: with every violation.
+        InputError: listing everything that is wrong with them.
     """
-    tables = validate(ClusterTables, record, where)
+    try:
+        file = ClusterFile.model_validate(record)
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, ClusterFile)) from None
     problems: list[Violation] = []
-    entries = _devices(tables, where, problems)
-    names = [node.name for node in tables.node]
-    problems += [
-        Violation(f"{where}: node {name}", "two groups of nodes have this name")
-        for name in sorted({name for name in names if names.count(name) > 1})
-    ]
-    groups = [
-        _collect(problems, _group, node, entries[node.device], f"{where}: node {node.name}")
-        for node in tables.node
-        if node.device in entries
-    ]
-    links = _links(tables, where, problems)
+    devices = _devices(file, where, problems)
+    groups = _groups(file, devices, where, problems)
+    links = _links(file, where, problems)
     if problems:
         raise InputError(problems)
-    complete = [group for group in groups if group is not None]
-    usual = _all_pairs(complete, [entries[node.device].network for node in tables.node])
-    return Cluster(name=tables.name, groups=tuple(complete), links={**usual, **links})
-
-
-def _collect(problems: list[Violation], make: Any, *arguments: Any) -> Any:
-    """`make(*arguments)`, or None after adding what is wrong to `problems`."""
-    try:
-        return make(*arguments)
-    except InputError as error:
-        problems.extend(error.violations)
-        return None
-
-
-def _devices(tables: ClusterTables, where: str, problems: list[Violation]) -> dict[str, CatalogueEntry]:
-    entries = {}
-    for name in dict.fromkeys([*(node.device for node in tables.node), *tables.device]):
-        place = f"{where}: device.{name}"
-        entry = _collect(problems, _device_entry, name, tables.device.get(name), place)
-        if entry is not None:
-            entries[name] = entry
-    return entries
-
-
-def _device_entry(name: str, table: DeviceTable | None, where: str) -> CatalogueEntry:
-    if name in catalogue():
-        entry = catalogue()[name]
-    elif table is None:
-        entry = get_device(name, where)
-    else:
-        entry = _new_device(name, table, where)
-    return entry if table is None else replace(entry, device=_overridden(entry.device, table, where))
-
-
-def _new_device(name: str, table: DeviceTable, where: str) -> CatalogueEntry:
-    missing = [key for key in ("memory", "memory_bandwidth", "flops") if getattr(table, key) is None]
-    if missing:
-        raise InputError(
-            [
-                Violation(where, f"not in the catalogue, so {key} must be given", nearest(name, catalogue()))
-                for key in missing
-            ]
-        )
-    # A new device says nothing about its node: the links must then be given with the nodes.
-    usual = catalogue()["rtx-3090"]
-    return replace(usual, device=Device(name=name, memory_bytes=1, memory_bytes_per_s=1.0), source=where)
-
-
-def _overridden(device: Device, table: DeviceTable, where: str) -> Device:
-    changes: dict[str, Any] = {}
-    if table.memory is not None:
-        changes["memory_bytes"] = parse_bytes(table.memory, f"{where}.memory")
-    if table.memory_bandwidth is not None:
-        changes["memory_bytes_per_s"] = parse_bytes_per_second(
-            table.memory_bandwidth, f"{where}.memory_bandwidth"
-        )
-    if table.flops is not None:
-        unknown = [key for key in table.flops if key not in PRECISION_BYTES]
-        if unknown:
-            allowed = ", ".join(PRECISION_BYTES)
-            raise InputError(
-                [
-                    Violation(
-                        f"{where}.flops.{key}",
-                        f"precision is not one of {allowed}",
-                        nearest(key, PRECISION_BYTES),
-                    )
-                    for key in unknown
-                ]
-            )
-        changes["flops_per_s"] = {
-            **device.flops_per_s,
-            **{
-                key: parse_flops_per_second(value, f"{where}.flops.{key}")
-                for key, value in table.flops.items()
-            },
-        }
-    if table.launch is not None:
-        changes["launch_s"] = parse_seconds(table.launch, f"{where}.launch")
-    if table.synchronous is not None:
-        changes["synchronous"] = table.synchronous
-    if table.price_per_hour is not None:
-        changes["price_per_hour"] = table.price_per_hour
-    return replace(device, **changes)
-
-
-def _group(node: NodeTable, entry: CatalogueEntry, where: str) -> NodeGroup:
-    bandwidth, latency = entry.link.bytes_per_s, entry.link.latency_s
-    if node.bandwidth is not None:
-        bandwidth = parse_bytes_per_second(node.bandwidth, f"{where}.bandwidth")
-    if node.latency is not None:
-        latency = parse_seconds(node.latency, f"{where}.latency")
-    return NodeGroup(
-        name=node.name,
-        count=node.count,
-        device=entry.device,
-        devices=node.devices,
-        link=Link(bandwidth, latency),
-    )
-
-
-def _links(tables: ClusterTables, where: str, problems: list[Violation]) -> dict[tuple[str, str], Link]:
-    names = {node.name for node in tables.node}
-    links: dict[tuple[str, str], Link] = {}
-    for index, link in enumerate(tables.link):
-        place = f"{where}: link.{index}"
-        pair = tuple(sorted(link.between))
-        problems += [
-            Violation(
-                f"{place}.between",
-                f"{name!r} is not a node group: {', '.join(sorted(names))}",
-                nearest(name, names),
-            )
-            for name in link.between
-            if name not in names
-        ]
-        if pair in links:
-            problems.append(Violation(place, f"the link between {pair[0]} and {pair[1]} is given twice"))
-        bandwidth = _collect(problems, parse_bytes_per_second, link.bandwidth, f"{place}.bandwidth")
-        latency = _collect(problems, parse_seconds, link.latency, f"{place}.latency")
-        if bandwidth is not None and latency is not None:
-            links[pair[0], pair[1]] = Link(bandwidth, latency)
-    return links
+    return Cluster(name=file.name or Path(where).stem, groups=groups, links=links)
 
 
 def to_toml(cluster: Cluster) -> str:
-    """The CLUSTER.toml of a cluster; reading it back gives an equal cluster."""
-    lines = [f"name = {json.dumps(cluster.name)}", ""]
+    """The CLUSTER.toml that `cluster_of` reads back to an equal cluster.
+
+    Raises:
+        InputError: when two different devices of the cluster have one name.
+    """
+    devices: dict[str, Device] = {}
     for group in cluster.groups:
-        lines += [
-            "[[node]]",
-            f"name = {json.dumps(group.name)}",
-            f"count = {group.count}",
-            f"device = {json.dumps(group.device.name)}",
-            f"devices = {group.devices}",
-            f"bandwidth = {group.link.bytes_per_s!r}",
-            f"latency = {group.link.latency_s!r}",
-            "",
+        if devices.setdefault(group.device.name, group.device) != group.device:
+            raise InputError(
+                Violation(cluster.name, f"two different devices are called {group.device.name!r}")
+            )
+    nodes: list[dict[str, Value]] = [
+        {
+            "name": group.name,
+            "count": group.count,
+            "device": group.device.name,
+            "devices": group.devices,
+            **_link_values(group.link),
+        }
+        for group in cluster.groups
+    ]
+    links: list[dict[str, Value]] = [
+        {"between": list(pair), **_link_values(link)} for pair, link in sorted(cluster.links.items())
+    ]
+    texts = [table_text("", {"name": cluster.name})]
+    texts += [table_text("[[node]]", values) for values in nodes]
+    texts += [table_text("[[link]]", values) for values in links]
+    texts += [
+        table_text(f"[device.{key_text(name)}]", _device_values(device)) for name, device in devices.items()
+    ]
+    return "\n".join(texts)
+
+
+_TERM = r"\s*\d+\s*[xX*]\s*[A-Za-z][\w.-]*\s*"
+_EXPRESSION = re.compile(rf"{_TERM}(?:\+{_TERM})*", re.ASCII)
+
+
+def _from_expression(text: str) -> Cluster:
+    problems: list[Violation] = []
+    groups: list[NodeGroup] = []
+    entries: dict[str, CatalogueEntry] = {}
+    for term in text.split("+"):
+        digits, _, word = re.sub(r"[X*]", "x", re.sub(r"\s", "", term), count=1).partition("x")
+        try:
+            entry = find_device(word, f"cluster {text}")
+            group = _term_group(digits, entry, text, {known.name for known in groups})
+        except InputError as error:
+            problems += error.violations
+            continue
+        groups.append(group)
+        entries[group.name] = entry
+    if problems:
+        raise InputError(problems)
+    networks = {name: entry.network for name, entry in entries.items()}
+    return Cluster(
+        name=re.sub(r"\s", "", text),
+        groups=tuple(groups),
+        links={pair: _slower(networks[pair[0]], networks[pair[1]]) for pair in _needed_links(groups)},
+    )
+
+
+def _term_group(digits: str, entry: CatalogueEntry, text: str, taken: set[str]) -> NodeGroup:
+    where, device, size = f"cluster {text}", entry.device, entry.devices
+    # Cut before converting: Python refuses to convert very long numbers.
+    count = int(digits) if len(digits.lstrip("0")) <= 7 else 10**7
+    if not 1 <= count <= 10**6:
+        near = f"1x{device.name}" if count < 1 else f"{10**6 // size * size}x{device.name}"
+        raise InputError(Violation(where, f"{digits[:20]} devices; 1 to {10**6} are allowed", near))
+    if count > size and count % size:
+        rest = count % size
+        problem = f"{count} {device.name} do not fill nodes of {size}; add the partly used node as a term"
+        near = f"{count - rest}x{device.name}+{rest}x{device.name}"
+        raise InputError(Violation(where, problem, near))
+    name, number = device.name, 2
+    while name in taken:
+        name, number = f"{device.name}-{number}", number + 1
+    return NodeGroup(
+        name=name, count=max(1, count // size), device=device, devices=min(count, size), link=entry.link
+    )
+
+
+def _needed_links(groups: Sequence[NodeGroup]) -> list[tuple[str, str]]:
+    """Sorted pairs of groups between whose nodes messages can travel."""
+    counts = {group.name: group.count for group in groups}
+    return [
+        (one, other)
+        for one, other in combinations_with_replacement(sorted(counts), 2)
+        if one != other or counts[one] > 1
+    ]
+
+
+def _slower(one: Link, other: Link) -> Link:
+    return Link(min(one.bytes_per_s, other.bytes_per_s), max(one.latency_s, other.latency_s))
+
+
+def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:
+    """The devices that the nodes name, with the file's overrides, by the name the nodes use."""
+    used = {node.device for node in file.node}
+    for name in file.device:
+        if name not in used:
+            problem = "no node has this device"
+            problems.append(Violation(f"{where}: device.{shown(name)}", problem, nearest(name, used)))
+    devices = {}
+    for name in sorted(used):
+        table = file.device.get(name)
+        entry = catalogue().get(canonical_name(name))
+        if entry is None and table is None:
+            problem = f"{shown(name)} is neither in the catalogue nor described in [device.{name}]"
+            problems.append(Violation(f"{where}: node.device", problem, nearest(name.lower(), catalogue())))
+            continue
+        device = _device(name, entry.device if entry else None, table or DeviceTable(), where, problems)
+        if device is not None:
+            devices[name] = device
+    return devices
+
+
+def _device(
+    name: str, known: Device | None, table: DeviceTable, where: str, problems: list[Violation]
+) -> Device | None:
+    required = {"memory": table.memory, "memory_bandwidth": table.memory_bandwidth, "flops": table.flops}
+    missing = [key for key, value in required.items() if value is None]
+    if known is None and missing:
+        problems += [
+            Violation(f"{where}: device.{shown(name)}.{key}", "missing: the catalogue has no such device")
+            for key in missing
         ]
-    for (first, second), link in sorted(cluster.links.items()):
-        lines += [
-            "[[link]]",
-            f"between = {json.dumps([first, second])}",
-            f"bandwidth = {link.bytes_per_s!r}",
-            f"latency = {link.latency_s!r}",
-            "",
+        return None
+    given: dict[str, Any] = {
+        "memory_bytes": table.memory,
+        "memory_bytes_per_s": table.memory_bandwidth,
+        "flops_per_s": table.flops,
+        "launch_s": table.launch,
+        "synchronous": table.synchronous,
+        "price_per_hour": table.price_per_hour,
+    }
+    base = known or Device(name=name, memory_bytes=1, memory_bytes_per_s=1.0)
+    return replace(base, **{key: value for key, value in given.items() if value is not None})
+
+
+def _groups(
+    file: ClusterFile, devices: Mapping[str, Device], where: str, problems: list[Violation]
+) -> tuple[NodeGroup, ...]:
+    groups = []
+    names: set[str] = set()
+    for index, node in enumerate(file.node):
+        place = f"{where}: node[{index}]"
+        if node.name in names:
+            problems.append(Violation(f"{place}.name", f"{node.name!r} names two groups of nodes"))
+        names.add(node.name)
+        entry = catalogue().get(canonical_name(node.device))
+        size = node.devices or (entry.devices if entry else None)
+        bandwidth = node.bandwidth or (entry.link.bytes_per_s if entry else None)
+        latency = node.latency if node.latency is not None else entry.link.latency_s if entry else None
+        values = {"devices": size, "bandwidth": bandwidth, "latency": latency}
+        problems += [
+            Violation(f"{place}.{key}", "missing: the catalogue has no such device")
+            for key, value in values.items()
+            if value is None
         ]
-    for device in {group.device.name: group.device for group in cluster.groups}.values():
-        flops = ", ".join(f"{key} = {value!r}" for key, value in device.flops_per_s.items())
-        lines += [
-            f"[device.{json.dumps(device.name)}]",
-            f"memory = {device.memory_bytes}",
-            f"memory_bandwidth = {device.memory_bytes_per_s!r}",
-            f"flops = {{ {flops} }}",
-            f"launch = {device.launch_s!r}",
-            f"synchronous = {json.dumps(device.synchronous)}",
+        if node.device in devices and size and bandwidth and latency is not None:
+            groups.append(
+                NodeGroup(
+                    name=node.name,
+                    count=node.count,
+                    device=devices[node.device],
+                    devices=size,
+                    link=Link(bandwidth, latency),
+                )
+            )
+    return tuple(groups)
+
+
+def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tuple[str, str], Link]:
+    """The links of the file, completed by the catalogue's networks."""
+    kinds = {node.name: node.device for node in file.node}
+    links: dict[tuple[str, str], Link] = {}
+    for index, table in enumerate(file.link):
+        place = f"{where}: link[{index}].between"
+        one, other = sorted(table.between)
+        problems += [
+            Violation(place, f"{shown(name)} is not a group of nodes", nearest(name, kinds))
+            for name in (one, other)
+            if name not in kinds
         ]
-        if device.price_per_hour is not None:
-            lines.append(f"price_per_hour = {device.price_per_hour!r}")
-        lines.append("")
-    return "\n".join(lines)
+        if (one, other) in links:
+            problems.append(Violation(place, f"{one} and {other} are linked twice"))
+        links[one, other] = Link(table.bandwidth, table.latency)
+    counts = {node.name: node.count for node in file.node}
+    for one, other in combinations_with_replacement(sorted(kinds), 2):
+        if (one, other) in links or (one == other and counts[one] == 1):
+            continue
+        entries = [catalogue().get(canonical_name(kinds[name])) for name in (one, other)]
+        known = [entry.network for entry in entries if entry is not None]
+        if len(known) < 2:
+            problem = f"missing between {one!r} and {other!r}: the catalogue does not know their network"
+            problems.append(Violation(f"{where}: link", problem))
+        else:
+            links[one, other] = _slower(*known)
+    return links
+
+
+def _link_values(link: Link) -> dict[str, Value]:
+    return {
+        "bandwidth": exact_text(link.bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second),
+        "latency": exact_text(link.latency_s, SECONDS, parse_seconds),
+    }
+
+
+def _device_values(device: Device) -> dict[str, Value]:
+    values: dict[str, Value] = {
+        "memory": exact_text(device.memory_bytes, BYTES, parse_bytes),
+        "memory_bandwidth": exact_text(device.memory_bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second),
+        "flops": {
+            precision: exact_text(speed, FLOPS_PER_SECOND, parse_flops_per_second)
+            for precision, speed in sorted(device.flops_per_s.items())
+        },
+        "launch": exact_text(device.launch_s, SECONDS, parse_seconds),
+        "synchronous": device.synchronous,
+    }
+    if device.price_per_hour is not None:
+        values["price_per_hour"] = device.price_per_hour
+    return values
+
+
+def _counted(near: str) -> str:
+    return f"1x{near}" if near in catalogue() else near
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False  # too long or malformed for a path

@@ -178,7 +178,8 @@ def _layer_record(layer: Layer) -> dict[str, Any]:
 
 
 def _layer_from(record: dict[str, Any]) -> Layer:
-    passes = {
+    # Typed loosely because Layer takes both kinds of value by name.
+    passes: dict[str, Any] = {
         key: Pass(
             matmuls=tuple(Matmul(*(Amount.parse(text) for text in item)) for item in record[key]["matmuls"]),
             memory=Amount.parse(record[key]["memory"]),
@@ -186,5 +187,5 @@ def _layer_from(record: dict[str, Any]) -> Layer:
         )
         for key in _PASSES
     }
-    amounts = {key: Amount.parse(record[key]) for key in _AMOUNTS}
+    amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
     return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +18,20 @@ from weft.errors import InputError, Violation, nearest
 CONFIG_FILE = "config.json"
 
 
-@cache
-def presets() -> Mapping[str, ModelConfig]:
-    """The models weft knows by name, in the order of `presets.toml`."""
+def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
+    sizes = {key: value for key, value in record.items() if key != "source"}
+    sizes.setdefault("key_value_heads", sizes["heads"])
+    sizes.setdefault("feed_forward", 4 * sizes["hidden"])
+    return ModelConfig(name=name, **sizes)
+
+
+def _load_presets() -> Mapping[str, ModelConfig]:
     records = tomllib.loads(files("weft.describe").joinpath("presets.toml").read_text(encoding="utf-8"))
     return MappingProxyType({name: _preset(name, record) for name, record in records.items()})
+
+
+# The models weft knows by name, in the order of `presets.toml`.
+PRESETS: Mapping[str, ModelConfig] = _load_presets()
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
@@ -38,8 +46,8 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
     """
     if sequence is not None and (isinstance(sequence, bool) or sequence < 1):
         raise InputError(Violation("sequence", f"{shown(sequence)}: at least 1 token is needed", "1"))
-    if name_or_path in presets():
-        config = presets()[name_or_path]
+    if name_or_path in PRESETS:
+        config = PRESETS[name_or_path]
     else:
         config = read_config(_config_path(name_or_path))
         if config.family == "gpt" and sequence is not None and sequence > config.sequence:
@@ -82,6 +90,10 @@ class _Format:
     tied: bool
     unsupported: Mapping[str, object]
 
+    @property
+    def keys(self) -> dict[str, str]:
+        return {**self.required, **self.optional}
+
 
 _FORMATS: Mapping[str, _Format] = {
     "gpt2": _Format(
@@ -123,22 +135,15 @@ def _config_path(name_or_path: str) -> Path:
             return path
     except (OSError, ValueError):
         pass  # too long or malformed for a path, so it can only be a wrong name
-    known = presets()
+    known = PRESETS
     problem = f"{shown(name_or_path)} is neither a preset ({', '.join(known)}) nor a folder or {CONFIG_FILE}"
     raise InputError(Violation("model", problem, nearest(name_or_path.lower(), known)))
-
-
-def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
-    sizes = {key: value for key, value in record.items() if key != "source"}
-    sizes.setdefault("key_value_heads", sizes["heads"])
-    sizes.setdefault("feed_forward", 4 * sizes["hidden"])
-    return ModelConfig(name=name, **sizes)
 
 
 def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str) -> ModelConfig:
     problems: list[Violation] = []
     sizes: dict[str, int] = {}
-    for size, key in (form.required | form.optional).items():
+    for size, key in form.keys.items():
         value = record.get(key)
         if value is None and (size in form.optional):
             continue
@@ -175,7 +180,7 @@ def _size_problems(
 ) -> list[Violation]:
     """Sizes that are valid alone but not together."""
     problems = []
-    keys = form.required | form.optional
+    keys = form.keys
     hidden, heads = sizes.get("hidden"), sizes.get("heads")
     if hidden is not None and heads is not None:
         if hidden % heads:

@@ -1,164 +1,162 @@
-"""PLAN.json: reading a plan file, and checking a plan against its model and cluster.
+"""PLAN.json: reading a plan that a person may have edited, and checking it against its model and cluster.
 
-`plan_id` in the file is for people: an edited plan is legal, and gets the id of what it now says.
+The `plan_id` in the file informs readers. It is not compared when a plan is read, because an edited plan is
+a legal plan; it is then another plan with another id.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import rustworkx
+from pydantic import ValidationError
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, Stage
-from weft.describe.toml_file import validate
+from weft.describe.plan import Plan
+from weft.describe.reading import read_json, violations_of
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 
-
-def load_plan(path: Path) -> Plan:
-    """Read a plan file.
-
-    Raises:
-        InputError: when the file cannot be read, is not JSON, or is not a plan; with every violation.
-    """
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise InputError(Violation(str(path), error.strerror or str(error))) from None
-    except UnicodeDecodeError as error:
-        raise InputError(Violation(str(path), f"not UTF-8 text: byte {error.start}")) from None
-    return parse_plan(text, str(path))
+# Long lists of ranks and layers are cut in messages.
+_SHOWN = 6
 
 
-def parse_plan(text: str, where: str = "plan") -> Plan:
-    """A plan from the text of a plan file.
+def load_plan(path: Path | str) -> Plan:
+    """Read a PLAN.json; `check_plan` then checks it against a model and a cluster.
 
     Raises:
-        InputError: with every violation.
+        InputError: listing everything in it that is not a plan.
     """
+    return parse_plan(read_json(path), str(path))
+
+
+def parse_plan(record: object, where: str = "plan") -> Plan:
+    """The plan in the JSON value of a plan file.
+
+    Raises:
+        InputError: listing everything in it that is not a plan.
+    """
+    if not isinstance(record, Mapping):
+        raise InputError(Violation(where, "a plan is a JSON object"))
+    decisions = {key: value for key, value in record.items() if key != "plan_id"}
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(Violation(where, f"not JSON: {error}")) from None
-    if not isinstance(record, dict):
-        raise InputError(Violation(where, "must hold one JSON object"))
-    record.pop("plan_id", None)
-    return validate(Plan, record, where)
+        # JSON mode is strict about numbers and takes lists for tuples.
+        return Plan.model_validate_json(json.dumps(decisions), strict=True)
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, Plan)) from None
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:
-    """Everything that makes `plan` impossible for this model and cluster; an empty list when nothing does."""
+    """Everything that keeps `plan` from training this model on this cluster; empty when it can."""
     return [
         *_identity(plan, graph, cluster),
         *_layers(plan, graph),
+        *_order(plan, graph),
         *_ranks(plan, cluster),
         *_batch(plan),
+        *_precision(plan, cluster),
     ]
 
 
-def _identity(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:
-    problems = []
+def _identity(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Iterable[Violation]:
     if plan.model_fingerprint != graph.fingerprint:
-        problems.append(
-            Violation(
-                "plan.model", f"made for {plan.model} ({plan.model_fingerprint}), not for this {graph.name}"
-            )
-        )
+        problem = f"the plan is for {shown(plan.model)} ({shown(plan.model_fingerprint)}), the model is"
+        yield Violation("plan: model_fingerprint", f"{problem} {graph.name!r}", graph.fingerprint)
     if plan.cluster_fingerprint != cluster.fingerprint:
-        problems.append(
-            Violation(
-                "plan.cluster",
-                f"made for {plan.cluster} ({plan.cluster_fingerprint}), not for this {cluster.name}",
-            )
-        )
-    return problems
+        problem = f"the plan is for {shown(plan.cluster)} ({shown(plan.cluster_fingerprint)}), the cluster is"
+        yield Violation("plan: cluster_fingerprint", f"{problem} {cluster.name!r}", cluster.fingerprint)
 
 
-def _layers(plan: Plan, graph: LayerGraph) -> list[Violation]:
-    problems = []
-    count = len(graph.layers)
-    held = [layer for stage in plan.stages for layer in stage.layers]
-    for layer in sorted(set(held)):
-        if layer >= count:
-            problems.append(
-                Violation("plan.stages", f"layer {layer} does not exist; 0 to {count - 1}", str(count - 1))
-            )
-        elif held.count(layer) > 1:
-            problems.append(Violation("plan.stages", f"layer {layer} is in {held.count(layer)} stages"))
-    missing = sorted(set(range(count)) - set(held))
+def _layers(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
+    last = len(graph.layers) - 1
+    held = Counter(layer for stage in plan.stages for layer in stage.layers)
+    for index, stage in enumerate(plan.stages):
+        beyond = sorted(layer for layer in set(stage.layers) if layer > last)
+        if beyond:
+            problem = f"{_listed(beyond)}: layers 0 to {last} exist"
+            yield Violation(f"plan: stages[{index}].layers", problem, str(last))
+    missing = [layer for layer in range(last + 1) if layer not in held]
     if missing:
-        problems.append(Violation("plan.stages", f"no stage holds layers {missing}"))
-    if not problems:
-        stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
-        problems += [
-            Violation(
-                "plan.stages",
-                f"layer {consumer} in stage {stage_of[consumer]} needs layer {producer} of the later stage "
-                f"{stage_of[producer]}; stages must follow the model",
-            )
-            for producer, consumer in graph.edges
-            if stage_of[producer] > stage_of[consumer]
-        ]
-    return problems
+        yield Violation("plan: stages", f"no stage has layers {_listed(missing)}")
+    twice = sorted(layer for layer, count in held.items() if count > 1)
+    if twice:
+        yield Violation("plan: stages", f"layers {_listed(twice)} are held more than once")
 
 
-def _ranks(plan: Plan, cluster: Cluster) -> list[Violation]:
-    problems = []
+def _order(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
+    """Stages must form a DAG; a stage that is not convex is part of a circle of stages."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    stages = rustworkx.PyDiGraph(multigraph=False)
+    stages.add_nodes_from(range(len(plan.stages)))
+    for producer, consumer in graph.edges:
+        source, target = stage_of.get(producer), stage_of.get(consumer)
+        if source is not None and target is not None and source != target:
+            stages.add_edge(source, target, None)
+    for circle in rustworkx.strongly_connected_components(stages):
+        if len(circle) > 1:
+            names = _listed(sorted(circle))
+            yield Violation("plan: stages", f"stages {names} wait for each other; a stage must be convex")
+
+
+def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
     used: set[int] = set()
     for index, stage in enumerate(plan.stages):
-        ranks = [rank for copy in stage.replicas for rank in copy.ranks]
-        used.update(ranks)
-        problems += [
-            Violation(f"plan.stages.{index}", f"rank {rank} is in two replicas")
-            for rank in sorted({rank for rank in ranks if ranks.count(rank) > 1})
-        ]
-        problems += [
-            Violation(
-                f"plan.stages.{index}",
-                f"rank {rank} is not in the cluster of {cluster.ranks} devices",
-                str(cluster.ranks - 1),
-            )
-            for rank in sorted(set(ranks))
-            if rank >= cluster.ranks
-        ]
-        problems += [
-            Violation(f"plan.stages.{index}", f"rank {rank}'s device cannot compute in {plan.precision}")
-            for rank in sorted(set(ranks))
-            if rank < cluster.ranks and plan.precision not in cluster.device_of(rank).flops_per_s
-        ]
-    idle = sorted(set(range(plan.ranks)) - used)
+        mine = Counter(rank for replica in stage.replicas for rank in replica.ranks)
+        used |= mine.keys()
+        place = f"plan: stages[{index}].replicas"
+        twice = sorted(rank for rank, count in mine.items() if count > 1)
+        if twice:
+            yield Violation(place, f"ranks {_listed(twice)} hold this stage more than once")
+        beyond = sorted(rank for rank in mine if rank >= cluster.ranks)
+        if beyond:
+            problem = f"ranks {_listed(beyond)}: {cluster.name!r} has ranks 0 to {cluster.ranks - 1}"
+            yield Violation(place, problem, str(cluster.ranks - 1))
+    # Ranks number processes: world size is one more than the highest, so a hole would be an idle process.
+    idle = []
+    for rank in range(max(used)):
+        if rank not in used:
+            idle.append(rank)
+        if len(idle) > _SHOWN:
+            break
     if idle:
-        problems.append(Violation("plan.stages", f"ranks {idle} hold no stage; ranks count without gaps"))
-    size = 1
-    for degree in plan.mesh.values():
-        size *= degree
-    if size != len(used):
-        problems.append(
-            Violation("plan.mesh", f"its degrees multiply to {size}, the stages use {len(used)} ranks")
-        )
-    return problems
+        yield Violation("plan: stages", f"ranks {_listed(idle)} hold no stage, but higher ones do")
+    product = math.prod(plan.mesh.values())
+    if product != len(used):
+        axes = " x ".join(f"{axis} {size}" for axis, size in list(plan.mesh.items())[:_SHOWN]) or "empty"
+        yield Violation("plan: mesh", f"{axes} is {shown(product)} ranks, the stages use {len(used)}")
 
 
-def _batch(plan: Plan) -> list[Violation]:
-    if plan.global_batch % plan.micro_batch_size:
-        near = plan.micro_batch_size * max(1, round(plan.global_batch / plan.micro_batch_size))
-        return [
-            Violation(
-                "plan.global_batch",
-                f"{plan.global_batch} is not a multiple of micro_batch_size {plan.micro_batch_size}",
-                str(near),
+def _batch(plan: Plan) -> Iterable[Violation]:
+    batch, size = plan.global_batch, plan.micro_batch_size
+    if batch % size:
+        problem = f"{shown(batch)} is not divisible by micro_batch_size = {shown(size)}"
+        yield Violation("plan: global_batch", problem, shown(max(1, (batch + size // 2) // size) * size))
+        return
+    for index, stage in enumerate(plan.stages):
+        total = sum(replica.micro_batches for replica in stage.replicas)
+        if total != plan.micro_batches:
+            problem = f"{shown(total)} micro-batches in all replicas, the global batch has"
+            yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
+
+
+def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
+    ranks = {rank for stage in plan.stages for replica in stage.replicas for rank in replica.ranks}
+    groups = {cluster.group_index_of(rank) for rank in ranks if rank < cluster.ranks}
+    devices = {cluster.groups[index].device.name: cluster.groups[index].device for index in groups}
+    for name, device in sorted(devices.items()):
+        if plan.precision not in device.flops_per_s:
+            problem = (
+                f"{name} does not support {plan.precision}; it has {', '.join(sorted(device.flops_per_s))}"
             )
-        ]
-    return [
-        Violation(
-            f"plan.stages.{index}",
-            f"its replicas run {_share(stage)} micro-batches, the global batch has {plan.micro_batches}",
-            str(plan.micro_batches),
-        )
-        for index, stage in enumerate(plan.stages)
-        if _share(stage) != plan.micro_batches
-    ]
+            near = next((known for known in ("bf16", "fp32", "fp64") if known in device.flops_per_s), "")
+            yield Violation("plan: precision", problem, near)
 
 
-def _share(stage: Stage) -> int:
-    return sum(copy.micro_batches for copy in stage.replicas)
+def _listed(numbers: list[int]) -> str:
+    text = ", ".join(shown(number) for number in numbers[:_SHOWN])
+    return f"{text}, ..." if len(numbers) > _SHOWN else text

@@ -1,113 +1,128 @@
-"""RUN.toml: what a user asks for. An omitted key is decided by the planner, a given key is pinned."""
+"""RUN.toml: what a user asks for.
+
+A key that is left out is decided by the planner (None here) or has the default stated in its description;
+a given key is pinned. Unknown keys are refused with the nearest valid one.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from glob import iglob
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from weft.describe.toml_file import read_toml, validate
+from weft.describe.reading import parse_toml, read_toml, violations_of
+from weft.describe.toml_text import table_text
+from weft.errors import InputError, Violation
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+# Steps, samples and tokens are 64-bit integers whose products must stay so.
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Word = Annotated[str, Field(min_length=1)]
+_IMPORTABLE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+# TOML has no tuples; strictness inside the pair is kept.
+Betas = Annotated[
+    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelTable(_Table):
-    """[model]: exactly one of the three keys."""
+    """`[model]`: exactly one of the three."""
 
-    preset: str | None = Field(None, description="name of a preset")
-    hf: str | None = Field(None, description="folder with a config.json, or such a file")
-    build: str | None = Field(None, description="package.module:function that builds the model")
+    preset: Word | None = Field(default=None, description="a name that weft knows, such as gpt-10m")
+    hf: Word | None = Field(default=None, description="a folder with a config.json, or such a file")
+    build: Annotated[str, Field(pattern=_IMPORTABLE)] | None = Field(
+        default=None, description="package.module:function that builds the model"
+    )
 
     @model_validator(mode="after")
-    def _one(self) -> ModelTable:
+    def _exactly_one(self) -> ModelTable:
         given = [key for key in ("preset", "hf", "build") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"give exactly one of preset, hf and build, not {' and '.join(given) or 'none of them'}"
-            )
+            found = " and ".join(given) or "none"
+            raise InputError(Violation("", f"{found} given; exactly one of preset, hf and build is needed"))
         return self
 
 
 class TaskTable(_Table):
-    """[task]"""
+    """`[task]`: what is learned from which data."""
 
-    kind: str = Field("causal-lm", description="causal-lm, or package.module:Task")
-    data: str = Field("python-stdlib", description="python-stdlib, a file, a folder or a glob")
-    sequence: Count | None = Field(None, description="tokens per sample")
+    kind: Literal["causal-lm"] | Annotated[str, Field(pattern=_IMPORTABLE)] = Field(
+        default="causal-lm", description="causal-lm, or package.module:Task"
+    )
+    data: Word = Field(default="python-stdlib", description="python-stdlib, a file, a folder or a glob")
+    sequence: Count | None = Field(default=None, description="tokens per sample; the model's own if absent")
 
 
 class TrainTable(_Table):
-    """[train]"""
+    """`[train]`: the size and length of the training."""
 
-    global_batch: Count | None = Field(None, description="samples per optimizer step")
-    steps: Count = Field(100, description="optimizer steps in all")
-    precision: Literal["fp64", "fp32", "bf16"] | None = Field(None, description="compute precision")
-    seed: int = Field(0, ge=0, lt=2**63, description="of parameters and of the order of samples")
+    global_batch: Count | None = Field(default=None, description="samples per optimizer step")
+    steps: Count = 200
+    precision: Literal["fp64", "fp32", "bf16"] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 class OptimizerTable(_Table):
-    """[optimizer]"""
+    """`[optimizer]`."""
 
-    name: str = Field("adamw", description="adamw")
-    learning_rate: float = Field(1e-3, gt=0, lt=float("inf"), description="after warm-up")
-    warm_up_steps: int = Field(10, ge=0, description="steps of linear warm-up")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), description="decay of the two moments"
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="after warm-up")
+    warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        default=10, description="steps in which the learning rate rises linearly"
     )
-    weight_decay: float = Field(0.1, ge=0, lt=float("inf"), description="decoupled, on matrices only")
+    betas: Betas = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
 
 
 class ClusterTable(_Table):
-    """[cluster]"""
+    """`[cluster]`."""
 
-    use: str = Field(
-        "this-machine", description="this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml"
+    use: Word = Field(
+        default="this-machine", description="this-machine, an expression such as 64xa100-80gb, or a file"
     )
 
 
 class GoalTable(_Table):
-    """[goal]"""
+    """`[goal]`: what the planner minimises, and what it may change for that."""
 
-    minimise: Literal["time", "cost", "memory"] = Field("time", description="what the planner minimises")
-    contract: Literal["exact", "function-preserving", "unbiased", "empirical"] = Field(
-        "exact", description="what may be changed for speed"
-    )
-    deadline_hours: float | None = Field(None, gt=0, lt=float("inf"), description="for all steps together")
+    minimise: Literal["time", "memory"] = "time"
+    contract: Literal["exact", "function-preserving", "unbiased", "empirical"] = "exact"
+    deadline_hours: Annotated[float, Field(gt=0)] | None = None
 
 
 class PlanTable(_Table):
-    """[plan]: pins for the planner."""
+    """`[plan]`: decisions taken away from the planner."""
 
-    planner: str | None = Field(None, description="which planner searches")
-    schedule: str | None = Field(None, description="order of micro-batches")
-    loops: Count | None = Field(None, description="stages per device")
-    pp: Count | None = Field(None, description="pipeline-parallel degree")
-    dp: Count | None = Field(None, description="data-parallel degree")
-    micro_batch_size: Count | None = Field(None, description="samples per micro-batch")
+    schedule: Word | None = None
+    loops: Count | None = Field(default=None, description="stages per device on a looped pipeline")
+    pp: Count | None = Field(default=None, description="devices of one pipeline")
+    dp: Count | None = Field(default=None, description="replicas of the pipeline")
+    micro_batch_size: Count | None = None
+    planner: Word | None = None
 
 
 class SyncTable(_Table):
-    """[sync]"""
+    """`[sync]`: how replicas agree."""
 
-    method: Literal["dense"] = Field("dense", description="how replicas agree")
+    method: Literal["dense"] = "dense"
 
 
 class CheckpointTable(_Table):
-    """[checkpoint]"""
+    """`[checkpoint]`: the last step is always saved."""
 
-    every: Count = Field(100, description="steps between checkpoints; the last step always has one")
-    keep: Count = Field(2, description="how many of the newest are kept")
+    every: Count = Field(default=100, description="steps between two checkpoints")
+    keep: Count = Field(default=2, description="how many of the newest are kept")
 
 
 class RunFile(_Table):
-    """A run file; every table but [model] may be left out."""
+    """A RUN.toml, checked."""
 
     model: ModelTable
     task: TaskTable = TaskTable()
@@ -119,81 +134,129 @@ class RunFile(_Table):
     sync: SyncTable = SyncTable()
     checkpoint: CheckpointTable = CheckpointTable()
 
-    def to_toml(self) -> str:
-        """The run file with every decided key written out; open keys are left out."""
-        lines: list[str] = []
-        for table, keys in self.model_dump(mode="json", exclude_none=True).items():
-            if keys:
-                lines += [f"[{table}]", *(f"{key} = {_toml_value(value)}" for key, value in keys.items()), ""]
-        return "\n".join(lines)
-
-    def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
-        """A copy in which the given keys that are not None are replaced, and everything is checked again."""
-        record = self.model_dump(exclude_none=True)
-        for table, keys in changes.items():
-            record.setdefault(table, {}).update(
-                {key: value for key, value in keys.items() if value is not None}
+    @model_validator(mode="after")
+    def _divisible(self) -> RunFile:
+        batch, size, replicas = self.train.global_batch, self.plan.micro_batch_size, self.plan.dp
+        unit = (size or 1) * (replicas or 1)
+        if batch is not None and batch % unit:
+            factors = " x ".join(
+                f"plan.{key} = {value}"
+                for key, value in (("micro_batch_size", size), ("dp", replicas))
+                if value is not None
             )
-        return parse_run(record)
+            near = str(max(1, round(batch / unit)) * unit)
+            problem = f"{batch} is not divisible by {factors}"
+            raise InputError(Violation("train.global_batch", problem, near))
+        return self
+
+    def to_toml(self) -> str:
+        """The run file with every default written out; keys left to the planner stay absent."""
+        tables = []
+        for name in type(self).model_fields:
+            record = getattr(self, name).model_dump(exclude_none=True)
+            if record:
+                tables.append(table_text(f"[{name}]", record))
+        return "\n".join(tables)
 
 
-def parse_run(record: Mapping[str, Any], where: str = "") -> RunFile:
-    """A run file from its tables.
+def load_run(path: Path | str) -> RunFile:
+    """Read and check a RUN.toml.
+
+    Relative paths of model, data and cluster that exist beside the file become absolute, so that the run
+    means the same from every folder; all other text is left as it is.
 
     Raises:
-        InputError: with every violation.
-    """
-    return validate(RunFile, record, where)
-
-
-def load_run(path: Path) -> RunFile:
-    """Read a RUN.toml. Relative paths of models, data and clusters are taken relative to the file's folder.
-
-    Raises:
-        InputError: when the file cannot be read, is not TOML, or violates the schema.
+        InputError: listing everything that is wrong with it, one line each.
     """
     run = parse_run(read_toml(path), str(path))
-    folder = path.parent
-    return run.with_changes(
-        {
-            "model": {"hf": _beside(folder, run.model.hf)},
-            "task": {"data": _beside(folder, run.task.data)},
-            "cluster": {"use": _beside(folder, run.cluster.use)},
+    folder = Path(path).parent.resolve()
+    return run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"hf": _beside(folder, run.model.hf)}),
+            "task": run.task.model_copy(update={"data": _beside(folder, run.task.data)}),
+            "cluster": run.cluster.model_copy(update={"use": _beside(folder, run.cluster.use)}),
         }
     )
 
 
+def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
+    """Check the tables of a run file; `where` names it in refusals.
+
+    Raises:
+        InputError: listing everything that is wrong with them, one line each.
+    """
+    try:
+        return RunFile.model_validate(dict(record))
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, RunFile)) from None
+
+
+def parse_run_text(text: str, where: str = "run") -> RunFile:
+    """Check the text of a run file.
+
+    Raises:
+        InputError: as `load_run`.
+    """
+    return parse_run(parse_toml(text, where), where)
+
+
 def _beside(folder: Path, name: str | None) -> str | None:
-    """A relative path that exists beside the run file; any other text (a preset, an expression) as it is."""
-    if name is None or Path(name).is_absolute():
-        return None
-    found = any(folder.glob(name)) if "*" in name else (folder / name).exists()
-    return str(folder.resolve() / name) if found else None
-
-
-def _toml_value(value: Any) -> str:
-    # JSON's strings, numbers, booleans and arrays are TOML's, too.
-    return json.dumps(value, ensure_ascii=False)
+    """`name` in `folder` when it is the relative path or pattern of something there, else `name` itself."""
+    if name is None or Path(name).is_absolute() or not any(iglob(name, root_dir=folder)):
+        return name
+    return str(folder / name)
 
 
 def commented_run_file() -> str:
-    """A run file for people to edit: required keys given, open keys commented out."""
-    lines = [
-        "# A run file of weft. A key that is left out is decided by the planner; a given key is pinned.",
-        "",
-        "[model]",
-        '# one of: preset = "...", hf = "folder or config.json"',
-        'preset = "gpt-1m"',
-        "",
-    ]
-    for name, field in RunFile.model_fields.items():
-        if name == "model":
-            continue
-        lines.append(f"[{name}]")
-        table = field.default
-        for key, entry in type(table).model_fields.items():
-            value = getattr(table, key)
-            written = f"# {key} = ..." if value is None else f"{key} = {_toml_value(value)}"
-            lines.append(f"{written}  # {entry.description}")
-        lines.append("")
-    return "\n".join(lines)
+    """A RUN.toml that runs as it is and says what else can be written."""
+    return _COMMENTED
+
+
+_COMMENTED = """\
+# A training run. Every key that is commented out is decided by the planner or has the default shown.
+# `weft plan RUN.toml` shows the plans, `weft train RUN.toml` runs the best one.
+
+[model]
+preset = "gpt-10m"              # or hf = "a folder with a config.json", or such a file
+
+[task]
+kind = "causal-lm"              # or your own "package.module:Task"
+data = "python-stdlib"          # or a file, a folder, or a glob such as "texts/**/*.txt"
+sequence = 256                  # tokens per sample
+
+[train]
+global_batch = 32               # samples per optimizer step
+steps = 200
+# precision = "fp32"            # fp64, fp32 or bf16; default: the best that all devices compute
+seed = 0
+
+[optimizer]
+name = "adamw"
+learning_rate = 1e-3
+# warm_up_steps = 10            # the learning rate rises linearly, then stays
+# betas = [0.9, 0.95]
+# weight_decay = 0.1
+
+[cluster]
+use = "this-machine"            # or an expression such as "64xa100-80gb", or a CLUSTER.toml
+
+[goal]
+minimise = "time"               # or "memory"
+contract = "exact"              # what may change: exact < function-preserving < unbiased < empirical
+# deadline_hours = 12
+
+[plan]                          # a key given here is pinned
+# schedule = "breadth-first"    # or "1f1b", "gpipe"
+# loops = 2                     # stages per device
+# pp = 2                        # devices of one pipeline
+# dp = 1                        # replicas of the pipeline
+# micro_batch_size = 4
+# planner = "homogeneous"
+
+[sync]
+method = "dense"                # how replicas agree on the gradient
+
+[checkpoint]
+every = 100                     # steps between checkpoints; the last step is always saved
+keep = 2                        # how many of the newest stay
+"""

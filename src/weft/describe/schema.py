@@ -1,51 +1,40 @@
-"""JSON Schema of the files weft reads and writes, generated from the types that validate them."""
+"""JSON Schema of the files that people and tools write and read, for editors and for validation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from weft.describe.cluster_file import ClusterTables
+from weft.describe.cluster_file import ClusterFile
 from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile
+from weft.describe.summary import Summary
 from weft.errors import require_choice
 
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-class Summary(BaseModel):
-    """summary.json of a finished run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    plan: str = Field(description="path of the plan file, relative to the run directory")
-    plan_id: str
-    world_size: int = Field(ge=1)
-    steps: int = Field(ge=0)
-    predicted_step_s: float = Field(gt=0)
-    predicted_step_low_s: float = Field(gt=0)
-    predicted_step_high_s: float = Field(gt=0)
-    predicted_peak_bytes: tuple[int, ...]
-    measured_step_s: float | None = Field(description="median after five warm-up steps")
-    first_loss: float = Field(description="held-out nats per token before the first step")
-    final_loss: float = Field(description="held-out nats per token after the last step")
-    tokens_per_s: float | None
-    max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
-
-
-FILE_TYPES: Mapping[str, type[BaseModel]] = {
+SCHEMAS: Mapping[str, type[BaseModel]] = {
     "run": RunFile,
-    "cluster": ClusterTables,
+    "cluster": ClusterFile,
     "plan": Plan,
     "summary": Summary,
 }
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of a kind of file: run, cluster, plan or summary.
+    """The schema of one kind of file: ``run``, ``cluster``, ``plan`` or ``summary``.
 
     Raises:
-        InputError: for another kind.
+        InputError: for any other kind.
     """
-    require_choice("schema", kind, FILE_TYPES)
-    return FILE_TYPES[kind].model_json_schema()
+    require_choice("schema", kind, SCHEMAS)
+    schema = {"$schema": _DRAFT, **SCHEMAS[kind].model_json_schema()}
+    if kind == "plan":
+        # Written for people and tools; read back from the decisions, not from here.
+        schema["properties"] = {
+            "plan_id": {"type": "string", "description": "hash of the decisions; ignored when read"},
+            **schema["properties"],
+        }
+    return schema

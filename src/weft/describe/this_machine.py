@@ -1,115 +1,145 @@
-"""`this-machine` as a cluster, without torch: NVIDIA GPUs where the driver answers, else CPU cores."""
+"""The machine weft runs on as a Cluster, found without torch.
+
+NVIDIA devices are asked of the driver's own tool and looked up in the catalogue. Without any, every usable
+core is a device of its own: a run starts one process per core, and each computes with one thread.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
-from weft.describe.catalogue import catalogue
+from weft.describe.catalogue import CatalogueEntry, catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
+from weft.errors import InputError, Violation
 
-# More local ranks than this say little about a cluster and crowd a workstation.
-MOST_CPU_RANKS = 8
-CPU_LINK = Link(bytes_per_s=1e9, latency_s=50e-6)
-CPU_MEMORY_BYTES_PER_S = 1e10
-DEFAULT_CLOCK_HZ = 2.5e9
-NVIDIA_SMI_TIMEOUT_S = 10
+THIS_MACHINE = "this-machine"
+
+# More processes than this start slowly and win nothing on one host.
+MOST_CORES = 8
+
+# Defaults until `weft measure` has looked: messages through the loopback interface, memory of one channel.
+_LOOPBACK = Link(1e9, 50e-6)
+_MEMORY_BYTES_PER_S = 10e9
+_CPU_KERNEL_S = 5e-6
+_DEFAULT_CLOCK_HZ = 2e9
+
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+_NVIDIA_SMI_TIMEOUT_S = 20
 
 
 def this_machine() -> Cluster:
-    """One node: its GPUs, or one CPU device per usable core."""
-    gpus = _nvidia_gpus()
-    if gpus:
-        return gpu_cluster(gpus)
-    cores = len(os.sched_getaffinity(0))
-    return cpu_cluster(min(cores, MOST_CPU_RANKS), _memory_bytes(), _cpu_info())
+    """This host as one node: its NVIDIA devices if there are any, else its usable cores (at most 8).
 
-
-def cpu_cluster(devices: int, memory_bytes: int, cpu_info: str) -> Cluster:
-    """A node of `devices` CPU devices of one core each; `cpu_info` is the text of /proc/cpuinfo."""
-    peak = _clock_hz(cpu_info) * _fp32_flops_per_cycle(cpu_info)
-    device = Device(
-        name="cpu",
-        memory_bytes=memory_bytes // devices,
-        memory_bytes_per_s=CPU_MEMORY_BYTES_PER_S,
-        flops_per_s={"fp64": peak / 2, "fp32": peak},
-        synchronous=True,
-    )
-    group = NodeGroup(name="this", count=1, device=device, devices=devices, link=CPU_LINK)
-    return Cluster(name="this-machine", groups=(group,))
-
-
-def gpu_cluster(lines: list[str]) -> Cluster:
-    """A node of the first kind of GPU that `nvidia-smi --query-gpu=name,memory.total` lists."""
-    names = [line.split(",")[0].strip() for line in lines]
-    memory_mib = int(re.findall(r"\d+", lines[0].split(",")[1])[0])
-    entry = catalogue().get(catalogue_name(names[0], memory_mib))
-    count = sum(name == names[0] for name in names)
-    if entry is not None:
-        group = NodeGroup(name="this", count=1, device=entry.device, devices=count, link=entry.link)
-        return Cluster(name="this-machine", groups=(group,))
-    nearest_known = catalogue()["l4"]
-    device = Device(
-        name=re.sub(r"[^a-z0-9]+", "-", names[0].lower()).strip("-"),
-        memory_bytes=memory_mib * 2**20,
-        memory_bytes_per_s=nearest_known.device.memory_bytes_per_s,
-        flops_per_s=nearest_known.device.flops_per_s,
-    )
-    group = NodeGroup(name="this", count=1, device=device, devices=count, link=nearest_known.link)
-    return Cluster(name="this-machine", groups=(group,))
-
-
-def catalogue_name(gpu: str, memory_mib: int) -> str:
-    """The catalogue's name of a GPU as its driver calls it, or an empty string."""
-    words = set(re.split(r"[^a-z0-9]+", gpu.lower()))
-    gigabytes = memory_mib * 2**20 / 1e9
-    fitting = [
-        (abs(entry.device.memory_bytes / 1e9 - gigabytes), name)
-        for name, entry in catalogue().items()
-        if name.split("-")[0] in words or set(name.split("-")) <= words
-    ]
-    return min(fitting)[1] if fitting else ""
-
-
-def _nvidia_gpus() -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    Raises:
+        InputError: when it has a device that the catalogue does not know.
+    """
     try:
         answer = subprocess.run(
-            query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
+            _NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line for line in answer.stdout.splitlines() if "," in line]
-    return lines if answer.returncode == 0 else []
+        groups = nvidia_groups(answer.stdout) if answer.returncode == 0 else ()
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        groups = ()  # no driver, or one that does not answer: the processor remains
+    if not groups:
+        groups = (cpu_group(_usable_cores(), _read("/proc/cpuinfo"), _total_memory_bytes()),)
+    links = {
+        (min(one.name, other.name), max(one.name, other.name)): _LOOPBACK
+        for index, one in enumerate(groups)
+        for other in groups[index + 1 :]
+    }
+    return Cluster(name=THIS_MACHINE, groups=groups, links=links)
 
 
-def _memory_bytes() -> int:
+def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
+    """One group per kind of device from lines such as ``NVIDIA H200, 143771 MiB``.
+
+    Different kinds in one host become groups of one node each. The memory is the driver's, not the data
+    sheet's; the order of the kinds is the driver's.
+
+    Raises:
+        InputError: for a device that the catalogue does not know, with the remedy.
+    """
+    found: dict[str, list[tuple[CatalogueEntry, int]]] = {}
+    problems: list[Violation] = []
+    for line in text.splitlines():
+        name, _, memory = line.rpartition(",")
+        amount = memory.removesuffix("MiB").strip()
+        if not (amount.isascii() and amount.isdigit() and len(amount) < 12):
+            continue
+        memory_bytes = int(amount) * 2**20
+        entry = _entry_of(name.strip(), memory_bytes)
+        if entry is None:
+            problem = f"{name.strip()!r} is not in the catalogue; describe it in a cluster file"
+            problems.append(Violation(THIS_MACHINE, problem))
+        else:
+            found.setdefault(entry.device.name, []).append((entry, memory_bytes))
+    if problems:
+        raise InputError(list(dict.fromkeys(problems)))
+    return tuple(
+        NodeGroup(
+            name=name,
+            count=1,
+            device=replace(devices[0][0].device, memory_bytes=min(memory for _, memory in devices)),
+            devices=len(devices),
+            link=devices[0][0].link,
+        )
+        for name, devices in found.items()
+    )
+
+
+def cpu_group(cores: int, cpuinfo: str, memory_bytes: int) -> NodeGroup:
+    """One node of `cores` devices, one per core, which share the memory equally.
+
+    The peak is clock x two fused multiply-add units x vector width, with 2 GHz and the narrowest width
+    where `/proc/cpuinfo` (its text is given) does not say more. bf16 runs at the speed of fp32.
+    """
+    flags = _field(cpuinfo, "flags").split()
+    lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+    try:
+        clock_hz = float(_field(cpuinfo, "cpu MHz")) * 1e6
+    except ValueError:
+        clock_hz = _DEFAULT_CLOCK_HZ
+    flops_per_s = clock_hz * 2 * 2 * lanes
+    device = Device(
+        name="cpu",
+        memory_bytes=max(1, memory_bytes // cores),
+        memory_bytes_per_s=_MEMORY_BYTES_PER_S,
+        flops_per_s={"fp64": flops_per_s / 2, "fp32": flops_per_s, "bf16": flops_per_s},
+        launch_s=_CPU_KERNEL_S,
+        synchronous=True,
+    )
+    return NodeGroup(name="cpu", count=1, device=device, devices=cores, link=_LOOPBACK)
+
+
+def _entry_of(driver_name: str, memory_bytes: int) -> CatalogueEntry | None:
+    """The catalogue's device of this driver name; memory tells variants of one name apart."""
+    matches = [entry for entry in catalogue().values() if driver_name in entry.driver_names]
+    return min(matches, key=lambda entry: abs(entry.device.memory_bytes - memory_bytes), default=None)
+
+
+def _field(cpuinfo: str, key: str) -> str:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _usable_cores() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MOST_CORES)
+
+
+def _total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cpu_info() -> str:
+def _read(path: str) -> str:
     try:
-        with open("/proc/cpuinfo") as file:
-            return file.read()
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _clock_hz(cpu_info: str) -> float:
-    clocks = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpu_info, re.MULTILINE)]
-    return 1e6 * max(clocks) if clocks else DEFAULT_CLOCK_HZ
-
-
-def _fp32_flops_per_cycle(cpu_info: str) -> float:
-    """Two fused multiply-adds per cycle in the widest vectors; SSE without either extension."""
-    flags = set(re.findall(r"^flags\s*:\s*(.*)", cpu_info, re.MULTILINE)[:1] or [""])
-    words = set(next(iter(flags)).split())
-    if "avx512f" in words:
-        return 64.0
-    return 32.0 if "avx2" in words else 8.0

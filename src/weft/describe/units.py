@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 
 from weft.errors import InputError, Violation, nearest
 
@@ -103,7 +104,7 @@ def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object
         if number < 1 and unit != "ns":
             continue
         text = f"{number:.10g} {unit}"
-        if _LARGEST > number and parse(text) == value:
+        if number < _LARGEST and parse(text) == value:
             written.append(text)
     return min(written, key=len, default=value)
 
@@ -121,7 +122,10 @@ def _parse(value: object, where: str, units: Mapping[str, float], example: str) 
             problem = f"{unit!r} is not a unit; {allowed}" if unit else f"the unit is missing; {allowed}"
             suggestion = nearest(unit, units)
             raise _refusal(where, value, problem, f"{digits} {suggestion}" if suggestion else "")
-        number = float(digits) * units[unit]
+        number = float(digits)
+        if math.isfinite(number):
+            # Decimal arithmetic, so that "10 us" is the float nearest to 1e-5.
+            number = float(Decimal(digits) * Decimal(repr(units[unit])))
     else:
         number = float(value) if abs(value) <= _LARGEST else math.inf
     if not 0 <= number <= _LARGEST:

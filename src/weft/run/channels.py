@@ -63,6 +63,7 @@ class Job:
     handle: Handle
     run: Callable[[], torch.Tensor]
     stamp: Stamp
+    posted_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class WorkQueue:
@@ -70,6 +71,7 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._free_ns = 0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"weft-{name}", daemon=True)
         self._thread.start()
@@ -93,14 +95,18 @@ class WorkQueue:
                 job.handle.fail(failure)
 
     def _finish(self, job: Job) -> RunError | None:
-        start_ns = time.monotonic_ns()
+        # The transfer may have begun before this thread was woken up.
+        start_ns = max(job.posted_ns, self._free_ns)
         try:
             value = job.run()
-        except RuntimeError as error:
-            failure = PeerLostError(f"{job.handle.label}: {self.name} failed: {first_line(error)}")
+            self._free_ns = time.monotonic_ns()
+            job.stamp(start_ns, self._free_ns)
+        except Exception as error:
+            # torch reports every failed transfer as a plain RuntimeError.
+            kind = PeerLostError if type(error) is RuntimeError else RunError
+            failure = kind(f"{job.handle.label}: {self.name} failed: {first_line(error)}")
             job.handle.fail(failure)
             return failure
-        job.stamp(start_ns, time.monotonic_ns())
         job.handle.resolve(value)
         return None
 

@@ -16,13 +16,14 @@ class PeerLostError(RunError):
     """A transfer failed because the other end is gone: usually a consequence of another rank's failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How one rank failed.
 
     Attributes:
         refused: the input was refused (exit code 2), otherwise the run failed (exit code 1).
         consequence: another rank's failure is the more likely cause.
+        silent: the rank left no word; its exit code is all there is.
         time_ns: `time.time_ns` of the failure.
         lines: one line per violation, otherwise a single line.
     """
@@ -30,6 +31,7 @@ class Failure:
     rank: int
     refused: bool
     consequence: bool
+    silent: bool
     time_ns: int
     lines: tuple[str, ...]
 
@@ -43,7 +45,7 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return logs_folder(run_dir) / f"rank-{rank}.log"
 
 
-def write_failure(run_dir: Path, rank: int, error: BaseException) -> Failure:
+def write_failure(run_dir: Path, rank: int, error: BaseException) -> None:
     """Leave word of the error that ends this worker."""
     refused = isinstance(error, InputError)
     if isinstance(error, InputError):
@@ -52,16 +54,13 @@ def write_failure(run_dir: Path, rank: int, error: BaseException) -> Failure:
         lines = (_one_line(str(error)),)
     else:
         lines = (_one_line(f"{type(error).__name__}: {error}"),)
-    failure = Failure(rank, refused, isinstance(error, PeerLostError), time.time_ns(), lines)
     record = {
-        "refused": failure.refused,
-        "consequence": failure.consequence,
-        "time_ns": failure.time_ns,
-        "lines": list(failure.lines),
+        "refused": refused,
+        "consequence": isinstance(error, PeerLostError),
+        "time_ns": time.time_ns(),
+        "lines": list(lines),
     }
-    path = _failure_path(run_dir, rank)
-    path.write_text(json.dumps(record))
-    return failure
+    _failure_path(run_dir, rank).write_text(json.dumps(record))
 
 
 def clear_failures(run_dir: Path) -> None:
@@ -74,35 +73,38 @@ def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> Failure:
     """The failure that most likely caused the others.
 
     `exit_codes` maps each failed rank to its exit code, negative for a signal. A rank's own error comes
-    before a death by signal, which comes before errors about lost peers; then the earliest counts.
+    before a silent end, which comes before a lost peer and before SIGTERM, with which the agent ends the
+    ranks that are left; then the earliest counts.
     """
-    told = [_read_failure(run_dir, rank) for rank in sorted(exit_codes)]
-    silent = [rank for rank, failure in zip(sorted(exit_codes), told, strict=True) if failure is None]
-    failures = [failure for failure in told if failure is not None]
-    own = [failure for failure in failures if not failure.consequence]
-    untold = [
-        Failure(rank, False, False, 0, (f"rank {rank} {_ending(exit_codes[rank])}",)) for rank in silent
-    ]
-    candidates = sorted(own, key=lambda failure: failure.time_ns) or untold
-    return (candidates or sorted(failures, key=lambda failure: failure.time_ns))[0]
+
+    def order(failure: Failure) -> tuple[bool, bool, int, int]:
+        ended_by_agent = failure.silent and exit_codes[failure.rank] == -signal.SIGTERM
+        return (failure.consequence or ended_by_agent, failure.silent, failure.time_ns, failure.rank)
+
+    return min((_failure_of(run_dir, rank, code) for rank, code in exit_codes.items()), key=order)
+
+
+def _failure_of(run_dir: Path, rank: int, exit_code: int) -> Failure:
+    try:
+        record = json.loads(_failure_path(run_dir, rank).read_text())
+        return Failure(
+            rank=rank,
+            refused=bool(record["refused"]),
+            consequence=bool(record["consequence"]),
+            silent=False,
+            time_ns=int(record["time_ns"]),
+            lines=tuple(str(line) for line in record["lines"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        # Killed before or while it wrote: its exit code is all there is.
+        line = f"rank {rank} {_ending(exit_code)}"
+        return Failure(rank=rank, refused=False, consequence=False, silent=True, time_ns=0, lines=(line,))
 
 
 def _ending(exit_code: int) -> str:
     if exit_code < 0:
         return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"ended with exit code {exit_code} and left no error"
-
-
-def _read_failure(run_dir: Path, rank: int) -> Failure | None:
-    try:
-        record = json.loads(_failure_path(run_dir, rank).read_text())
-        lines = tuple(str(line) for line in record["lines"])
-        return Failure(
-            rank, bool(record["refused"]), bool(record["consequence"]), int(record["time_ns"]), lines
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        # Killed before or while it wrote: its exit code is all there is.
-        return None
 
 
 def _failure_path(run_dir: Path, rank: int) -> Path:

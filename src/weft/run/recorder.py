@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import RunError
-from weft.program.program import Program
+from weft.program.kinds import KINDS, MESSAGES
+from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
 CLOCK = "monotonic"
@@ -71,7 +72,7 @@ def slots_path(run_dir: Path, rank: int) -> Path:
 
 
 class Recorder:
-    """Writes one rank's slots; `record` may be called from several threads.
+    """Writes one rank's slots; `record` may be called from several threads. Close the runtime first.
 
     `steps` is the number of steps the run still has to do; when their records would not fit into
     `SLOT_FILE_BYTES` the ring keeps the last ones.
@@ -156,7 +157,9 @@ def read_slots(path: Path) -> Slots:
 def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) -> Timeline:
     """Merge the slots of all ranks into one Timeline.
 
-    Ranks of one host share the monotonic clock. Steps that a ring has begun to overwrite on any rank are
+    Ranks of one host share the monotonic clock. A message begins when both ends are ready and a collective
+    when its last member is, so the start of a receive or of a collective is moved to there; `posted_ns` keeps
+    when the rank itself was ready. Steps that a ring has begun to overwrite on any rank are
     left out; the last step may be incomplete when the run was killed.
 
     Raises:
@@ -174,6 +177,7 @@ def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) ->
     order = np.lexsort((position, records["step"]))
     records, position = records[order], position[order]
     columns = program.columns
+    start_ns = _meeting_times(program, records, position)
     origin = int(records["posted_ns"].min())
     return Timeline(
         run=run,
@@ -190,9 +194,38 @@ def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) ->
         group=columns.group[position],
         bytes=columns.bytes[position],
         posted_ns=records["posted_ns"] - origin,
-        start_ns=records["start_ns"] - origin,
+        start_ns=start_ns - origin,
         end_ns=records["end_ns"] - origin,
     )
+
+
+def _meeting_times(
+    program: Program, records: npt.NDArray[np.void], position: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Start of every record, not before the other ends of its message or collective were ready."""
+    start_ns = records["start_ns"].astype(np.int64)
+    columns, step = program.columns, records["step"].astype(np.int64)
+    edges = program.edges
+    messages = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
+    message = messages[edges.source] & messages[edges.target]
+    sender = np.full(len(program), NONE, dtype=np.int64)
+    sender[edges.target[message]] = edges.source[message]
+    rows = np.arange(len(program))
+    meeting = np.where(sender != NONE, sender, rows)
+    collective = np.array([kind.collective for kind in KINDS])[columns.kind]
+    members = np.stack(
+        [getattr(columns, name) for name in ("kind", "stage", "iteration", "group", "part")], axis=1
+    )
+    if collective.any():
+        # All members of a collective meet at the first one's row.
+        _, first, inverse = np.unique(members[collective], axis=0, return_index=True, return_inverse=True)
+        meeting[collective] = rows[collective][first][inverse.reshape(-1)]
+    ready_ns = np.full((int(step.max()) + 1 - int(step.min()), len(program)), np.iinfo(np.int64).min)
+    turn = step - int(step.min())
+    is_receive = sender[position] != NONE
+    np.maximum.at(ready_ns, (turn[~is_receive], meeting[position[~is_receive]]), start_ns[~is_receive])
+    end_ns = records["end_ns"].astype(np.int64)
+    return np.minimum(np.maximum(start_ns, ready_ns[turn, meeting[position]]), end_ns)
 
 
 def _require_same_program(path: Path, slots: Slots, program: Program, plan_id: str, rank: int) -> None:

@@ -32,7 +32,7 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 class StepResult:
     """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them."""
 
-    def __init__(self, step: int, shares: torch.Tensor, work: dist.Work | None) -> None:
+    def __init__(self, step: int, shares: list[torch.Tensor], work: dist.Work | None) -> None:
         self.step = step
         self._shares = shares
         self._work = work
@@ -44,7 +44,7 @@ class StepResult:
             self._work.wait()
             self._work = None
         # In the order of the ranks, so that all ranks and all repetitions read the same bits.
-        return sum(self._shares.tolist())
+        return sum(share.item() for share in self._shares)
 
 
 class Runtime:
@@ -187,8 +187,8 @@ class Runtime:
 
     def _share(self, step: int, loss: float) -> StepResult:
         share = torch.tensor([loss], dtype=torch.float64)
-        shares = torch.empty(self.program.ranks, dtype=torch.float64)
-        work = dist.all_gather_into_tensor(shares, share, group=self._resources.groups.losses, async_op=True)
+        shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
+        work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
         return StepResult(step, shares, work)
 
 

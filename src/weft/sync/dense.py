@@ -27,4 +27,4 @@ class Dense:
         total = shares[0].clone()
         for share in shares[1:]:
             total += share
-        dist.all_gather_into_tensor(gradient, total, group=group)
+        dist.all_gather(list(gradient.view(replicas, -1).unbind()), total, group=group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -144,9 +145,8 @@ def _row(label: str, count: str, first: str, second: str, ratio: str) -> str:
 
 
 def _pair_row(label: str, count: str, pair: Pair) -> str:
-    return _row(
-        label, count, format_seconds(pair.predicted_s), format_seconds(pair.measured_s), f"{pair.ratio:.2f}"
-    )
+    ratio = f"{pair.ratio:.2f}" if math.isfinite(pair.ratio) else "-"
+    return _row(label, count, format_seconds(pair.predicted_s), format_seconds(pair.measured_s), ratio)
 
 
 def compare(predicted: Timeline, measured: Timeline, warm_up: int = WARM_UP_STEPS) -> Comparison:

@@ -111,7 +111,7 @@ class _Tracks:
             yield {
                 "ph": "X",
                 "name": f"ProfilerStep#{step}",
-                "cat": "step",
+                "cat": "profiler_step",
                 "pid": self._process(rank),
                 "tid": rank * _LANES + _STEP_LANE,
                 "ts": _microseconds(begin),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.errors import InputError, RunError
+from weft.errors import InputError, RunError, Violation
 
 # Later signals win when ranks have received different ones: a user's Ctrl-C reaches the ranks as SIGINT and,
 # passed on by whoever started them, as SIGTERM too.
@@ -27,16 +27,22 @@ def together() -> Iterator[None]:
     Raises:
         InputError, RunError: the one of the lowest failing rank, on every rank.
     """
-    error: InputError | RunError | None = None
+    refused: tuple[Violation, ...] = ()
+    failed = ""
     try:
         yield
-    except (InputError, RunError) as caught:
-        error = caught
-    except OSError as caught:
-        error = RunError(f"{caught.filename or 'disk'}: {caught.strerror or caught}")
-    for found in gather(error):
-        if found is not None:
-            raise found
+    except InputError as error:
+        refused = error.violations
+    except RunError as error:
+        failed = str(error)
+    except OSError as error:
+        failed = f"{error.filename or 'disk'}: {error.strerror or error}"
+    # Parts and not the exception itself: an InputError does not survive being copied to another process.
+    for violations, text in gather((refused, failed)):
+        if violations:
+            raise InputError(violations)
+        if text:
+            raise RunError(text)
 
 
 def gather(value: Any) -> list[Any]:

@@ -181,8 +181,8 @@ def read_state(path: Path) -> TrainingState:
         if record.pop("format") != FORMAT:
             raise ValueError("another format")
         return TrainingState(**record)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RunError(f"{path / STATE}: not a training state of format {FORMAT}: {error}") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RunError(f"{path / STATE}: not a training state of format {FORMAT}") from None
 
 
 def require_same_run(expected: TrainingState, saved: TrainingState, where: str) -> None:
@@ -210,7 +210,9 @@ def require_same_run(expected: TrainingState, saved: TrainingState, where: str) 
 def load(
     path: Path, stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]
 ) -> TrainingState:
-    """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint; every rank calls it.
+    """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
+
+    Every rank calls it.
 
     Raises:
         RunError: on every rank, when a tensor is missing or has another shape.
@@ -250,7 +252,7 @@ def _optimizer_tensors(
 def _optimizer_slots(
     stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer], known: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
-    """Room for every optimizer state that the checkpoint has of this rank's parameters: (where, leaf, tensor).
+    """Room for the optimizer states that the checkpoint has of this rank: (where, leaf, tensor) by name.
 
     Optimizers make their states at their first step, so a fresh one has none to fill.
     """

@@ -17,8 +17,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,8 @@ from weft.train.sources import Document, list_documents
 from weft.train.tokenizers import Tokenizer
 
 FORMAT = 1
+SIDES = ("training", "held-out")
+CONTENTS = "contents.json"
 HELD_OUT_SHARE = 50  # one part in fifty
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +61,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both sides of a source of text; `fingerprint` changes when any document or the tokenizer changes."""
+    """Both sides of a source of text; `fingerprint` is a hash of all tokens of both."""
 
     training: Windows
     held_out: Windows
@@ -91,19 +96,17 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
     if total_bytes < 2 * (sequence + 1):
         raise _too_short(source, f"{total_bytes} bytes", sequence)
     share_bytes = max(total_bytes // HELD_OUT_SHARE, sequence + 1)
-    fingerprint = _fingerprint(documents, share_bytes, tokenizer)
-    entry = cache / "tokens" / fingerprint
+    entry = cache / "tokens" / _key(documents, share_bytes, tokenizer)
     if not _is_complete(entry):
         _publish(entry, _pieces(documents, share_bytes), share_bytes, tokenizer)
     dtype = _dtype(tokenizer)
     training, held_out = (
-        Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence)
-        for side in ("training", "held-out")
+        Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence) for side in SIDES
     )
     if not (len(training) and len(held_out)):
         given = f"{len(training.tokens)} training and {len(held_out.tokens)} held-out tokens"
         raise _too_short(source, given, sequence)
-    return Corpus(training, held_out, fingerprint)
+    return Corpus(training, held_out, _contents(entry)["fingerprint"])
 
 
 def _too_short(source: str, given: str, sequence: int) -> InputError:
@@ -111,7 +114,7 @@ def _too_short(source: str, given: str, sequence: int) -> InputError:
     return InputError(Violation("task.data", f"{source!r} has {given}; {needed}"))
 
 
-def _fingerprint(documents: Sequence[Document], share_bytes: int, tokenizer: Tokenizer) -> str:
+def _key(documents: Sequence[Document], share_bytes: int, tokenizer: Tokenizer) -> str:
     listing = [[str(document.path), document.size, document.modified_ns] for document in documents]
     record = [FORMAT, tokenizer.name, tokenizer.version, share_bytes, listing]
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
@@ -127,7 +130,7 @@ def _pieces(documents: Sequence[Document], share_bytes: int) -> list[Piece]:
     for document in documents:
         blocks = max(1, document.size // share_bytes)
         edges = [block * share_bytes for block in range(blocks)] + [document.size]
-        pieces += [Piece(document, start, end) for start, end in zip(edges, edges[1:], strict=False)]
+        pieces += [Piece(document, start, end) for start, end in pairwise(edges)]
     return pieces
 
 
@@ -172,20 +175,20 @@ def _set_aside(entry: Path, building: Path) -> None:
 def _build(building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer: Tokenizer) -> None:
     dtype = _dtype(tokenizer)
     held_out = _held_out(pieces, share_bytes)
-    sizes = {"training": 0, "held-out": 0}
-    with (
-        open(building / "training.tokens", "wb") as training,
-        open(building / "held-out.tokens", "wb") as other,
-    ):
-        for piece, content in _contents(pieces):
-            side, file = ("held-out", other) if piece in held_out else ("training", training)
-            tokens = tokenizer.encode(content).astype(dtype, copy=False)
-            file.write(tokens.tobytes())
-            sizes[side] += tokens.nbytes
-    (building / "sizes.json").write_text(json.dumps(sizes))
+    digest = hashlib.sha256()
+    with ExitStack() as stack:
+        files = {side: stack.enter_context(open(building / f"{side}.tokens", "wb")) for side in SIDES}
+        for piece, content in _texts(pieces):
+            side = "held-out" if piece in held_out else "training"
+            tokens = tokenizer.encode(content).astype(dtype, copy=False).tobytes()
+            files[side].write(tokens)
+            digest.update(side.encode() + tokens)
+        sizes = {side: file.tell() for side, file in files.items()}
+    record = {"fingerprint": digest.hexdigest()[:16], "sizes": sizes}
+    (building / CONTENTS).write_text(json.dumps(record))
 
 
-def _contents(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
+def _texts(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
     for piece in pieces:
         path = piece.document.path
         try:
@@ -202,7 +205,12 @@ def _contents(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
 
 def _is_complete(entry: Path) -> bool:
     try:
-        sizes = json.loads((entry / "sizes.json").read_text())
-        return all((entry / f"{side}.tokens").stat().st_size == size for side, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+        sizes = _contents(entry)["sizes"]
+        return all((entry / f"{side}.tokens").stat().st_size == sizes[side] for side in SIDES)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _contents(entry: Path) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((entry / CONTENTS).read_text())
+    return contents

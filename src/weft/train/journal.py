@@ -49,20 +49,21 @@ class Journal:
             self._append("events.jsonl", {"time_s": time.time(), "event": event, **details})
 
     def finish(self, *, tokens_per_step: int, rss_bytes: Sequence[int], **results: Any) -> None:
-        """Write `result.json`; the step time is the median over all steps of the run after the warm-up.
+        """Write `result.json`.
 
-        `measured_step_s` and `tokens_per_s` are None for a run that was no longer than the warm-up.
+        The step time is the median over all steps of the run after the warm-up; of a run that was no longer
+        than the warm-up it is the last step's.
         """
         self.flush()
         if not self._writes:
             return
         rows = RunDirectory(self._run_dir).metrics()
-        times = [row["step_s"] for row in rows if row["step"] >= WARM_UP_STEPS]
-        step_s = statistics.median(times) if times else None
+        warm_up = min(WARM_UP_STEPS, len(rows) - 1)
+        step_s = statistics.median(row["step_s"] for row in rows[warm_up:])
         record = {
             **results,
             "measured_step_s": step_s,
-            "tokens_per_s": tokens_per_step / step_s if step_s else None,
+            "tokens_per_s": tokens_per_step / step_s,
             "max_rss_bytes": list(rss_bytes),
         }
         path = self._run_dir / "result.json"

@@ -26,8 +26,8 @@ class OptimizerSettings:
 def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """AdamW over all parameters of a stage.
 
-    Weight decay applies to matrices only: not to vectors (norms and biases) and not to embedding tables, which
-    a tied head shares.
+    Weight decay applies to matrices only: not to vectors (norms and biases) and not to embedding tables,
+    which a tied head shares.
     """
     tables = {
         id(parameter)

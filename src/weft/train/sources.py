@@ -22,7 +22,7 @@ _ALLOWED = f"{PYTHON_STDLIB}, a file, a folder or a glob"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file as it was when it was listed; `name` is its path relative to the source, with forward slashes."""
+    """A file as it was listed; `name` is its path relative to the source, with forward slashes."""
 
     name: str
     path: Path

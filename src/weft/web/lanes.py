@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints
-from weft.timeline.streams import stream_names
+from weft.timeline.streams import is_compute, stream_names
 from weft.timeline.timeline import Timeline
 
 
@@ -45,10 +45,11 @@ def lane_of_rows(timeline: Timeline, lanes: tuple[Lane, ...]) -> Ints:
 
 
 def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
-    """How dark each row is drawn, 0 to 1: later stages of one rank are darker, so that loops show."""
+    """How dark each row is drawn, 0 to 1: a rank's later stages are darker, so that loops show."""
     shades = np.zeros(len(timeline))
+    compute = is_compute(timeline.kind)
     for rank in np.unique(timeline.rank):
-        mine = timeline.rank == rank
+        mine = compute & (timeline.rank == rank)
         stages = np.unique(timeline.stage[mine & (timeline.stage != NONE)])
         if len(stages) > 1:
             shades[mine] = np.searchsorted(stages, timeline.stage[mine]) / (len(stages) - 1)

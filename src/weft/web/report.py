@@ -23,6 +23,8 @@ from weft.web.colours import kind_colour
 from weft.web.report_data import ReportData, kind_rows, page_record
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
+_KIND_HEAD = ("kind", "count", "predicted", "measured", "ratio")
+_MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -78,7 +80,7 @@ def _tiles(report: ReportData) -> str:
     tiles: list[tuple[str, str, str, str]] = []
     interval, measured = report.interval, report.measured_step_s
     if interval is not None:
-        detail = f"90 % between {format_seconds(interval.low_s)} and {format_seconds(interval.high_s)}"
+        detail = f"90 %: {format_seconds(interval.low_s)} to {format_seconds(interval.high_s)}"
         tiles.append(("predicted step", format_seconds(interval.step_s), detail, ""))
     if measured is not None:
         tiles.append(("measured step", format_seconds(measured), "median after the warm-up", ""))
@@ -104,17 +106,14 @@ def _tiles(report: ReportData) -> str:
 
 
 def _tables(report: ReportData) -> str:
-    sections = []
+    sections: list[str] = []
     if report.plan:
         sections.append(_section("plan", "Plan", _rows(report.plan)))
     if rows := _kind_table(report):
-        head = ("kind", "count", "predicted", "measured", "ratio")
-        sections.append(
-            _section("kinds", "Busy time per kind <small>one step, all ranks together</small>", rows, head)
-        )
+        title = "Busy time per kind <small>one step, all ranks together</small>"
+        sections.append(_section("kinds", title, rows, _KIND_HEAD))
     if rows := _memory_table(report):
-        head = ("rank", "predicted peak", "measured peak", "capacity")
-        sections.append(_section("memory-table", "Memory per rank", rows, head))
+        sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
     if report.summary:
         shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
         sections.append(_section("summary", "Summary", _rows(shown)))

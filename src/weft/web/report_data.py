@@ -260,7 +260,8 @@ def _occurrences(timeline: Timeline, ids: Ids, tick_ns: int) -> Record:
     origin = int(timeline.start_ns.min())
 
     def ticks(column: Ints) -> list[int]:
-        return ((column - origin) // tick_ns).tolist()
+        values: list[int] = ((column - origin) // tick_ns).tolist()
+        return values
 
     return {
         "row": np.searchsorted(ids, timeline.id).tolist(),

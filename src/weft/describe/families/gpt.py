@@ -47,10 +47,11 @@ def _block(config: ModelConfig, index: int) -> Layer:
     # Two norms, the projections' two biases; then matrices with the biases of divided columns.
     replicated = 4 * width + 2 * width
     divided = 4 * width * width + 3 * width + 2 * width * inner + inner
+    parameters = Amount.of(replicated) + Amount.of(divided, tensor=1)
     return Layer(
         name=f"block.{index}",
         kind="block",
-        parameters=Amount.of(replicated) + Amount.of(divided, tensor=1),
+        parameters=parameters,
         # Inputs and outputs of both norms; q, k, v and the attention's output; the activation's in and out.
         kept=per_token(4.0 * width) + per_token(4.0 * width + 2.0 * inner, divided=True),
         # Mean and inverse deviation of two norms in fp32.
@@ -64,5 +65,6 @@ def _block(config: ModelConfig, index: int) -> Layer:
             + per_token(_ACTIVATION * inner, divided=True),
             # Two norms, two residuals, the activation; the splits of q, k, v are views.
             kernels=5,
+            parameters=parameters,
         ),
     )

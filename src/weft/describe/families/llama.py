@@ -48,10 +48,11 @@ def _block(config: ModelConfig, index: int) -> Layer:
         token_product(inner, width, divided="inner"),
     )
     divided = 2 * width * (width + key_width) + 3 * width * inner
+    parameters = Amount.of(2 * width) + Amount.of(divided, tensor=1)
     return Layer(
         name=f"block.{index}",
         kind="block",
-        parameters=Amount.of(2 * width) + Amount.of(divided, tensor=1),
+        parameters=parameters,
         # Inputs and outputs of both norms; q, k, v and the attention's output; gate, up, silu(gate) and
         # their product.
         kept=per_token(4.0 * width) + per_token(2.0 * width + 2.0 * key_width + 4.0 * inner, divided=True),
@@ -67,5 +68,6 @@ def _block(config: ModelConfig, index: int) -> Layer:
             # Four per norm, three per rotated tensor, two residuals, activation and gate; three more
             # because q, k, v, gate and up are five products here counted as two.
             kernels=8 + 6 + 2 + 2 + 3,
+            parameters=parameters,
         ),
     )

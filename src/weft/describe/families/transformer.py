@@ -11,20 +11,22 @@ training starts without dropout.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypedDict
 
-from weft.describe.amount import ZERO, Amount
+from weft.describe.amount import Amount
 from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
 from weft.describe.model import ModelConfig
 
 TOKENS = Amount.of(1.0, batch=1, sequence=1)
 ONE = Amount.of(1.0)
 SEQUENCE = Amount.of(1.0, sequence=1)
-SHARE = Amount.of(1.0, tensor=1)
 
 # fp32 bytes per token: the logits' fp32 copy and its gradient (or log-softmax).
 LOSS_BYTES_PER_LOGIT = 8.0
 # fp32 log-sum-exp that a fused attention kernel keeps per token and head.
 LOG_SUM_EXP_BYTES = 4.0
+# Token numbers are int64.
+TOKEN_BYTES = 8.0
 
 
 def per_token(elements: float, *, divided: bool = False) -> Amount:
@@ -52,36 +54,43 @@ def attention_products(heads: int, head_size: int) -> tuple[Matmul, ...]:
     )
 
 
+class Passes(TypedDict):
+    """The work of a layer, as `Layer` takes it."""
+
+    forward: Pass
+    backward_input: Pass
+    backward_weight: Pass
+
+
 def passes(
     weights: Iterable[Matmul],
     attention: Iterable[Matmul],
     *,
     memory: Amount,
     kernels: int,
-    first: bool = False,
-) -> dict[str, Pass]:
-    """The three passes of a layer from its forward products.
+    parameters: Amount,
+) -> Passes:
+    """The three passes of a layer from its forward products and element-wise work.
 
     The gradient of a product with respect to the input, and to the weight, costs as much as the product.
     Attention has no weight: the gradients of both of its operands belong to the input part. Element-wise
-    backward work moves about twice what forward does (saved value, incoming and outgoing gradient).
-    `first` is a layer without an input that has a gradient.
+    backward work moves about twice what forward does (saved value, incoming and outgoing gradient). Every
+    micro-batch adds its gradient to what has been accumulated: two reads and a write per parameter.
     """
     weights, attention = tuple(weights), tuple(attention)
-    products = len(weights) + len(attention)
     return {
-        "forward": Pass(matmuls=weights + attention, memory=memory, kernels=kernels + products),
-        "backward_input": Pass()
-        if first
-        else Pass(
-            matmuls=tuple(transposed_weight(item) for item in weights) + attention + attention,
+        "forward": Pass(
+            matmuls=weights + attention, memory=memory, kernels=kernels + len(weights) + len(attention)
+        ),
+        "backward_input": Pass(
+            matmuls=tuple(transposed_weight(product) for product in weights) + attention + attention,
             memory=2.0 * memory,
             kernels=2 * kernels + len(weights) + 2 * len(attention),
         ),
         "backward_weight": Pass(
-            matmuls=tuple(transposed_input(item) for item in weights),
-            memory=2.0 * memory if first else ZERO,
-            kernels=2 * kernels if first else len(weights),
+            matmuls=tuple(transposed_input(product) for product in weights),
+            memory=3.0 * parameters,
+            kernels=2 * len(weights),
         ),
     }
 
@@ -99,22 +108,23 @@ def transposed_input(product: Matmul) -> Matmul:
 def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
     """Token table, divided by vocabulary over the tensor ranks, and learned positions where there are any.
 
-    Backward keeps the token numbers (int64) and adds gradients into the table; it has no input part.
+    Backward keeps the token numbers (int64) and has no input part; it fills a gradient as large as the
+    tables, scatters into it and adds it to what has been accumulated.
     """
     width = config.hidden
-    positions = float(config.sequence * width) if learned_positions else 0.0
-    # A lookup reads a row and writes it; positions are read once more and added.
-    lookups = 5.0 if learned_positions else 2.0
+    positions = config.sequence * width if learned_positions else 0
+    tables = Amount.of(config.vocabulary * width, tensor=1) + Amount.of(positions)
+    # A lookup reads a row and writes it; positions are looked up too, and added.
+    lookups = per_token(7.0 * width if learned_positions else 2.0 * width)
     return Layer(
         name="embedding",
         kind="embedding",
-        parameters=Amount.of(config.vocabulary * width, tensor=1) + Amount.of(positions),
-        kept_bytes=per_token(8.0),
+        parameters=tables,
+        forward=Pass(memory=lookups, kernels=3 if learned_positions else 1),
+        backward_weight=Pass(memory=lookups + 4.0 * tables, kernels=6 if learned_positions else 3),
+        kept_bytes=per_token(TOKEN_BYTES),
         sent=per_token(width),
         tensor_reduced=per_token(width),
-        **passes(
-            (), (), memory=per_token(lookups * width), kernels=3 if learned_positions else 1, first=True
-        ),
     )
 
 
@@ -126,17 +136,25 @@ def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_
     """
     width, vocabulary = config.hidden, config.vocabulary
     product = token_product(width, vocabulary, divided="columns")
-    # Logits are read and written once by each of: the fp32 copy, the log-softmax and the loss.
+    # The fp32 copy, the log-softmax and the loss each read and write the logits once.
     loss = per_token(6.0 * vocabulary, divided=True)
-    matrix = ZERO if config.tied_embeddings else Amount.of(width * vocabulary, tensor=1)
+    matrix = Amount.of(width * vocabulary, tensor=1)
+    norm = Amount.of(norm_parameters)
     return Layer(
         name="head",
         kind="head",
-        parameters=Amount.of(norm_parameters) + matrix,
+        parameters=norm if config.tied_embeddings else norm + matrix,
+        # The norm's input and output; the logits.
         kept=per_token(2.0 * width) + per_token(vocabulary, divided=True),
-        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(8.0),
+        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(TOKEN_BYTES),
         tensor_reduced=per_token(3.0),
-        **passes((product,), (), memory=per_token(norm_memory) + loss, kernels=norm_kernels + 3),
+        **passes(
+            (product,),
+            (),
+            memory=per_token(norm_memory) + loss,
+            kernels=norm_kernels + 3,
+            parameters=norm + matrix,
+        ),
     )
 
 

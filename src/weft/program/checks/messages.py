@@ -7,7 +7,7 @@ import numpy as np
 from weft.errors import Violation
 from weft.program.checks.report import EdgeSet, codes, find, name, rows_of, violations
 from weft.program.kinds import KINDS, MESSAGES
-from weft.program.program import Ints, Program
+from weft.program.program import NONE, Ints, Program
 
 
 def matched(program: Program, send: int, receive: int) -> tuple[Ints, Ints]:
@@ -89,6 +89,7 @@ def check_collectives(program: Program) -> list[Violation]:
     """
     columns = program.columns
     rows = rows_of(program, *(code for code, kind in enumerate(KINDS) if kind.collective))
+    rows = rows[columns.group[rows] != NONE]
     if not len(rows):
         return []
     _, call = np.unique(collective_codes(program, rows), return_inverse=True)

@@ -113,7 +113,7 @@ class TimelineView {
       const { top, height, first } = this.lanes.lane[index];
       picture.append(shape("rect", { class: "lane", x: this.gutter, y: top, width: this.width - this.gutter, height }));
       if (first) picture.append(shape("text", { class: "rank", x: 0, y: top + 15 }, narrow ? `r${lane.rank}` : `rank ${lane.rank}`));
-      const label = narrow ? lane.symbol : lane.stream.replaceAll("_", " ");
+      const label = narrow ? (lane.stream === "compute" ? "" : lane.symbol) : lane.stream.replaceAll("_", " ");
       picture.append(shape("text", { x: this.gutter - 8, y: top + height / 2 + 4, "text-anchor": "end" }, label));
     }
     const unit = this.record.tickNs * 1e-9;

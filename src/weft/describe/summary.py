@@ -1,0 +1,30 @@
+"""`summary.json`: the outcome of a run in a few numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Summary(BaseModel):
+    """What `summary.json` of a run directory holds. A run that was all warm-up has no measured step time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: str = Field(description="path of the plan, relative to the run directory")
+    plan_id: str
+    world_size: Count
+    steps: Count
+    predicted_step_s: Positive
+    predicted_step_low_s: Positive
+    predicted_step_high_s: Positive
+    predicted_peak_bytes: tuple[int, ...] = Field(description="of each rank")
+    measured_step_s: Positive | None = Field(description="median after 5 warm-up steps")
+    first_loss: float = Field(description="before the first step, nats per token on held-out text")
+    final_loss: float = Field(description="after the last step, nats per token on held-out text")
+    tokens_per_s: Positive | None
+    max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")

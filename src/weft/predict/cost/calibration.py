@@ -1,0 +1,196 @@
+"""What `weft measure` found, as files in `WEFT_HOME`: anyone can read, copy and share them.
+
+    measurements/machine-DEVICE.json           a MachineMeasurement
+    measurements/profile-MODEL-...-NAME.csv    a LayerProfile: PROFILE_COLUMNS after one comment line of JSON
+
+Files are written beside their place and renamed, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any, TypeVar
+
+from weft.errors import InputError, Violation
+from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
+
+FOLDER = "measurements"
+VERSION = 1
+
+Measured = TypeVar("Measured", MachineMeasurement, LayerProfile)
+
+
+def save_machine(machine: MachineMeasurement, home: Path) -> Path:
+    """Keep a machine's measurement, in place of an older one of the same device; returns the file."""
+    text = json.dumps({"version": VERSION, **asdict(machine)}, indent=1, sort_keys=True)
+    return _write(_machine_path(machine.device, home), text + "\n")
+
+
+def load_machine(device: str, home: Path) -> MachineMeasurement | None:
+    """The measurement of a device, or None when it was never measured.
+
+    Raises:
+        InputError: when the file is broken.
+    """
+    return _read(_machine_path(device, home), _machine_from)
+
+
+def save_profile(profile: LayerProfile, home: Path) -> Path:
+    """Keep a profile, in place of an older one of the same model and circumstances; returns the file.
+
+    Raises:
+        InputError: when the profile is empty or mixes devices, so that nobody could ask for it.
+    """
+    devices = sorted({timing.device for timing in profile.timings})
+    if len(devices) != 1:
+        raise InputError(Violation("layer profile", f"must be of one device, not of {devices or 'none'}"))
+    head = {
+        "version": VERSION,
+        "model_fingerprint": profile.model_fingerprint,
+        "sequence": profile.sequence,
+        "precision": profile.precision,
+        "spread": profile.spread,
+    }
+    text = io.StringIO()
+    text.write(f"# {json.dumps(head, sort_keys=True)}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(PROFILE_COLUMNS)
+    writer.writerows(astuple(timing) for timing in profile.timings)
+    path = _profile_path(profile.model_fingerprint, devices[0], profile.sequence, profile.precision, home)
+    return _write(path, text.getvalue())
+
+
+def load_profile(
+    model_fingerprint: str, device: str, sequence: int, precision: str, home: Path
+) -> LayerProfile | None:
+    """The profile of a model's layers on a device, or None when it was never taken.
+
+    Raises:
+        InputError: when the file is broken.
+    """
+    return _read(_profile_path(model_fingerprint, device, sequence, precision, home), _profile_from)
+
+
+def _machine_path(device: str, home: Path) -> Path:
+    return home / FOLDER / f"machine-{_file_name(device)}.json"
+
+
+def _profile_path(fingerprint: str, device: str, sequence: int, precision: str, home: Path) -> Path:
+    return home / FOLDER / f"profile-{fingerprint}-s{sequence}-{precision}-{_file_name(device)}.csv"
+
+
+def _file_name(device: str) -> str:
+    """The device's name where it can be a file's, else what can, with a hash that tells names apart."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", device)
+    return plain if plain == device else f"{plain}-{hashlib.sha256(device.encode()).hexdigest()[:8]}"
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(Violation(str(path), f"cannot be written: {error.strerror}")) from None
+    return path
+
+
+def _read(path: Path, parse: Callable[[str], Measured]) -> Measured | None:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(Violation(str(path), f"cannot be read: {error.strerror}")) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        problem = f"is not a measurement ({reason}); delete it or run weft measure again"
+        raise InputError(Violation(str(path), problem)) from None
+
+
+def _machine_from(text: str) -> MachineMeasurement:
+    record: dict[str, Any] = json.loads(text)
+    _require_version(record)
+    return MachineMeasurement(
+        device=str(record["device"]),
+        matmul={str(name): _table(rows, least=1) for name, rows in record["matmul"].items()},
+        memory=_table(record["memory"], least=1),
+        launch_s=_number(record["launch_s"]),
+        instruction_s=_number(record["instruction_s"]),
+        # One rank alone has nobody to measure messages with.
+        message=_table(record["message"], least=0, from_zero=True),
+        all_reduce=_table(record["all_reduce"], least=0, from_zero=True),
+        spread=_number(record["spread"]),
+    )
+
+
+def _profile_from(text: str) -> LayerProfile:
+    first, _, rest = text.partition("\n")
+    head: dict[str, Any] = json.loads(first.removeprefix("#"))
+    _require_version(head)
+    rows = list(csv.reader(io.StringIO(rest)))
+    if not rows or tuple(rows[0]) != PROFILE_COLUMNS:
+        raise ValueError(f"columns must be {','.join(PROFILE_COLUMNS)}")
+    if len(rows) == 1:
+        raise ValueError("no rows")
+    return LayerProfile(
+        model_fingerprint=str(head["model_fingerprint"]),
+        sequence=int(head["sequence"]),
+        precision=str(head["precision"]),
+        timings=tuple(_timing(row) for row in rows[1:]),
+        spread=_number(head["spread"]),
+    )
+
+
+def _timing(row: Sequence[str]) -> LayerTiming:
+    device, layer, tp, size, forward, backward, update, kept = row
+    timing = LayerTiming(
+        device=device,
+        layer=layer,
+        tp=int(tp),
+        micro_batch_size=int(size),
+        forward_s=_number(forward),
+        backward_s=_number(backward),
+        update_s=_number(update),
+        activation_bytes=int(kept),
+    )
+    if min(timing.tp, timing.micro_batch_size) < 1 or timing.activation_bytes < 0:
+        raise ValueError(f"counts out of range in row {','.join(row)}")
+    return timing
+
+
+def _require_version(record: dict[str, Any]) -> None:
+    if record["version"] != VERSION:
+        raise ValueError(f"version {record['version']} is not {VERSION}")
+
+
+def _table(
+    rows: Sequence[Sequence[Any]], *, least: int, from_zero: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Pairs whose sizes rise and whose values are more than nothing."""
+    table = tuple((_number(size), _number(value)) for size, value in rows)
+    sizes = [size for size, _ in table]
+    if len(table) < least or sizes != sorted(set(sizes)) or any(value == 0.0 for _, value in table):
+        raise ValueError("a table must rise in size and hold positive values")
+    if sizes and sizes[0] == 0.0 and not from_zero:
+        raise ValueError("a table of speeds cannot start at size 0")
+    return table
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0.0:
+        raise ValueError(f"{value} is not a finite number of at least 0")
+    return number

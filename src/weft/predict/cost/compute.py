@@ -1,0 +1,193 @@
+"""Times of stages: from a layer profile, else from the measured machine, else from the data sheet.
+
+A pass takes its matmuls at the speed of their size, plus its memory-bound kernels at the speed of theirs. An
+asynchronous device is never faster than its host can launch; on a synchronous one launches come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from weft.describe.amount import Shape
+from weft.describe.device import PRECISION_BYTES, Device
+from weft.describe.layer_graph import Layer, LayerGraph, Pass
+from weft.predict.cost.memory import stage_kept_bytes, state_bytes
+from weft.predict.cost.profiled import profile_rows, require_same_model
+from weft.predict.cost.speeds import DataSheetSpeeds, MeasuredSpeeds, Speeds
+from weft.predict.cost.tables import value_at
+from weft.predict.profile import LayerProfile, MachineMeasurement
+
+# Relative half-widths of the 90 % interval. Data sheets say nothing about a machine's clocks, libraries and
+# neighbours; a measured machine says nothing about a model's own kernels; even repeated steps differ.
+DATA_SHEET_HALF_WIDTH = 0.30
+MACHINE_HALF_WIDTH = 0.15
+PROFILE_HALF_WIDTH = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of one micro-batch through a stage, and of its optimizer's update.
+
+    `half_width` is the relative half-width of the 90 % interval, `source` says where the times come from.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    update_s: float
+    half_width: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerTimes:
+    forward_s: float = 0.0
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+    update_s: float = 0.0
+
+    def plus(self, other: _LayerTimes, times: int) -> _LayerTimes:
+        return _LayerTimes(
+            self.forward_s + times * other.forward_s,
+            self.backward_input_s + times * other.backward_input_s,
+            self.backward_weight_s + times * other.backward_weight_s,
+            self.update_s + times * other.update_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeModel:
+    """What is known about compute times; every device is answered for by the best source that covers it.
+
+    A profile covers the devices it names; a machine measurement its own device, in the precisions measured.
+    """
+
+    machine: MachineMeasurement | None = None
+    profile: LayerProfile | None = None
+
+    def stage_times(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> StageTimes:
+        """Times of the layers at positions `layers`, run one after the other as one stage.
+
+        Raises:
+            InputError: when the device lacks the precision, or a profile of this device was taken of
+                another model, sequence, precision or range of micro-batch sizes.
+        """
+        total = _LayerTimes()
+        if self._profiles(device):
+            assert self.profile is not None
+            source, half_width = "layer profile", max(PROFILE_HALF_WIDTH, self.profile.spread)
+            require_same_model(self.profile, graph, shape, precision)
+            for layer, count in _distinct(graph, layers):
+                total = total.plus(_profiled(self.profile, layer, shape, device), count)
+        else:
+            speeds, source, half_width = self._speeds(device, precision)
+            for layer, count in _distinct(graph, layers):
+                total = total.plus(_roofline(layer, shape, precision, device, speeds), count)
+        return StageTimes(
+            forward_s=total.forward_s,
+            backward_input_s=total.backward_input_s,
+            backward_weight_s=total.backward_weight_s,
+            update_s=total.update_s,
+            half_width=half_width,
+            source=source,
+        )
+
+    def kept_bytes(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> int:
+        """Bytes that one micro-batch leaves in a stage from its forward to its backward pass.
+
+        Raises:
+            InputError: as `stage_times` does.
+        """
+        if not self._profiles(device):
+            return stage_kept_bytes(graph, layers, shape, precision)
+        assert self.profile is not None
+        require_same_model(self.profile, graph, shape, precision)
+        size = float(shape.micro_batch_size)
+        kept = 0.0
+        for layer, count in _distinct(graph, layers):
+            rows = profile_rows(self.profile, layer.kind, shape, device.name)
+            kept += count * value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], size)
+        return round(kept)
+
+    def instruction_s(self, device: Device) -> float:
+        """Host time that the executor adds to every compute instruction, where it was measured."""
+        covered = self.machine is not None and self.machine.device == device.name
+        return self.machine.instruction_s if self.machine is not None and covered else 0.0
+
+    def _profiles(self, device: Device) -> bool:
+        return self.profile is not None and any(
+            timing.device == device.name for timing in self.profile.timings
+        )
+
+    def _speeds(self, device: Device, precision: str) -> tuple[Speeds, str, float]:
+        machine = self.machine
+        if machine is not None and machine.device == device.name and precision in machine.matmul:
+            half_width = max(MACHINE_HALF_WIDTH, machine.spread)
+            return MeasuredSpeeds(machine), "measured machine", half_width
+        return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH
+
+
+def pass_s(work: Pass, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
+    """Seconds of one pass of one micro-batch through one layer."""
+    seconds = sum(speeds.matmul_s(matmul.flops(shape), precision) for matmul in work.matmuls)
+    moved = work.memory(shape) * PRECISION_BYTES[precision]
+    if moved:
+        kernels = max(1, work.kernels - len(work.matmuls))
+        seconds += kernels * speeds.memory_s(moved / kernels)
+    launches = work.kernels * speeds.launch_s
+    return seconds + launches if device.synchronous else max(seconds, launches)
+
+
+def _distinct(graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:
+    """Each kind of work once, with how often it comes.
+
+    Equal layers of one family share their passes, and comparing identities is far cheaper than comparing
+    amounts; layers that are equal without sharing are only evaluated more than once.
+    """
+    counts: dict[tuple[int, ...], tuple[Layer, int]] = {}
+    for index in layers:
+        layer = graph.layers[index]
+        parts = (layer.parameters, layer.forward, layer.backward_input, layer.backward_weight)
+        key = tuple(id(part) for part in parts)
+        counts[key] = (layer, counts.get(key, (layer, 0))[1] + 1)
+    yield from counts.values()
+
+
+def _roofline(layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds) -> _LayerTimes:
+    parameters = layer.parameters(shape)
+    return _LayerTimes(
+        pass_s(layer.forward, shape, precision, device, speeds),
+        pass_s(layer.backward_input, shape, precision, device, speeds),
+        pass_s(layer.backward_weight, shape, precision, device, speeds),
+        speeds.memory_s(parameters * state_bytes(precision).touched) if parameters else 0.0,
+    )
+
+
+def _profiled(profile: LayerProfile, layer: Layer, shape: Shape, device: Device) -> _LayerTimes:
+    timings = profile_rows(profile, layer.kind, shape, device.name)
+    size = float(shape.micro_batch_size)
+    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in timings], size)
+    share = _weight_share(layer, shape)
+    return _LayerTimes(
+        value_at([(row.micro_batch_size, row.forward_s) for row in timings], size),
+        backward_s * (1.0 - share),
+        backward_s * share,
+        value_at([(row.micro_batch_size, row.update_s) for row in timings], size),
+    )
+
+
+def _weight_share(layer: Layer, shape: Shape) -> float:
+    """Share of the backward pass that makes weight gradients, by flops, else by elements moved."""
+    input_part, weight_part = layer.backward_input, layer.backward_weight
+    for works in (
+        (input_part.flops(shape), weight_part.flops(shape)),
+        (input_part.memory(shape), weight_part.memory(shape)),
+    ):
+        if sum(works):
+            return works[1] / sum(works)
+    return 0.5

@@ -1,0 +1,159 @@
+"""The ledger: every prediction weft makes, and what reality said about it.
+
+One SQLite file in the user's data folder. Write-ahead logging lets several runs write at once; nobody
+rewrites an entry, and an entry is scored once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from weft.describe.home import weft_home
+from weft.errors import InputError, Violation
+
+BUSY_TIMEOUT_S = 30.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS predictions (
+    entry INTEGER PRIMARY KEY,
+    quantity TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    source TEXT NOT NULL,
+    predicted REAL NOT NULL,
+    low REAL NOT NULL,
+    high REAL NOT NULL,
+    time_s REAL NOT NULL,
+    measured REAL
+)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Honesty:
+    """How one quantity was predicted so far.
+
+    Attributes:
+        scored: predictions that reality has answered.
+        inside: share of them whose interval held the measured value.
+        median_ratio: median of measured / predicted; 1 is unbiased.
+    """
+
+    scored: int
+    inside: float
+    median_ratio: float
+
+
+class Ledger:
+    """Open it with `with`; `path` defaults to `ledger.sqlite` in `weft_home()`.
+
+    Raises:
+        InputError: when the file is not a ledger or cannot be opened.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path if path is not None else weft_home() / "ledger.sqlite"
+        with self._readable():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Autocommit: each statement below is one transaction.
+            self._connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            with self._readable():
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute(_SCHEMA)
+        except InputError:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def record_prediction(
+        self,
+        *,
+        quantity: str,
+        subject: str,
+        predicted: float,
+        low: float,
+        high: float,
+        source: str,
+        time_s: float,
+    ) -> int:
+        """Enter a prediction and return the number of its entry.
+
+        Args:
+            quantity: what is predicted, with its unit: `step_s`, `peak_bytes`, ...
+            subject: what it is predicted of, such as a plan id.
+            predicted, low, high: the value and the ends of its 90 % interval.
+            source: what the prediction rests on.
+            time_s: when it was made, in seconds since 1970.
+
+        Raises:
+            InputError: unless 0 < low <= predicted <= high.
+        """
+        if not 0.0 < low <= predicted <= high < float("inf"):
+            problem = f"{quantity}: {low:g} <= {predicted:g} <= {high:g} is not a positive, ordered interval"
+            raise InputError(Violation("ledger", problem))
+        values = (quantity, subject, source, predicted, low, high, time_s)
+        with self._readable():
+            cursor = self._connection.execute(
+                "INSERT INTO predictions (quantity, subject, source, predicted, low, high, time_s) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        assert cursor.lastrowid is not None, "an insertion has a row"
+        return cursor.lastrowid
+
+    def score(self, entry: int, measured: float) -> None:
+        """Enter what was measured.
+
+        Raises:
+            InputError: when there is no such entry, it is scored already, or the value is not positive.
+        """
+        if not 0.0 < measured < float("inf"):
+            raise InputError(Violation("ledger", f"entry {entry}: {measured} is not a positive measurement"))
+        with self._readable():
+            changed = self._connection.execute(
+                "UPDATE predictions SET measured = ? WHERE entry = ? AND measured IS NULL", (measured, entry)
+            ).rowcount
+        if changed != 1:
+            raise InputError(Violation("ledger", f"entry {entry} does not exist or is already scored"))
+
+    def honesty(self) -> Mapping[str, Honesty]:
+        """By quantity, for all that has been scored."""
+        with self._readable():
+            rows = self._connection.execute(
+                "SELECT quantity, predicted, low, high, measured FROM predictions "
+                "WHERE measured IS NOT NULL ORDER BY quantity, entry"
+            ).fetchall()
+        scores: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+        for quantity, predicted, low, high, measured in rows:
+            scores[quantity].append((low <= measured <= high, measured / predicted))
+        return {
+            quantity: Honesty(
+                scored=len(pairs),
+                inside=sum(inside for inside, _ in pairs) / len(pairs),
+                median_ratio=statistics.median(ratio for _, ratio in pairs),
+            )
+            for quantity, pairs in scores.items()
+        }
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn what can be wrong with the file into one line for its owner."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            problem = f"is not a usable ledger ({error}); move it away to start a new one"
+            raise InputError(Violation(str(self.path), problem)) from None

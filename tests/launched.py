@@ -1,0 +1,62 @@
+"""A worker for tests of the launcher: `python -m launched RUN_DIR` does what RUN_DIR/behaviour says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from weft.errors import InputError, RunError, Violation
+
+
+def main(run_dir: Path) -> None:
+    behaviour = (run_dir / "behaviour").read_text()
+    rank = int(os.environ["RANK"])
+    (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
+    if behaviour == "sleep":
+        time.sleep(120)
+    elif behaviour == "refuse":
+        raise InputError([Violation("run.toml", "first"), Violation("run.toml", "second")])
+    elif behaviour == "fail" and rank == 1:
+        raise RunError("the loss is not\na number")
+    elif behaviour == "die at start" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour == "save":
+        stop_and_save(run_dir, rank)
+    else:
+        meet_and_fall_out(rank, behaviour)
+
+
+def stop_and_save(run_dir: Path, rank: int) -> None:
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+    (run_dir / f"ready-{rank}").touch()
+    while not stopped:
+        time.sleep(0.05)
+    (run_dir / f"saved-{rank}").write_text(str(stopped[0]))
+
+
+def meet_and_fall_out(rank: int, behaviour: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from weft.run.channels import Channels
+    from weft.run.worker_start import start_worker
+
+    context = start_worker()
+    value = torch.tensor([rank])
+    dist.all_reduce(value)
+    print(f"rank {rank} of {context.world_size} on {context.threads} threads: {value.item()}", flush=True)
+    if behaviour == "lose a peer":
+        channels = Channels(dist.new_group(), {"activation": 1})
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        channels.receive((2,), torch.float32, 1, "activation", "F0.0", lambda start, end: None).wait()
+    context.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,175 @@
+"""Launching: what a user sees of a failure, and that no kill leaves a process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from weft.errors import InputError, RunError
+from weft.run.launch import launch_workers
+
+pytestmark = pytest.mark.processes
+
+TESTS = Path(__file__).parent.parent
+LAUNCH = "import sys; from pathlib import Path; from weft.run.launch import launch_workers as launch; " + (
+    "launch(Path(sys.argv[1]), 2, 'launched')"
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    return tmp_path / "run"
+
+
+def behave(run_dir: Path, behaviour: str) -> None:
+    run_dir.mkdir()
+    (run_dir / "behaviour").write_text(behaviour)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def start_launcher(run_dir: Path, name: str) -> subprocess.Popen[bytes]:
+    """A launcher process whose two workers have reached `name`."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, str(run_dir)], stderr=subprocess.PIPE)
+    files = [run_dir / f"{name}-{rank}" for rank in range(2)]
+    wait_for(lambda: all(file.exists() and (name == "ready" or file.read_text()) for file in files))
+    return launcher
+
+
+def test_workers_meet_and_their_words_are_kept(run_dir: Path) -> None:
+    behave(run_dir, "meet")
+    polls: list[int] = []
+    launch_workers(run_dir, 2, "launched", lambda: polls.append(1))
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    for rank in range(2):
+        text = (run_dir / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} of 2 on {threads} threads: 1\n" in text
+    assert polls
+
+
+def test_a_refusal_lists_every_violation(run_dir: Path) -> None:
+    behave(run_dir, "refuse")
+    with pytest.raises(InputError) as caught:
+        launch_workers(run_dir, 2, "launched")
+    assert str(caught.value) == "run.toml: first\nrun.toml: second"
+
+
+def test_a_failure_is_one_line_with_the_log(run_dir: Path) -> None:
+    behave(run_dir, "fail")
+    with pytest.raises(RunError) as caught:
+        launch_workers(run_dir, 2, "launched")
+    log = run_dir / "logs" / "rank-1.log"
+    assert str(caught.value) == f"the loss is not a number (log: {log})"
+    assert "RunError" in log.read_text()
+
+
+@pytest.mark.parametrize("behaviour", ["die at start", "lose a peer"])
+def test_a_killed_rank_is_the_cause_and_not_its_peer(run_dir: Path, behaviour: str) -> None:
+    behave(run_dir, behaviour)
+    with pytest.raises(RunError) as caught:
+        launch_workers(run_dir, 2, "launched")
+    text = str(caught.value)
+    assert text.startswith("rank 1 was killed by signal 9 (SIGKILL) (log: ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("victim", ["launcher", "agent", "worker"])
+def test_no_kill_leaves_an_orphan(run_dir: Path, victim: str) -> None:
+    behave(run_dir, "sleep")
+    launcher = start_launcher(run_dir, "pid")
+    workers = [psutil.Process(int((run_dir / f"pid-{rank}").read_text())) for rank in range(2)]
+    agent = workers[0].parent()
+    assert agent is not None
+    family = [psutil.Process(launcher.pid), agent, *workers]
+    {"launcher": family[0], "agent": agent, "worker": workers[1]}[victim].kill()
+    launcher.wait(timeout=20)
+    gone, alive = psutil.wait_procs(family[1:], timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert len(gone) + len(alive) == 3
+    _, error = launcher.communicate()
+    if victim != "launcher":
+        name = "the agent that runs the workers" if victim == "agent" else "rank 1"
+        assert f"RunError: {name} was killed by signal 9 (SIGKILL) (log: " in error.decode()
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_a_stop_reaches_the_workers_which_save(run_dir: Path, number: int, exit_code: int) -> None:
+    behave(run_dir, "save")
+    launcher = start_launcher(run_dir, "ready")
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=30) == exit_code
+    assert [(run_dir / f"saved-{rank}").read_text() for rank in range(2)] == [str(int(number))] * 2
+
+
+def test_a_worker_under_plain_torchrun(run_dir: Path) -> None:
+    behave(run_dir, "meet")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, "-m", "launched", str(run_dir)], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"rank 1 of 2 on 1 threads: 1" in done.stdout
+
+
+def test_a_port_in_use_is_one_line(run_dir: Path) -> None:
+    script = """
+import os, socket
+from weft.errors import RunError
+from weft.run.worker_start import start_worker
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+    try:
+        start_worker(timeout_s=5)
+    except RunError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert b"is in use; choose another one" in done.stdout
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_a_missing_rank_is_one_line(run_dir: Path) -> None:
+    script = """
+import os
+from weft.errors import RunError
+from weft.run.worker_start import start_worker
+os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+try:
+    start_worker(timeout_s=1)
+except RunError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert b"not all of 2 ranks met at 127.0.0.1:0 within 1 s" in done.stdout
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_an_incomplete_environment_is_refused(run_dir: Path) -> None:
+    script = """
+import json
+from weft.errors import InputError
+from weft.run.worker_start import start_worker
+try:
+    start_worker()
+except InputError as error:
+    print(json.dumps([str(violation) for violation in error.violations]))
+"""
+    environment = {"RANK": "0", "WORLD_SIZE": "two", "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, env=environment)
+    lines = json.loads(done.stdout)
+    assert [line.split()[1] for line in lines] == ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]

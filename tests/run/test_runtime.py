@@ -1,0 +1,225 @@
+"""The runtime: losses, evaluation, dropout, records, refusals, and errors that name the instruction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pool import WorkerPool
+from small_jobs import batch_of, loss_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from torch import nn
+
+from weft.describe.families import layer_graph
+from weft.describe.plan import Plan
+from weft.errors import InputError, RunError
+from weft.planning.compile import compile_evaluation
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    FORWARD,
+    REDUCE,
+    SEND_ACTIVATION,
+    SEND_GRADIENT,
+    STEP,
+)
+from weft.program.program import Program
+from weft.run.executor import require_supported
+from weft.run.recorder import Recorder, collect_timeline
+from weft.run.runtime import PRECISIONS, Runtime, require_runnable
+from weft.run.stages import build_stage
+
+pytestmark = pytest.mark.processes
+
+CONFIG = tiny()
+
+
+def evaluate(rank: int, ranks: int, plan: Plan) -> tuple[float, float, bool]:
+    """Held-out loss before and after a step, with a training step between two evaluations."""
+    program = make_program(CONFIG, plan)
+    forward_only = compile_evaluation(plan, layer_graph(CONFIG))
+    runtime = make_runtime(rank, CONFIG, plan, program)
+    held_out = [batch_of(CONFIG, plan, step) for step in (100, 101)]
+    before = parameters_of(runtime)
+    first = runtime.evaluate(forward_only, held_out)
+    unchanged = all(torch.equal(value, before[name]) for name, value in parameters_of(runtime).items())
+    runtime.step(0, batch_of(CONFIG, plan, 0))
+    last = runtime.evaluate(forward_only, held_out)
+    assert all(module.training for module in runtime.stages.values())
+    runtime.close()
+    return first, last, unchanged
+
+
+@pytest.mark.parametrize(("pp", "dp", "loops"), [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
+def test_evaluation_is_the_mean_loss_and_changes_nothing(
+    worker_pool: WorkerPool, pp: int, dp: int, loops: int
+) -> None:
+    plan = make_plan(CONFIG, pp=pp, dp=dp, loops=loops, schedule="breadth-first", micro_batches=4 // dp)
+    model = build_stage(CONFIG, range(8), 7, torch.float64)
+    expected = np.mean(
+        [
+            loss_of(model(inputs), targets).item()
+            for step in (100, 101)
+            for inputs, targets in map(batch_of(CONFIG, plan, step), range(plan.micro_batches))
+        ]
+    )
+    for first, last, unchanged in worker_pool.run(evaluate, plan, ranks=plan.ranks):
+        assert first == pytest.approx(expected, rel=1e-12)
+        assert last != first
+        assert unchanged
+
+
+def record(rank: int, ranks: int, plan: Plan, run_dir: Path) -> None:
+    program = make_program(CONFIG, plan)
+    recorder = Recorder(run_dir, program=program, rank=rank, plan_id=plan.plan_id, steps=3)
+    runtime = make_runtime(rank, CONFIG, plan, program, recorder=recorder)
+    for step in range(3):
+        runtime.step(step, batch_of(CONFIG, plan, step))
+    runtime.close()
+    recorder.close()
+
+
+def test_every_instruction_of_every_step_is_measured(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    plan = make_plan(CONFIG, pp=2, dp=2, loops=2, schedule="breadth-first")
+    worker_pool.run(record, plan, tmp_path, ranks=4)
+    program = make_program(CONFIG, plan)
+    timeline = collect_timeline(tmp_path, program, plan.plan_id, "run")
+    assert np.array_equal(timeline.position.reshape(3, -1), np.tile(np.arange(len(program)), (3, 1)))
+    assert (timeline.posted_ns <= timeline.start_ns).all()
+    assert (timeline.start_ns <= timeline.end_ns).all()
+    ends, starts = timeline.end_ns.reshape(3, -1), timeline.start_ns.reshape(3, -1)
+    edges = program.edges
+    kind_of = program.columns.kind
+    here = edges.distance == 0
+    send = np.isin(kind_of[edges.source], (SEND_ACTIVATION, SEND_GRADIENT))
+    compute = here & ~send & np.isin(kind_of[edges.target], (FORWARD, BACKWARD, STEP))
+    assert (starts[:, edges.target[compute]] >= ends[:, edges.source[compute]]).all()
+    # A message arrives while its sender still waits to hear so: it cannot begin before it was sent.
+    message = here & send
+    assert (starts[:, edges.target[message]] >= starts[:, edges.source[message]]).all()
+    for stage in range(len(plan.stages)):
+        together = (kind_of == REDUCE) & (program.columns.stage == stage)
+        assert together.sum() == 2
+        assert (np.ptp(starts[:, together], axis=1) == 0).all()
+
+
+class DroppingStage(nn.Module):
+    """A stage that drops out a part of what it is given."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.stage(inputs))
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        return self.stage.input_shape(micro_batch_size, sequence)
+
+    def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        return self.stage.output_shape(micro_batch_size, sequence)
+
+
+def custom_runtime(rank: int, plan: Plan, wrap: Any, loss: Any = loss_of, seed: int = 7) -> Runtime:
+    program = make_program(CONFIG, plan)
+    stages = {
+        index: wrap(build_stage(CONFIG, stage.layers, seed, PRECISIONS[plan.precision]))
+        for index, stage in enumerate(plan.stages)
+        if any(rank in replica.ranks for replica in stage.replicas)
+    }
+    return Runtime(
+        plan, program, stages, loss, lambda m: torch.optim.SGD(m.parameters(), 0.1), device="cpu", seed=3
+    )
+
+
+def drop(rank: int, ranks: int, plan: Plan, noise: int) -> list[float]:
+    torch.manual_seed(noise)
+    runtime = custom_runtime(rank, plan, DroppingStage)
+    losses = [runtime.step(step, batch_of(CONFIG, plan, 0)).loss for step in range(2)]
+    runtime.close()
+    return losses
+
+
+def test_dropout_is_keyed_by_what_is_computed(worker_pool: WorkerPool) -> None:
+    found = [
+        worker_pool.run(drop, make_plan(CONFIG, pp=2, schedule=schedule), noise, ranks=2)[0]
+        for noise, schedule in enumerate(("gpipe", "1f1b"))
+    ]
+    assert found[0] == found[1]
+
+
+def start_unequal(rank: int, ranks: int, plan: Plan) -> dict[str, torch.Tensor]:
+    runtime = custom_runtime(rank, plan, lambda stage: stage, seed=rank)
+    parameters = parameters_of(runtime)
+    runtime.close()
+    return parameters
+
+
+def test_replicas_begin_with_the_values_of_the_first(worker_pool: WorkerPool) -> None:
+    first, *others = worker_pool.run(start_unequal, make_plan(CONFIG, dp=3), ranks=3)
+    expected = build_stage(CONFIG, range(8), 0, torch.float64).state_dict()
+    for name, value in first.items():
+        assert torch.equal(value, expected[name])
+        assert all(torch.equal(value, other[name]) for other in others)
+
+
+def broken_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("no loss today")
+
+
+def fail_in_step(rank: int, ranks: int, plan: Plan) -> str:
+    runtime = custom_runtime(rank, plan, lambda stage: stage, broken_loss)
+    with pytest.raises(RunError) as caught:
+        runtime.step(4, batch_of(CONFIG, plan, 0))
+    return str(caught.value)
+
+
+def test_an_error_names_rank_step_and_instruction(worker_pool: WorkerPool) -> None:
+    [text] = worker_pool.run(fail_in_step, make_plan(CONFIG, pp=1), ranks=1)
+    assert text == "rank 0, step 4, instruction F0.0: ZeroDivisionError: no loss today"
+
+
+def refuse(rank: int, ranks: int, plan: Plan, stages: list[int]) -> str:
+    program = make_program(CONFIG, plan)
+    modules = {stage: build_stage(CONFIG, plan.stages[stage].layers, 0, torch.float64) for stage in stages}
+    with pytest.raises(InputError) as caught:
+        Runtime(
+            plan, program, modules, loss_of, lambda m: torch.optim.SGD(m.parameters()), device="cpu", seed=0
+        )
+    return str(caught.value)
+
+
+def test_a_job_of_another_size_is_refused(worker_pool: WorkerPool) -> None:
+    [text] = worker_pool.run(refuse, make_plan(CONFIG, pp=2), [0], ranks=1)
+    assert text == "runtime: the job has 1 ranks, the plan uses 2 (nearest valid: 2)"
+
+
+def test_wrong_stages_are_refused(worker_pool: WorkerPool) -> None:
+    [text] = worker_pool.run(refuse, make_plan(CONFIG), [], ranks=1)
+    assert text == "runtime: rank 0 was given the stages [], the program gives it [0]"
+
+
+def test_everything_that_cannot_run_is_listed() -> None:
+    plan = make_plan(CONFIG, pp=2)
+    program = make_program(CONFIG, plan)
+    require_runnable(plan, program)
+    columns = program.columns
+    split = np.where(columns.kind == BACKWARD, BACKWARD_INPUT, columns.kind)
+    unsupported: Program = replace(
+        program,
+        steps_per_cycle=2,
+        columns=replace(columns, kind=split, iteration=columns.iteration - 1),
+        obligations=replace(program.obligations, stage_edges=((0, 1), (0, 2)), owners={(0, 0): (0, 1)}),
+    )
+    with pytest.raises(InputError) as caught:
+        require_runnable(plan.model_copy(update={"precision": "bf16"}), unsupported)
+    lines = [str(violation) for violation in caught.value.violations]
+    assert len(lines) == 6
+    assert lines[0] == "plan: precision 'bf16' is not supported by this runtime yet (nearest valid: fp32)"
+    assert lines[1] == "program: instructions of kind 'backward_input' are not supported by this runtime yet"
+    with pytest.raises(InputError, match="a prologue is not supported"):
+        require_supported(unsupported)

@@ -1,0 +1,52 @@
+"""Dense synchronisation adds in the order of the ranks, whoever is late."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import WorkerPool
+
+from weft.describe.plan import Choice
+from weft.errors import InputError
+from weft.sync import get_synchroniser
+from weft.sync.dense import Dense
+
+LENGTH = 4 * 3 * 5
+
+
+def gradient_of(rank: int) -> torch.Tensor:
+    # Wide magnitudes, so that another order of the sum has other bits.
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(LENGTH, generator=generator) * 10.0 ** torch.randint(
+        -4, 5, (LENGTH,), generator=generator
+    )
+
+
+def reduce_late(rank: int, ranks: int, late: int) -> torch.Tensor:
+    gradient, group = gradient_of(rank), dist.new_group()
+    if rank == late:
+        time.sleep(0.1)
+    get_synchroniser(Choice(name="dense")).reduce(gradient, group)
+    return gradient
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_sum_is_the_one_in_rank_order(worker_pool: WorkerPool, ranks: int) -> None:
+    expected = gradient_of(0)
+    for rank in range(1, ranks):
+        expected += gradient_of(rank)
+    for late in (0, ranks - 1):
+        for found in worker_pool.run(reduce_late, late, ranks=ranks):
+            assert torch.equal(found, expected)
+
+
+def test_methods_are_chosen_by_name() -> None:
+    assert isinstance(get_synchroniser(Choice(name="dense")), Dense)
+    with pytest.raises(InputError, match=r"'dens' is not one of dense \(nearest valid: dense\)"):
+        get_synchroniser(Choice(name="dens"))
+    with pytest.raises(InputError, match="'dense' takes no options, given every"):
+        get_synchroniser(Choice(name="dense", options={"every": 2}))

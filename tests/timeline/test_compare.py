@@ -1,0 +1,166 @@
+"""Comparison of timelines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from program.layouts import training_program
+from timeline.timelines import timeline_of, unit_durations
+
+from weft.errors import InputError
+from weft.program.program import Program
+from weft.timeline.compare import compare
+from weft.timeline.figures import makespan_s
+from weft.timeline.medians import median_by, step_times_s
+from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+
+
+@pytest.fixture
+def program() -> Program:
+    return training_program("1f1b", 2, 2, (3,))
+
+
+def test_a_timeline_equals_itself(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200))
+    comparison = compare(timeline, replace(timeline, clock="monotonic"))
+    assert comparison.step.ratio == 1.0
+    assert comparison.matched == len(program)
+    assert (comparison.only_predicted, comparison.only_measured) == (0, 0)
+    assert {pair.ratio for pair in (*comparison.kinds, *comparison.stages, *comparison.waits)} == {1.0}
+
+
+def test_medians_ignore_the_warm_up_and_a_late_step(program: Program) -> None:
+    predicted = timeline_of(program, unit_durations(program, 100, 200))
+    slow = {0: 10, 1: 10, 2: 10, 3: 10, 4: 10, 8: 50}
+    base = unit_durations(program, 110, 220)
+    measured = timeline_of(
+        program, lambda row, step: base(row, step) * slow.get(step, 1), steps=12, clock="monotonic"
+    )
+    comparison = compare(predicted, measured)
+    assert (comparison.steps, comparison.warm_up_steps) == (7, 5)
+    assert comparison.step.ratio == pytest.approx(1.1)
+    by_kind = {pair.kind: pair for pair in comparison.kinds}
+    assert by_kind["forward"].ratio == pytest.approx(1.1)
+    assert by_kind["forward"].instructions == 6
+    assert by_kind["forward"].predicted_s == pytest.approx(100e-9)
+    assert by_kind["forward"].measured_total_s == pytest.approx(660e-9)
+    assert {(pair.stage, pair.kind) for pair in comparison.stages} >= {(0, "forward"), (1, "backward")}
+
+
+def test_the_slow_instruction_is_found(program: Program) -> None:
+    base = unit_durations(program, 100, 200)
+    slow = next(entry for entry in program.of_rank(1) if str(entry) == "B1.1")
+    predicted = timeline_of(program, base)
+    measured = timeline_of(
+        program, lambda row, step: base(row, step) + 900 * (row == slow.position), steps=7, clock="monotonic"
+    )
+    comparison = compare(predicted, measured)
+    worst = comparison.worst[0]
+    assert (worst.id, worst.rank, worst.kind, worst.name) == (slow.id, 1, "backward", "B1.1")
+    assert worst.measured_s - worst.predicted_s == pytest.approx(900e-9)
+    # Rank 0 stands still while it waits for the gradient of the slow backward.
+    waits = {pair.rank: pair.measured_s - pair.predicted_s for pair in comparison.waits}
+    assert waits[0] == pytest.approx(900e-9)
+
+
+def test_waits_are_the_bubble_between_a_ranks_instructions(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200))
+    waits = {pair.rank: pair.predicted_s for pair in compare(timeline, timeline).waits}
+    # Rank 0 spans the whole step, (3 + 1) * 300 ns, of which it computes 900; rank 1 never waits in between.
+    assert waits == pytest.approx({0: 300e-9, 1: 0.0})
+
+
+def test_a_steady_step_is_as_long_as_its_busiest_rank(program: Program) -> None:
+    """Without anything between the steps, the first start of the next step says the same."""
+    timeline = timeline_of(program, unit_durations(program, 100, 200), steps=4)
+    assert step_times_s(timeline) == pytest.approx([1200e-9] * 4)
+
+
+def test_time_between_steps_belongs_to_the_step(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200), steps=3)
+    pause = timeline.step * 500
+    paused = replace(timeline, start_ns=timeline.start_ns + pause, end_ns=timeline.end_ns + pause)
+    assert step_times_s(paused) == pytest.approx([1700e-9, 1700e-9, 1200e-9])
+
+
+def test_steps_that_do_not_follow_each_other_count_alone(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200), steps=3)
+    rows = timeline.step != 1
+    gappy = replace(timeline, **{column: getattr(timeline, column)[rows] for column in TIMELINE_COLUMNS})
+    assert step_times_s(gappy) == pytest.approx([1200e-9, 1200e-9])
+
+
+def test_a_short_run_counts_by_its_last_step(program: Program) -> None:
+    base = unit_durations(program, 100, 200)
+    measured = timeline_of(
+        program, lambda row, step: base(row, step) * (3 - step), steps=3, clock="monotonic"
+    )
+    comparison = compare(timeline_of(program, base), measured)
+    assert (comparison.steps, comparison.warm_up_steps) == (1, 2)
+    assert comparison.step.ratio == pytest.approx(1.0)
+
+
+def test_two_runs_are_called_by_their_names(program: Program) -> None:
+    one = timeline_of(program, unit_durations(program, 100, 200), steps=7, run="old", clock="monotonic")
+    two = timeline_of(program, unit_durations(program, 50, 100), steps=7, run="new", clock="monotonic")
+    comparison = compare(one, two)
+    assert comparison.labels == ("old", "new")
+    assert comparison.step.ratio == pytest.approx(0.5)
+    assert (
+        "step: old 1.20 us, new 600 ns (-50.0%), median of 2 steps after 5 warm-up steps" in comparison.text()
+    )
+
+
+def test_instructions_of_one_side_only_are_counted(program: Program) -> None:
+    longer = training_program("1f1b", 2, 2, (4,))
+    one = timeline_of(program, unit_durations(program))
+    two = timeline_of(longer, unit_durations(longer), clock="monotonic")
+    comparison = compare(one, two)
+    assert comparison.matched == len(program)
+    assert comparison.only_predicted == 0
+    assert comparison.only_measured == len(longer) - len(program)
+
+
+def test_the_record_is_plain_json(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200))
+    record = json.loads(json.dumps(compare(timeline, timeline).record()))
+    assert record["predicted_step_s"] == pytest.approx(makespan_s(timeline))
+    assert record["ratio"] == 1.0
+    assert len(record["worst"][0]["id"]) == 16
+    assert {row["kind"] for row in record["kinds"]} >= {"forward", "send_gradient"}
+
+
+def test_time_where_none_was_expected_has_no_number_as_a_ratio(program: Program) -> None:
+    predicted = timeline_of(program, unit_durations(program, 100, 200))
+    measured = timeline_of(program, lambda row, step: 10, clock="monotonic")
+    sends = next(pair for pair in compare(predicted, measured).kinds if pair.kind == "send_activation")
+    assert sends.ratio == float("inf")
+
+
+def cut(timeline: Timeline, rows: int) -> Timeline:
+    return replace(timeline, **{column: getattr(timeline, column)[:rows] for column in TIMELINE_COLUMNS})
+
+
+def test_an_empty_timeline_is_refused(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program))
+    with pytest.raises(InputError, match="the predicted timeline of 'run' is empty"):
+        compare(cut(timeline, 0), timeline)
+
+
+def test_timelines_without_a_common_instruction_are_refused(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program))
+    with pytest.raises(InputError, match="no instruction is in both"):
+        compare(timeline, replace(timeline, id=timeline.id + np.uint64(1)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50)), min_size=1))
+def test_medians_by_key_are_numpys(rows: list[tuple[int, int]]) -> None:
+    key, value = np.array(rows, dtype=np.int64).T
+    keys, medians = median_by(key, value)
+    assert keys.tolist() == sorted(set(key.tolist()))
+    assert medians.tolist() == [float(np.median(value[key == entry])) for entry in keys]

@@ -1,0 +1,72 @@
+"""Agreement: one rank's failure or request is everyone's."""
+
+import os
+import signal
+import time
+
+import pytest
+from pool import WorkerPool
+
+from weft.errors import InputError, RunError, Violation
+from weft.train.agreement import StopRequest, from_first_rank, gather, together
+
+
+def fail_on_rank_one(rank: int, ranks: int, kind: str) -> str:
+    errors = {
+        "input": InputError([Violation("a", "one"), Violation("b", "two", "three")]),
+        "run": RunError("broken"),
+        "disk": FileNotFoundError(2, "No such file or directory", "/absent"),
+    }
+    try:
+        with together():
+            if rank == 1:
+                raise errors[kind]
+    except (InputError, RunError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def succeed(rank: int, ranks: int) -> tuple[list[int], int]:
+    with together():
+        pass
+    return gather(rank * 10), from_first_rank(rank + 7)
+
+
+def signal_rank(rank: int, ranks: int, signals: dict[int, signal.Signals]) -> tuple[list[int], bool]:
+    """Votes of four steps; the signals arrive at different points of the second step."""
+    former = signal.getsignal(signal.SIGTERM)
+    votes = []
+    with StopRequest() as stop:
+        for step in range(4):
+            stop.post_vote()
+            if step == 1 and rank in signals:
+                time.sleep(0.02 * rank)
+                os.kill(os.getpid(), signals[rank])
+            votes.append(int(stop.read_vote() or 0))
+    return votes, signal.getsignal(signal.SIGTERM) is former
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("input", "InputError: a: one\nb: two (nearest valid: three)"),
+        ("run", "RunError: broken"),
+        ("disk", "RunError: /absent: No such file or directory"),
+    ],
+)
+def test_a_failure_on_one_rank_is_raised_on_all(worker_pool: WorkerPool, kind: str, expected: str) -> None:
+    assert worker_pool.run(fail_on_rank_one, kind, ranks=3) == [expected] * 3
+
+
+def test_values_reach_every_rank(worker_pool: WorkerPool) -> None:
+    assert worker_pool.run(succeed, ranks=3) == [([0, 10, 20], 7)] * 3
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(worker_pool: WorkerPool) -> None:
+    answers = worker_pool.run(signal_rank, {1: signal.SIGTERM}, ranks=3)
+    assert answers == [([0, 0, 15, 15], True)] * 3
+
+
+def test_ctrl_c_prevails_over_the_signal_that_follows_it(worker_pool: WorkerPool) -> None:
+    answers = worker_pool.run(signal_rank, {0: signal.SIGTERM, 2: signal.SIGINT}, ranks=3)
+    assert answers == [([0, 0, 2, 2], True)] * 3

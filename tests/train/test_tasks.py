@@ -1,0 +1,90 @@
+"""Tasks: the registry, one's own, and what causal language modelling gives."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import InputError
+from weft.train.tasks import TaskSettings, make_task
+from weft.train.tasks.causal_lm import CausalLanguageModelling
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TaskSettings:
+    text = tmp_path / "text.txt"
+    text.write_bytes(np.random.default_rng(0).integers(97, 123, 2000, dtype=np.uint8).tobytes())
+    return TaskSettings(data=str(text), sequence=16, vocabulary=256, cache=tmp_path / "cache")
+
+
+def replaced(settings: TaskSettings, **changes: object) -> TaskSettings:
+    values = {name: getattr(settings, name) for name in ("data", "sequence", "vocabulary", "cache")}
+    return TaskSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_targets_are_the_inputs_one_token_later(settings: TaskSettings) -> None:
+    task = make_task("causal-lm", settings)
+    inputs, targets = task.batch(np.array([3, 0]))
+    assert inputs.shape == targets.shape == (2, 16)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert (
+        torch.equal(inputs[1], torch.tensor([97 + number % 26 for number in range(16)])) or inputs[1, 0] != 97
+    )
+
+
+def test_held_out_samples_are_not_training_samples(settings: TaskSettings) -> None:
+    task = make_task("causal-lm", settings)
+    training = bytes(task.batch(np.arange(task.samples))[0].flatten().tolist())
+    held_out, _ = task.batch(np.arange(task.held_out_samples), held_out=True)
+    assert held_out.shape == (task.held_out_samples, 16)
+    assert not any(bytes(sample.tolist()) in training for sample in held_out)
+    assert all(bytes(sample.tolist()) in Path(settings.data).read_bytes() for sample in held_out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_loss_is_the_mean_over_tokens_in_at_least_fp32(
+    settings: TaskSettings, dtype: torch.dtype
+) -> None:
+    task = make_task("causal-lm", settings)
+    logits = torch.zeros(2, 16, 256, dtype=dtype)
+    targets = torch.randint(0, 256, (2, 16))
+    loss = task.loss(logits, targets)
+    assert loss.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert loss.item() == pytest.approx(np.log(256), rel=1e-6)
+
+
+def test_losses_of_equal_micro_batches_average_to_the_loss_of_all(settings: TaskSettings) -> None:
+    task = make_task("causal-lm", settings)
+    logits = torch.randn(4, 16, 256, dtype=torch.float64)
+    targets = torch.randint(0, 256, (4, 16))
+    parts = [task.loss(logits[i : i + 1], targets[i : i + 1]) for i in range(4)]
+    assert torch.stack(parts).mean().item() == pytest.approx(task.loss(logits, targets).item(), abs=1e-12)
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(settings: TaskSettings) -> None:
+    with pytest.raises(InputError, match="at least 256"):
+        make_task("causal-lm", replaced(settings, vocabulary=100))
+
+
+def test_an_unknown_task_is_refused_with_the_nearest(settings: TaskSettings) -> None:
+    with pytest.raises(InputError, match="nearest valid: causal-lm"):
+        make_task("casual-lm", settings)
+
+
+class Own(CausalLanguageModelling):
+    """A task of one's own."""
+
+
+def test_a_task_of_ones_own_is_imported(settings: TaskSettings) -> None:
+    assert isinstance(make_task(f"{__name__}:Own", settings), Own)
+
+
+@pytest.mark.parametrize(
+    "kind", ["absent_module:Task", "weft.train.tasks:Absent", ":Task", "weft.train.tasks:", "pathlib:Path"]
+)
+def test_what_is_no_task_is_refused_in_one_line(settings: TaskSettings, kind: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_task(kind, settings)
+    assert len(refused.value.violations) == 1
+    assert kind in str(refused.value)
