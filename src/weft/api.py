@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.plan import Plan
+from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.moves.layout import layout_of
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
@@ -121,6 +122,29 @@ def words_to_run(
         for table, keys in tables.items()
     }
     return parse_run({table: keys for table, keys in given.items() if keys})
+
+
+def plan_file_job(path: Path) -> PlannedJob:
+    """The job of a plan file: model and cluster are those of a run file beside it, or those it names.
+
+    Raises:
+        InputError: when they cannot be found, or the plan is not for them.
+    """
+    given = load_plan(path)
+    beside = path.parent / "run.toml"
+    run = (
+        load_run(beside)
+        if beside.exists()
+        else words_to_run(
+            model=given.model,
+            on=given.cluster,
+            global_batch=given.global_batch,
+            sequence=given.sequence,
+            precision=given.precision,
+            pins={},
+        )
+    )
+    return given_plan(run, given)
 
 
 def train(

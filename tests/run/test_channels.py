@@ -93,7 +93,7 @@ def test_any_error_of_a_job_reaches_its_reader(error: type[Exception], kind: typ
 
     queue = WorkQueue("reduction")
     handle = queue.put(Job(Handle("R0"), fail, lambda start, end: None))
-    with pytest.raises(RunError, match="^R0: reduction failed: no$") as caught:
+    with pytest.raises(RunError, match=r"^R0: reduction failed: no$") as caught:
         handle.wait()
     queue.close()
     assert type(caught.value) is kind

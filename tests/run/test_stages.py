@@ -1,8 +1,9 @@
-"""Stages: any cut is the model of `transformers`, with its names, its rule of initial values and its logits."""
+"""Stages: any cut is the model of `transformers`, with its names, initial values and logits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_any_cut_has_the_same_values_and_output(family: str, cuts: set[int], see
     whole = build_stage(config, range(8), seed, torch.float32)
     borders = [0, *sorted(cuts), 8]
     hidden, names = tokens(config), []
-    for first, end in zip(borders, borders[1:], strict=False):
+    for first, end in pairwise(borders):
         stage = build_stage(config, range(first, end), seed, torch.float32)
         assert tuple(hidden.shape) == stage.input_shape(3, config.sequence)
         hidden = stage(hidden)

@@ -104,7 +104,8 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 def tensors(run_dir: Path, step: int = STEPS) -> dict[str, bytes]:
-    files = (run_dir / "checkpoints" / f"step-{step:08d}").glob("*.safetensors")
+    files = sorted((run_dir / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"))
+    assert files
     return {name: value.numpy().tobytes() for file in files for name, value in load_file(file).items()}
 
 

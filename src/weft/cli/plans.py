@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.api import changed, words_to_run
+from weft.api import changed, plan_file_job, words_to_run
 from weft.cli.output import Json, console, print_json
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Ranking
-from weft.planning.simulated import simulate_job, simulation_record
+from weft.planning.problem import problem_of_run
+from weft.planning.simulated import simulation_record, with_ranks
 from weft.predict.abstract import simulate_schedule
 from weft.program.table import format_program
 from weft.timeline.timeline import Timeline
-from weft.training.session import reopen
+from weft.train.session import reopen
 from weft.web.candidates import candidate_record, candidate_rows
 from weft.web.pictures import memory_bars, plans_table, timeline_picture
 from weft.web.svg import timeline_svg
@@ -215,7 +216,7 @@ def simulate(
     svg: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Predict one step of a run file, a run directory, or a plan file inside one.
+    """Predict one step of a run file, a run directory or a plan file.
 
     Example: weft simulate run.toml
     Example: weft simulate runs/demo --json
@@ -223,14 +224,14 @@ def simulate(
     Parameters
     ----------
     source
-        A RUN.toml, a run directory, or a PLAN.json that lies in a run directory.
+        A RUN.toml, a run directory, or a PLAN.json of a preset on a cluster that can be named.
     ranks
-        Pretend the cluster has this many devices of the same kind; costs no hardware.
+        Plan a RUN.toml as if its cluster had this many devices of the same kind; costs no hardware.
     svg
         Write the predicted step as a picture.
     """
-    planned, predicted = simulate_job(Path(source), ranks)
-    record = simulation_record(planned, predicted)
+    planned = _job_of(Path(source), ranks)
+    record = simulation_record(planned, planned.predicted)
     if json:
         print_json(record)
         return
@@ -241,7 +242,17 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
-    _print_timeline(predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+    _print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+
+
+def _job_of(source: Path, ranks: int | None) -> PlannedJob:
+    if source.suffix == ".toml":
+        run = load_run(source)
+        problem = problem_of_run(run)
+        return plan_run(run, problem=problem if ranks is None else with_ranks(problem, ranks))
+    if ranks is not None:
+        raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
+    return reopen(source) if source.is_dir() else plan_file_job(source)
 
 
 def schedule(

@@ -10,7 +10,7 @@ import sys
 import time
 
 from weft.describe.units import format_count, format_seconds
-from weft.training.run_directory import RunDirectory
+from weft.train.run_directory import RunDirectory
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -60,7 +60,9 @@ class Progress:
     def _predicted_step_s(self) -> float:
         if self._predicted_s is None:
             assert self._directory is not None, "update was called before"
-            self._predicted_s = self._directory.plan_prediction_s()
+            prediction = self._directory.plan().prediction
+            assert prediction is not None, "a prepared plan carries its prediction"
+            self._predicted_s = prediction.step_s
         return self._predicted_s
 
     def _say(self, line: str) -> None:

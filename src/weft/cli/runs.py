@@ -9,7 +9,7 @@ from weft.cli.progress import Progress
 from weft.describe.units import format_seconds
 from weft.errors import InputError, RunError, Violation
 from weft.timeline.compare import compare as compare_timelines
-from weft.training.run_directory import RunDirectory
+from weft.train.run_directory import RunDirectory
 
 
 def train(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from weft.describe.cluster import Cluster, NodeGroup
@@ -12,7 +11,8 @@ from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.predict.predict import PredictedStep
 from weft.program.kinds import GATHER, REDUCE
-from weft.timeline.figures import busy_by_kind, bubble_fraction, peak_in_flight
+from weft.program.program import NONE
+from weft.timeline.figures import bubble_fraction, busy_by_kind, peak_in_flight
 
 
 def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:
@@ -29,13 +29,17 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "bubble_fraction": bubble_fraction(simulation.timeline),
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
-        "peak_instruction": [str(planned.program.instruction(p)) for p in simulation.peak_positions],
+        "peak_instruction": [_named(planned, position) for position in simulation.peak_position.tolist()],
         "gathers": int((kinds == GATHER).sum()),
         "reduces": int((kinds == REDUCE).sum()),
         "instructions": simulation.instructions,
         "breakdown": busy_by_kind(simulation.timeline),
         "simulate_s": simulation.simulate_s,
     }
+
+
+def _named(planned: PlannedJob, position: int) -> str | None:
+    return str(planned.program.instruction(position)) if position != NONE else None
 
 
 def with_ranks(problem: Problem, ranks: int) -> Problem:

@@ -97,6 +97,7 @@ def simulate(
     unrolled = _unroll(program, costs)
     starts: list[Ints] = []
     ends: list[Ints] = []
+    period: Ints = np.zeros(0, dtype=np.int64)
     steady_for, reach = 0, max(1, int(unrolled.carried.distance.max(initial=1)))
     body = program.columns.iteration != NONE
     while len(ends) < max_cycles and steady_for < reach:
@@ -107,17 +108,20 @@ def simulate(
         starts.append(start)
         ends.append(end)
         if len(ends) > 1:
-            shift = (ends[-1] - ends[-2])[body]
-            steady_for = steady_for + 1 if shift.size == 0 or (shift == shift[0]).all() else 0
+            # As many equal periods in a row as edges reach back make all later ones equal.
+            shifts = np.unique((ends[-1] - ends[-2])[body])
+            same = len(shifts) <= 1 and np.array_equal(shifts, period)
+            steady_for = steady_for + 1 if same else int(len(shifts) <= 1)
+            period = shifts
     steady = steady_for >= reach
-    period = _period(ends, body, steady)
-    peak, positions = peak_live_bytes(program, costs, ends[-1], period)
+    ticks = _period(ends, body, steady)
+    peak, positions = peak_live_bytes(program, costs, ends[-1], ticks)
     first_step_ticks = int(ends[0][program.columns.iteration <= 0].max(initial=0))
     return Simulation(
         timeline=_timeline(program, costs, run, plan_id, _posted(unrolled, ends), starts[-1], ends[-1]),
         first_step_ticks=first_step_ticks,
         first_step_s=first_step_ticks * costs.tick_s,
-        step_s=period * costs.tick_s / program.steps_per_cycle,
+        step_s=ticks * costs.tick_s / program.steps_per_cycle,
         steady=steady,
         cycles=len(ends),
         peak_bytes=peak,

@@ -171,10 +171,12 @@ class Runtime:
 
     def close(self) -> None:
         """Finish what is under way and give threads and process groups back."""
-        self._training.drain()
-        self._resources.channels.close()
-        self._resources.collectives.close()
-        self._resources.groups.close()
+        try:
+            self._training.drain()
+        finally:
+            self._resources.channels.close()
+            self._resources.collectives.close()
+            self._resources.groups.close()
 
     def _workspace(self, program: Program, *, training: bool) -> Workspace:
         micro_batches = len(set(program.obligations.forward[:, 2].tolist()))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.plan import Plan
+from weft.describe.plan_file import load_plan
 from weft.errors import InputError, RunError, Violation
 from weft.predict.predict import PredictedStep
 from weft.program.program import Program
@@ -82,6 +83,9 @@ class RunDirectory:
             "plan_id": plan.plan_id,
             **result,
         }
+
+    def plan(self) -> Plan:
+        return load_plan(self.path / "plan.json")
 
     def result(self) -> dict[str, Any]:
         return self._json("result.json", "the run has not finished")

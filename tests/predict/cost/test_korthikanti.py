@@ -9,6 +9,7 @@ modelled here and nowhere else.
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -27,8 +28,8 @@ from weft.predict.cost.network import Network
 
 FOLDER = Path(__file__).parent
 GIB = 2**30
-MEAN_ERROR = 0.05
-WORST_ERROR = 0.10
+MEAN_ERROR = 0.03
+WORST_ERROR = 0.05
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -101,44 +102,74 @@ def as_run(layer: Layer, run: Run) -> tuple[Layer, Pass]:
 
 def sharded(amount: Amount) -> Amount:
     """The same amount with what every tensor rank did in full shared among them."""
-    terms = tuple(term if term.tensor else replace(term, tensor=1) for term in amount.terms)
-    return Amount(()) if not terms else sum((Amount((term,)) for term in terms), Amount())
+    return Amount(tuple(term if term.tensor else replace(term, tensor=1) for term in amount.terms)) + ZERO
 
 
 def predicted_step_s(run: Run) -> float:
-    """Closed form of interleaved 1F1B (v = 1: 1F1B): M + (P - 1)/v micro-batches of the slowest device."""
-    graph, shape, cluster = run.graph, run.shape, run.cluster
+    """Closed form of interleaved 1F1B (v = 1: 1F1B): M + (P - 1)/v micro-batches of a device's blocks."""
+    layers, recomputed = zip(*(as_run(layer, run) for layer in run.graph.layers), strict=True)
     devices, loops = run.count("pp"), run.count("loops")
-    network = Network(cluster=cluster)
-    device = cluster.groups[0].device
-    layers, recomputed = zip(*(as_run(layer, run) for layer in graph.layers), strict=True)
-    adjusted = replace(graph, layers=layers)
-    again = replace(
-        graph,
-        layers=tuple(Layer(name=layer.name, kind=layer.kind, forward=work) for layer, work in zip(layers, recomputed, strict=True)),
-    )
-
-    def seconds(positions: range | tuple[int, ...]) -> tuple[float, float]:
-        times = ComputeModel().stage_times(adjusted, positions, shape, "fp16", device)
-        extra = ComputeModel().stage_times(again, positions, shape, "fp16", device).forward_s
-        passes = 3 if run.row["recompute"] == "full" else 2
-        reduced = [layers[index].tensor_reduced(shape) for index in positions]
-        tensor_s = sum(network.all_reduce_s(range(8), round(2 * elements)) for elements in reduced if elements)
-        return times.forward_s + times.backward_input_s + times.backward_weight_s + extra + passes * tensor_s, times.update_s
-
-    last = len(layers) - 1
-    blocks, update_s = seconds(range(1, 1 + run.count("layers") // devices))
-    ends = max(seconds((0,))[0], seconds((last,))[0]) if devices > 1 else sum(seconds((0, last)))
+    ends = (0, len(layers) - 1)
+    blocks_s, update_s = device_s(run, layers, recomputed, range(1, 1 + run.count("layers") // devices))
+    ends_s = [device_s(run, layers, recomputed, (end,))[0] for end in ends]
     micro_batches = run.count("global_batch") // run.count("micro_batch_size")
-    hop = 0.0
-    if devices > 1:
-        boundary = layers[1].sent(shape) * 2 / 8
-        busy_s, latency_s = network.message_s(0, 8, round(boundary), sharing=8)
-        hop = busy_s + latency_s
-    return micro_batches * (blocks + ends) + (devices - 1) / loops * blocks + 2 * (devices - 1) * hop + update_s
+    if devices == 1:
+        return micro_batches * (blocks_s + sum(ends_s)) + update_s
+    # The eight tensor ranks of a node send an eighth of the boundary each, at once.
+    boundary = round(layers[1].sent(run.shape) * 2 / 8)
+    hop_s = sum(Network(cluster=run.cluster).message_s(0, 8, boundary, sharing=8))
+    steady_s = micro_batches * (blocks_s + max(ends_s))
+    return steady_s + (devices - 1) * (blocks_s / loops + 2 * hop_s) + update_s
 
 
-def errors() -> dict[str, float]:
-    return {
-        row["name"]: predicted_step_s(Run(row)) / float(row["measured_step_s"]) - 1.0 for row in RUNS
-    }
+def device_s(
+    run: Run, layers: Sequence[Layer], recomputed: Sequence[Pass], positions: Sequence[int]
+) -> tuple[float, float]:
+    """Seconds of one micro-batch through some layers, both ways, and of their update."""
+    again = [
+        Layer(name=one.name, kind="", forward=work) for one, work in zip(layers, recomputed, strict=True)
+    ]
+    device, shape = run.cluster.groups[0].device, run.shape
+    times, extra = (
+        ComputeModel().stage_times(replace(run.graph, layers=tuple(some)), positions, shape, "fp16", device)
+        for some in (layers, again)
+    )
+    network = Network(cluster=run.cluster)
+    reduced = [round(2 * layers[position].tensor_reduced(shape)) for position in positions]
+    passes = 3 if run.row["recompute"] == "full" else 2
+    tensor_s = passes * sum(network.all_reduce_s(range(8), some) for some in reduced)
+    seconds = times.forward_s + times.backward_input_s + times.backward_weight_s + extra.forward_s + tensor_s
+    return seconds, times.update_s
+
+
+def test_step_times_are_within_the_residuals() -> None:
+    errors = [predicted_step_s(Run(row)) / float(row["measured_step_s"]) - 1.0 for row in RUNS]
+    assert mean(abs(error) for error in errors) < MEAN_ERROR
+    assert max(abs(error) for error in errors) < WORST_ERROR
+    # The stated interval is for machines the constants were not fitted to.
+    assert max(abs(error) for error in errors) < DATA_SHEET_HALF_WIDTH
+
+
+@pytest.mark.parametrize("memory", rows("korthikanti_memory.csv"), ids=lambda row: row["name"])
+def test_states_of_the_first_stage(memory: dict[str, str]) -> None:
+    """The figure counts the matrices of the blocks alone: 12 hidden^2 parameters each."""
+    run = next(Run(row) for row in RUNS if row["name"].startswith(memory["name"]))
+    parameters = 12 * run.count("layers") * run.count("hidden") ** 2 / (run.count("tp") * run.count("pp"))
+    held = parameters * state_bytes("bf16").total
+    assert held / GIB == pytest.approx(float(memory["params_and_optimizer_gib"]), rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", rows("korthikanti_memory.csv"), ids=lambda row: row["name"])
+def test_activations_of_the_first_stage(memory: dict[str, str]) -> None:
+    """With sequence parallelism a tensor rank keeps its share of what one device alone would keep.
+
+    The figure counts 34 bytes per element of a hidden state, 2 of them masks of dropout, which weft's models
+    do not have; weft counts the statistics of norms and attention besides.
+    """
+    run = next(Run(row) for row in RUNS if row["name"] == f"{memory['name']}-selective")
+    pp, loops = run.count("pp"), run.count("loops")
+    in_flight = run.count("layers") * (1 + (pp - 1) / (pp * loops) if loops > 1 else 1)
+    alone = replace(run.shape, tensor_parallel=1)
+    kept = stage_kept_bytes(run.graph, (1,), alone, "fp16") / run.count("tp") * in_flight
+    published = float(memory["activations_seqpar_selective_gib"]) * GIB
+    assert kept == pytest.approx(published * 32 / 34, rel=0.01)

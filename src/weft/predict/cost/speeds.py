@@ -14,8 +14,8 @@ from weft.predict.profile import MachineMeasurement
 # end, in host launches: a kernel of x flops reaches MATMUL_SHARE * x / (x + x_half), where x_half is what a
 # large kernel does in the start-up time. Fitted to the eight training runs on A100 of tables 3 and 5 of
 # Korthikanti et al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the residuals.
-MATMUL_SHARE = 0.80
-MEMORY_SHARE = 0.80
+MATMUL_SHARE = 0.82
+MEMORY_SHARE = 0.60
 START_UP_LAUNCHES = 1.0
 
 

@@ -1,0 +1,182 @@
+"""Plan files: reading an edited one, and everything that keeps a plan from its model and cluster."""
+
+import json
+
+import pytest
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.models import PRESETS
+from weft.describe.plan import Choice, Plan, Prediction, Replica, Stage
+from weft.describe.plan_file import check_plan, load_plan, parse_plan
+from weft.errors import InputError
+
+GRAPH = layer_graph(PRESETS["gpt-1m"])
+CLUSTER = parse_cluster("8xa100-80gb")
+
+
+def replicas(*ranks: int, micro_batches: int = 4) -> tuple[Replica, ...]:
+    return tuple(Replica(ranks=(rank,), micro_batches=micro_batches) for rank in ranks)
+
+
+def plan(**changes) -> Plan:
+    values = {
+        "model": GRAPH.name,
+        "model_fingerprint": GRAPH.fingerprint,
+        "cluster": CLUSTER.name,
+        "cluster_fingerprint": CLUSTER.fingerprint,
+        "sequence": GRAPH.sequence,
+        "global_batch": 32,
+        "micro_batch_size": 4,
+        "mesh": {"pp": 2, "dp": 2},
+        "stages": (
+            Stage(layers=(0, 1, 2), replicas=replicas(0, 1)),
+            Stage(layers=(3, 4, 5), replicas=replicas(2, 3)),
+        ),
+        "schedule": Choice(name="1f1b"),
+        **changes,
+    }
+    return Plan(**values)
+
+
+def problems(changed: Plan) -> list[str]:
+    return [str(violation) for violation in check_plan(changed, GRAPH, CLUSTER)]
+
+
+def test_a_sound_plan_has_no_violation():
+    assert problems(plan()) == []
+
+
+def test_a_plan_reads_back_from_its_file(tmp_path):
+    path = tmp_path / "plan.json"
+    prediction = Prediction(
+        step_s=1.0, step_low_s=0.9, step_high_s=1.1, first_step_s=1.2, peak_bytes=(1, 2), source="data sheet"
+    )
+    for one in (plan(), plan(prediction=prediction), plan(schedule=Choice(name="x", options={"a": 1.5}))):
+        path.write_text(one.to_json())
+        assert load_plan(path) == one
+        assert load_plan(path).plan_id == one.plan_id
+
+
+def test_an_edited_plan_is_legal_and_another_plan(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(plan().to_json().replace('"name": "1f1b"', '"name": "gpipe"'))
+    edited = load_plan(path)
+    assert edited.schedule.name == "gpipe"
+    assert edited.plan_id != plan().plan_id
+
+
+def test_every_violation_of_a_file_is_listed():
+    record = json.loads(plan().to_json())
+    record["shedule"] = record.pop("schedule")
+    record["global_batch"] = "32"
+    record["precision"] = "fp8"
+    record["stages"][1]["replicas"][0]["ranks"] = [-1]
+    record["stages"][0]["layers"] = []
+    record["sharding"] = "zero-3"
+    with pytest.raises(InputError) as refused:
+        parse_plan(record, "plan.json")
+    lines = str(refused.value).splitlines()
+    for key in (
+        "shedule: unknown key",
+        "schedule: missing",
+        "global_batch",
+        "precision",
+        "stages[1].replicas[0].ranks[0]",
+        "stages[0].layers",
+        "sharding",
+    ):
+        assert any(key in line for line in lines), key
+    assert any("nearest valid: schedule" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "null", "{", "NaN", '{"a": Infinity}', '{"a": 1e999}', "[" * 100000, '"\\ud800"']
+)
+def test_what_is_not_a_plan_is_refused(tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(InputError):
+        load_plan(path)
+
+
+def test_a_plan_for_something_else_is_named_so():
+    found = problems(plan(model="other", model_fingerprint="0" * 16, cluster_fingerprint="1" * 16))
+    assert len(found) == 2
+    assert "the plan is for 'other'" in found[0]
+    assert CLUSTER.fingerprint in found[1]
+
+
+def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
+    return Stage(layers=layers, replicas=replicas(*ranks))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"stages": (stage((0, 1), (0, 1)), stage((3, 4, 5), (2, 3)))},
+            ["no stage has layers 2"],
+        ),
+        (
+            {"stages": (stage((0, 1, 2, 3), (0, 1)), stage((3, 4, 5), (2, 3)))},
+            ["layers 3 are held more than once"],
+        ),
+        (
+            {"stages": (stage((0, 1, 2), (0, 1)), stage((3, 4, 5, 6), (2, 3)))},
+            ["stages[1].layers: 6: layers 0 to 5 exist (nearest valid: 5)"],
+        ),
+        (
+            {"stages": (stage((0, 1, 4, 5), (0, 1)), stage((2, 3), (2, 3)))},
+            ["stages 0, 1 wait for each other; a stage must be convex"],
+        ),
+        (
+            {"stages": (stage((0, 1, 2), (0, 0)), stage((3, 4, 5), (2, 1)))},
+            ["stages[0].replicas: ranks 0 hold this stage more than once", "mesh: pp 2 x dp 2 is 4 ranks"],
+        ),
+        (
+            {"stages": (stage((0, 1, 2), (0, 1)), stage((3, 4, 5), (2, 8)))},
+            ["ranks 8: '8xa100-80gb' has ranks 0 to 7", "ranks 3, 4, 5, 6, 7 hold no stage"],
+        ),
+        ({"mesh": {"pp": 2}}, ["mesh: pp 2 is 2 ranks, the stages use 4"]),
+        ({"global_batch": 33}, ["33 is not divisible by micro_batch_size = 4 (nearest valid: 32)"]),
+        (
+            {"global_batch": 64},
+            ["stages[0].replicas: 8 micro-batches in all", "stages[1].replicas: 8 micro-batches in all"],
+        ),
+    ],
+)
+def test_everything_that_keeps_a_plan_from_running_is_named(changes, expected):
+    found = problems(plan(**changes))
+    assert len(found) == len(expected), found
+    for line, part in zip(found, expected, strict=True):
+        assert part in line
+
+
+def test_a_precision_the_device_does_not_have_is_refused():
+    cluster = parse_cluster("8xv100-16gb")
+    changed = plan(precision="bf16", cluster_fingerprint=cluster.fingerprint)
+    (violation,) = check_plan(changed, GRAPH, cluster)
+    assert "v100-16gb does not support bf16" in str(violation)
+    assert violation.nearest == "fp32"
+
+
+def test_stages_of_two_branches_that_wait_for_each_other_are_found():
+    # 0 -> 1 and 2 -> 3 join in 4: {0, 3} and {1, 2} are convex alone but form a circle.
+    names = ("source", "left", "other", "right", "join")
+    graph = LayerGraph(
+        name="branches",
+        layers=tuple(Layer(name=name, kind="block") for name in names),
+        edges=((0, 1), (2, 3), (1, 4), (3, 4)),
+        sequence=8,
+    )
+    changes = {"model_fingerprint": graph.fingerprint, "mesh": {"pp": 3}}
+    stages = (stage((0, 3), (0,)), stage((1, 2), (1,)), stage((4,), (2,)))
+    batch = {"global_batch": 16}
+    found = check_plan(plan(stages=stages, **changes, **batch), graph, CLUSTER)
+    assert [str(one) for one in found] == [
+        "plan: stages: stages 0, 1 wait for each other; a stage must be convex"
+    ]
+    stages = (stage((0, 1), (0,)), stage((2, 3), (1,)), stage((4,), (2,)))
+    assert check_plan(plan(stages=stages, **changes, **batch), graph, CLUSTER) == []
