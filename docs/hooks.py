@@ -30,6 +30,8 @@ from weft.web.svg import timeline_svg
 DEVICES = 4
 MICRO_BATCHES = 8
 LOOPS = 2
+# Limits this far out only guard against overflow and would distract.
+UNBOUNDED = 1_000_000_000
 ROOT = Path(__file__).parent.parent
 MARKER = re.compile(r"^\{\{ (\w+) \}\}$", re.MULTILINE)
 
@@ -54,7 +56,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def commands() -> str:
-    return app.generate_docs(output_format="markdown", heading_level=1).split("\n", 1)[1]
+    """The reference that the command line writes of itself, without its title and table of contents."""
+    text = app.generate_docs(output_format="markdown", heading_level=1)
+    title, rest = text.split("## Table of Contents", 1)
+    return title.split("\n", 1)[1] + rest[rest.index("**Commands**") :]
 
 
 def schedules() -> str:
@@ -64,21 +69,19 @@ def schedules() -> str:
 def _schedule(name: str) -> str:
     schedule, figures = SCHEDULES[name], _figures(name)
     in_flight = ", ".join(str(count) for count in figures.peak_in_flight)
-    rows = [
-        ("also called", ", ".join(f"`{word}`" for word in schedule.synonyms) or "-"),
-        ("step", f"{float(figures.makespan):g}, where {float(figures.ideal):g} would be ideal"),
-        (
-            "bubble",
-            f"{figures.bubble_fraction:.1%} of the time, {figures.bubble_overhead:.1%} over the ideal",
-        ),
-        ("in flight per rank", f"{in_flight} (stage, micro-batch) pairs"),
-    ]
+    synonyms = ", ".join(f"`{word}`" for word in schedule.synonyms)
+    facts = (
+        *((f"also called {synonyms}",) if synonyms else ()),
+        f"a step takes {float(figures.makespan):g}, where {float(figures.ideal):g} would be ideal",
+        f"bubble {figures.bubble_fraction:.1%} of the time, {figures.bubble_overhead:.1%} over the ideal",
+        f"in flight on each rank: {in_flight} pairs of stage and micro-batch",
+    )
     return "\n\n".join(
         (
             f"## {name}",
             _summary(schedule),
             f"![Timeline of {name}](pictures/schedule-{name}.svg)",
-            _table(("", ""), rows),
+            "\n".join(f"- {fact}" for fact in facts),
         )
     )
 
@@ -105,12 +108,15 @@ def devices() -> str:
             *(_flops(entry.device.flops_per_s.get(precision)) for precision in ("fp32", "bf16", "fp16")),
             f"{entry.devices} at {format_bytes(entry.link.bytes_per_s)}/s",
             f"{format_bytes(entry.network.bytes_per_s)}/s",
-            entry.source,
         )
         for name, entry in catalogue().items()
     ]
-    head = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "node", "network per node", "source")
+    head = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "node", "network per node")
     return _table(head, rows)
+
+
+def device_sources() -> str:
+    return "\n".join(f"- `{name}`: {entry.source}" for name, entry in catalogue().items())
 
 
 def _flops(flops_per_s: float | None) -> str:
@@ -179,7 +185,11 @@ def _type_text(option: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in option["enum"])
     if "const" in option:
         return f"`{option['const']}`"
-    limits = " and ".join(f"{word} {option[key]:g}" for key, word in _LIMITS.items() if key in option)
+    limits = " and ".join(
+        f"{word} {option[key]:g}"
+        for key, word in _LIMITS.items()
+        if abs(option.get(key, UNBOUNDED)) < UNBOUNDED
+    )
     return f"{option.get('type', 'value')} {limits}".strip()
 
 
@@ -206,5 +216,6 @@ def _table_lines(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> Iterat
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    function.__name__: function for function in (commands, schedules, moves, devices, models, run_file)
+    function.__name__: function
+    for function in (commands, schedules, moves, devices, device_sources, models, run_file)
 }

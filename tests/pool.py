@@ -70,8 +70,9 @@ class WorkerPool:
         return [answers[rank] for rank in range(ranks)]
 
     def close(self) -> None:
-        for process, connection in self._workers:
+        for _, connection in self._workers:
             connection.close()
+        for process, _ in self._workers:
             process.join(GRACE_S)
             process.kill()
         self._workers.clear()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weft.api import Planned, Run, plan, train
     from weft.errors import InputError, RunError
-    from weft.run.runtime import Runtime
+    from weft.run.own_loop import Runtime
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _PUBLIC = {
     "Planned": "weft.api",
     "Run": "weft.api",
     "RunError": "weft.errors",
-    "Runtime": "weft.run.runtime",
+    "Runtime": "weft.run.own_loop",
     "plan": "weft.api",
     "train": "weft.api",
 }

@@ -49,6 +49,11 @@ def test_aliases_and_capitals_find_the_same_entry():
     assert len(names) == len(set(names))
 
 
+def test_a_name_without_its_memory_gets_all_that_begin_with_it():
+    with pytest.raises(InputError, match="nearest valid: a100-40gb or a100-80gb"):
+        find_device("A100", "cluster")
+
+
 def test_an_unknown_device_gets_the_nearest():
     with pytest.raises(InputError, match="nearest valid: a100-80gb"):
         find_device("a100-80", "cluster")

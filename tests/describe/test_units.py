@@ -58,9 +58,12 @@ def test_nonsense_is_refused_in_one_line_that_names_place_and_value(value):
     assert repr(value) in str(refused.value)
 
 
-def test_a_wrong_unit_names_the_nearest():
-    with pytest.raises(InputError, match=r"nearest valid: 25 Gbit/s"):
-        units.parse_bytes_per_second("25 Gbits/s", "link")
+@pytest.mark.parametrize(
+    ("text", "near"), [("25 Gbits/s", "25 Gbit/s"), ("3 gb/s", "3 GB/s"), ("3 MB", "3 MB/s")]
+)
+def test_a_wrong_unit_names_the_nearest(text, near):
+    with pytest.raises(InputError, match=f"nearest valid: {near}"):
+        units.parse_bytes_per_second(text, "link")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from pool import WorkerPool
+from pool import RankError, WorkerPool
 
 from weft.errors import InputError, RunError, Violation
 from weft.train.agreement import StopRequest, from_first_rank, gather, together
@@ -46,6 +47,18 @@ def signal_rank(rank: int, ranks: int, signals: dict[int, signal.Signals]) -> tu
     return votes, signal.getsignal(signal.SIGTERM) is former
 
 
+def lose_rank_one(rank: int, ranks: int, report: Path) -> None:
+    with StopRequest() as stop:
+        if rank == 1:
+            os._exit(0)
+        try:
+            stop.post_vote()
+            stop.read_vote()
+        except RunError as error:
+            report.write_text(f"{type(error).__name__}: {error}")
+            raise
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -70,3 +83,11 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(worker_pool: WorkerP
 def test_ctrl_c_prevails_over_the_signal_that_follows_it(worker_pool: WorkerPool) -> None:
     answers = worker_pool.run(signal_rank, {0: signal.SIGTERM, 2: signal.SIGINT}, ranks=3)
     assert answers == [([0, 0, 2, 2], True)] * 3
+
+
+def test_a_rank_that_is_gone_is_a_lost_peer_in_one_line(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    with pytest.raises(RankError):
+        worker_pool.run(lose_rank_one, report, ranks=2)
+    assert report.read_text().startswith("PeerLostError: rank 0 lost another rank: ")
+    assert "\n" not in report.read_text()

@@ -14,7 +14,8 @@ from torch import nn
 
 from weft.errors import InputError, RunError
 from weft.train import checkpoints
-from weft.train.checkpoints import TrainingState, newest_complete
+from weft.train.checkpoints import TrainingState
+from weft.train.manifest import newest_complete, verify
 from weft.train.optimizers import OptimizerSettings, optimizer_factory
 
 SETTINGS = OptimizerSettings(
@@ -226,7 +227,7 @@ def test_a_foreign_state_or_manifest_is_refused(tmp_path: Path, text: str) -> No
     with pytest.raises(RunError, match=r"state\.json"):
         checkpoints.read_state(tmp_path)
     with pytest.raises(RunError, match=r"manifest\.json"):
-        checkpoints.verify(tmp_path)
+        verify(tmp_path)
 
 
 def test_the_manifest_names_every_file(saved: Path) -> None:

@@ -27,7 +27,7 @@ from weft.planning.problem import Problem
 from weft.run.recorder import collect_timeline
 from weft.run.worker_start import WorkerContext
 from weft.train.loop import train
-from weft.train.tasks import TASKS, TaskSettings
+from weft.train.tasks.base import TaskSettings
 from weft.train.tasks.causal_lm import CausalLanguageModelling
 
 pytestmark = pytest.mark.processes
@@ -266,5 +266,15 @@ def test_refused_data_is_refused_by_every_rank(worker_pool: WorkerPool, tmp_path
     (tmp_path / "text.txt").unlink()
     with pytest.raises(RankError, match=r"InputError: task\.data: .*does not exist"):
         worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
-    assert list(TASKS) == ["causal-lm"]
     assert not (run_dir / "checkpoints").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoints(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    run_dir = new_run(tmp_path)
+    changes = {"optimizer": {"learning_rate": 1e30}, "checkpoint": {"every": 5}}
+    with pytest.raises(RankError, match="RunError: step 1: the loss is nan; try a lower"):
+        worker_pool.run(run_training, run_dir, plan_of(), STEPS, "", changes, ranks=2)
+    assert not (run_dir / "checkpoints").exists()
+    assert list(losses(run_dir)) == [0]

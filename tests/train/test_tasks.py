@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from weft.errors import InputError
-from weft.train.tasks import TaskSettings, make_task
+from weft.train.tasks import make_task
+from weft.train.tasks.base import TaskSettings
 from weft.train.tasks.causal_lm import CausalLanguageModelling
 
 

@@ -14,8 +14,9 @@ from web.samples import HOSTILE
 
 from weft.predict.abstract import simulate_schedule
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
-from weft.web.pictures import memory_bars, plans_table, timeline_picture, timeline_svg
+from weft.web.pictures import memory_bars, plans_table, timeline_picture
 from weft.web.scale import time_ticks
+from weft.web.svg import timeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -130,14 +131,17 @@ def row(**changes: Any) -> dict[str, Any]:
     return full | changes
 
 
-def test_plans_are_numbered_and_markup_in_names_is_text() -> None:
-    text = text_of(plans_table([row(name="a [b]"), row(step_s=None, peak_bytes=None, fits=False)]), 120)
-    lines = text.splitlines()
-    assert lines[1].split()[:3] == ["1", "a", "[b]"]
-    assert "90.0 ms - 110 ms" in lines[1]
-    assert "1.00 GB (10%)" in lines[1]
-    assert lines[2].startswith("2")
-    assert "the fastest" in lines[2]
+@pytest.mark.parametrize("width", [80, 140])
+def test_every_plan_shows_its_figures_and_its_whole_reason(width: int) -> None:
+    reason = "needs 266 GB on rank 0, which has 80.0 GB: more pipeline devices or smaller micro-batches"
+    rows = [row(name="a [b]"), row(step_s=None, peak_bytes=None, fits=False, reason=reason)]
+    lines = text_of(plans_table(rows), width).splitlines()
+    assert lines[1].split()[0] == "1"
+    for figure in ("100 ms", "90.0 ms - 110 ms", "1.00 GB (10%)", "a [b]"):
+        assert figure in lines[1]
+    assert lines[2].strip() == "the fastest"
+    assert lines[3].split()[:4] == ["2", "-", "-", "-"]
+    assert " ".join(" ".join(lines[4:]).split()) == reason
 
 
 @given(st.integers(1, 10**13), st.integers(2, 12))

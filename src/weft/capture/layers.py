@@ -49,6 +49,8 @@ def profile_layers(
     Raises:
         InputError: when the model cannot be built.
     """
+    # A layer alone cannot share its table with another one, and costs the same without sharing.
+    config = replace(config, tied_embeddings=False)
     timings = []
     spreads = []
     for layers in _one_of_each_kind(graph):

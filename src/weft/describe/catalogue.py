@@ -69,7 +69,10 @@ def find_device(name: str, where: str) -> CatalogueEntry:
     entry = known.get(canonical_name(name))
     if entry is None:
         problem = f"{name!r} is not in the catalogue: {', '.join(known)}"
-        raise InputError(Violation(where, problem, nearest(name.lower(), known)))
+        # A name without its memory, such as a100, stands for the devices that begin with it.
+        begun = [other for other in known if other.startswith(f"{name.lower()}-")]
+        near = " or ".join(begun) or nearest(name.lower(), known)
+        raise InputError(Violation(where, problem, near))
     return entry
 
 

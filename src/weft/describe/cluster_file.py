@@ -1,9 +1,4 @@
-"""CLUSTER.toml and short expressions: how people say which devices they have.
-
-An expression is a sum of counted devices, ``8xa100-80gb+16xv100-16gb``; each term becomes whole nodes of
-the device's usual size joined by its usual network. A term smaller than a node is a part of one node; any
-other count that does not fill its nodes is refused, because a partly used node is a group of its own and
-should be written as one (``64xa100-80gb+4xa100-80gb``).
+"""CLUSTER.toml and short words for clusters: how people say which devices they have.
 
 What a file leaves out comes from the catalogue: the size of a node, the link inside it, and the network
 between nodes, where two groups are joined by the slower of their networks. A device that is not in the
@@ -12,17 +7,22 @@ catalogue has no usual node, so its file must give all of these.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from weft.describe.catalogue import CatalogueEntry, canonical_name, catalogue, find_device
+from weft.describe.catalogue import canonical_name, catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
+from weft.describe.cluster_expression import (
+    MOST_DEVICES,
+    cluster_from_expression,
+    is_expression,
+    needed_links,
+    slower,
+)
 from weft.describe.device import Device
 from weft.describe.reading import read_toml, violations_of
 from weft.describe.this_machine import THIS_MACHINE, this_machine
@@ -53,8 +53,7 @@ Bandwidth = Annotated[float, BeforeValidator(parse_bytes_per_second), _quantity(
 Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity("3 us")]
 Flops = Annotated[float, BeforeValidator(parse_flops_per_second), _quantity("312 TFLOP/s")]
 Name = Annotated[str, Field(min_length=1)]
-# Ranks are counted in 64-bit integers; no cluster comes near this.
-Count = Annotated[int, Field(ge=1, le=10**6)]
+Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
@@ -112,8 +111,8 @@ def parse_cluster(text: str) -> Cluster:
     path = Path(text)
     if path.suffix == ".toml" or _is_file(path):
         return load_cluster(path)
-    if _EXPRESSION.fullmatch(text):
-        return _from_expression(text)
+    if is_expression(text):
+        return cluster_from_expression(text)
     example = "an expression such as 64xa100-80gb, or the path of a cluster file"
     near = nearest(text, [THIS_MACHINE, *(f"1x{name}" for name in catalogue()), *catalogue()])
     raise InputError(Violation("cluster", f"{shown(text)} is not {THIS_MACHINE}, {example}", _counted(near)))
@@ -179,68 +178,6 @@ def to_toml(cluster: Cluster) -> str:
         table_text(f"[device.{key_text(name)}]", _device_values(device)) for name, device in devices.items()
     ]
     return "\n".join(texts)
-
-
-_TERM = r"\s*\d+\s*[xX*]\s*[A-Za-z][\w.-]*\s*"
-_EXPRESSION = re.compile(rf"{_TERM}(?:\+{_TERM})*", re.ASCII)
-
-
-def _from_expression(text: str) -> Cluster:
-    problems: list[Violation] = []
-    groups: list[NodeGroup] = []
-    entries: dict[str, CatalogueEntry] = {}
-    for term in text.split("+"):
-        digits, _, word = re.sub(r"[X*]", "x", re.sub(r"\s", "", term), count=1).partition("x")
-        try:
-            entry = find_device(word, f"cluster {text}")
-            group = _term_group(digits, entry, text, {known.name for known in groups})
-        except InputError as error:
-            problems += error.violations
-            continue
-        groups.append(group)
-        entries[group.name] = entry
-    if problems:
-        raise InputError(problems)
-    networks = {name: entry.network for name, entry in entries.items()}
-    return Cluster(
-        name=re.sub(r"\s", "", text),
-        groups=tuple(groups),
-        links={pair: _slower(networks[pair[0]], networks[pair[1]]) for pair in _needed_links(groups)},
-    )
-
-
-def _term_group(digits: str, entry: CatalogueEntry, text: str, taken: set[str]) -> NodeGroup:
-    where, device, size = f"cluster {text}", entry.device, entry.devices
-    # Cut before converting: Python refuses to convert very long numbers.
-    count = int(digits) if len(digits.lstrip("0")) <= 7 else 10**7
-    if not 1 <= count <= 10**6:
-        near = f"1x{device.name}" if count < 1 else f"{10**6 // size * size}x{device.name}"
-        raise InputError(Violation(where, f"{digits[:20]} devices; 1 to {10**6} are allowed", near))
-    if count > size and count % size:
-        rest = count % size
-        problem = f"{count} {device.name} do not fill nodes of {size}; add the partly used node as a term"
-        near = f"{count - rest}x{device.name}+{rest}x{device.name}"
-        raise InputError(Violation(where, problem, near))
-    name, number = device.name, 2
-    while name in taken:
-        name, number = f"{device.name}-{number}", number + 1
-    return NodeGroup(
-        name=name, count=max(1, count // size), device=device, devices=min(count, size), link=entry.link
-    )
-
-
-def _needed_links(groups: Sequence[NodeGroup]) -> list[tuple[str, str]]:
-    """Sorted pairs of groups between whose nodes messages can travel."""
-    counts = {group.name: group.count for group in groups}
-    return [
-        (one, other)
-        for one, other in combinations_with_replacement(sorted(counts), 2)
-        if one != other or counts[one] > 1
-    ]
-
-
-def _slower(one: Link, other: Link) -> Link:
-    return Link(min(one.bytes_per_s, other.bytes_per_s), max(one.latency_s, other.latency_s))
 
 
 def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:
@@ -336,8 +273,8 @@ def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tup
             problems.append(Violation(place, f"{one} and {other} are linked twice"))
         links[one, other] = Link(table.bandwidth, table.latency)
     counts = {node.name: node.count for node in file.node}
-    for one, other in combinations_with_replacement(sorted(kinds), 2):
-        if (one, other) in links or (one == other and counts[one] == 1):
+    for one, other in needed_links(counts):
+        if (one, other) in links:
             continue
         entries = [catalogue().get(canonical_name(kinds[name])) for name in (one, other)]
         known = [entry.network for entry in entries if entry is not None]
@@ -345,7 +282,7 @@ def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tup
             problem = f"missing between {one!r} and {other!r}: the catalogue does not know their network"
             problems.append(Violation(f"{where}: link", problem))
         else:
-            links[one, other] = _slower(*known)
+            links[one, other] = slower(*known)
     return links
 
 

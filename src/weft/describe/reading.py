@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -75,6 +76,8 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
     violations: list[Violation] = []
     for item in error.errors(include_url=False):
         location = item["loc"]
+        if location[-1:] in _NO_KEYS and item["type"] not in ("extra_forbidden", "missing"):
+            location = location[:-1]
         place = _join(where, key_path(location))
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, InputError):
@@ -89,13 +92,22 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
             violations.append(Violation(place, f"unknown key{allowed}", nearest(key, known)))
         elif item["type"] == "missing":
             violations.append(Violation(place, "missing"))
+        elif item["loc"][-1:] in _ALTERNATIVES:
+            violations.append(
+                Violation(place, f"{shown(item['input'])}: must be a number, text, true or false")
+            )
         else:
             violations.append(_wrong_value(place, item["input"], item["msg"], item.get("ctx", {})))
-    return violations
+    # The alternatives of one value fail one by one.
+    return list(dict.fromkeys(violations))
+
+
+# What pydantic adds to a location for the alternatives of a plain value, and for a key instead of its value.
+_ALTERNATIVES = (("int",), ("float",), ("str",), ("bool",))
+_NO_KEYS = (*_ALTERNATIVES, ("[key]",))
 
 
 def _wrong_value(place: str, given: object, message: str, context: Mapping[str, Any]) -> Violation:
-    problem = message.replace("Input should be", "must be").removeprefix("Value error, ")
     near = ""
     if isinstance(given, str):
         options = [
@@ -104,7 +116,14 @@ def _wrong_value(place: str, given: object, message: str, context: Mapping[str, 
         near = nearest(given, options)
     elif isinstance(given, int | float) and "ge" in context:
         near = str(context["ge"])
-    return Violation(place, f"{shown(given)}: {problem}", near)
+    return Violation(place, f"{shown(given)}: {_in_words(message)}", near)
+
+
+def _in_words(message: str) -> str:
+    """pydantic's message in the words of the people who write the files."""
+    message = re.sub(r"^(Input|String|Tuple|List|Dictionary) should", "must", message)
+    message = re.sub(r" (after validation, not|, not) \d+$", "", message)
+    return re.sub(r"(an? valid dictionary or instance of \w+|an? valid dictionary)$", "a table", message)
 
 
 def key_path(location: tuple[int | str, ...]) -> str:

@@ -6,15 +6,25 @@ a given key is pinned. Unknown keys are refused with the nearest valid one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from glob import iglob
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from weft.describe.reading import parse_toml, read_toml, violations_of
 from weft.describe.toml_text import table_text
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 
 # Steps, samples and tokens are 64-bit integers whose products must stay so.
@@ -26,6 +36,13 @@ Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
     BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
 ]
+
+
+def _require_task(kind: str) -> str:
+    if kind != "causal-lm" and not re.fullmatch(_IMPORTABLE, kind):
+        problem = f"{shown(kind)} is neither causal-lm nor of the form package.module:Task"
+        raise InputError(Violation("", problem, "causal-lm"))
+    return kind
 
 
 class _Table(BaseModel):
@@ -53,7 +70,7 @@ class ModelTable(_Table):
 class TaskTable(_Table):
     """`[task]`: what is learned from which data."""
 
-    kind: Literal["causal-lm"] | Annotated[str, Field(pattern=_IMPORTABLE)] = Field(
+    kind: Annotated[str, AfterValidator(_require_task)] = Field(
         default="causal-lm", description="causal-lm, or package.module:Task"
     )
     data: Word = Field(default="python-stdlib", description="python-stdlib, a file, a folder or a glob")

@@ -120,7 +120,9 @@ def _parse(value: object, where: str, units: Mapping[str, float], example: str) 
         if unit not in units:
             allowed = ", ".join(units)
             problem = f"{unit!r} is not a unit; {allowed}" if unit else f"the unit is missing; {allowed}"
-            suggestion = nearest(unit, units)
+            # Capitals are the usual mistake, so they count least.
+            same = [known for known in units if known.lower() == unit.lower()]
+            suggestion = same[0] if same else nearest(unit, units)
             raise _refusal(where, value, problem, f"{digits} {suggestion}" if suggestion else "")
         number = float(digits)
         if math.isfinite(number):

@@ -29,7 +29,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "bubble_fraction": bubble_fraction(simulation.timeline),
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
-        "peak_instruction": [_named(planned, position) for position in simulation.peak_position.tolist()],
+        "peak_instruction": [_named(planned, position) for position in simulation.peak_positions.tolist()],
         "gathers": int((kinds == GATHER).sum()),
         "reduces": int((kinds == REDUCE).sum()),
         "instructions": simulation.instructions,

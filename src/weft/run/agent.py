@@ -15,6 +15,7 @@ from pathlib import Path
 
 from weft.run.failures import clear_failures, first_failure, log_path, logs_folder
 from weft.run.lifeline import die_with_parent
+from weft.run.threads import threads_per_rank
 from weft.run.worker_main import AGENT_PID
 
 MEETING_TIMEOUT_S = 60
@@ -68,8 +69,7 @@ def _report(run_dir: Path, exit_codes: dict[int, int]) -> int:
 
 def _set_environment(world_size: int) -> None:
     os.environ[AGENT_PID] = str(os.getpid())
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // world_size)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(world_size)))
     if sys.platform == "linux":
         # All ranks are on this host; its name may not resolve to an address that it has.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

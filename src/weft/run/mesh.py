@@ -59,7 +59,10 @@ def open_groups(program: Program, rank: int, *, generation: int, timeout: timede
 
     def create(name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         description = f"weft {generation} {name}"
-        return dist.new_group(list(ranks), timeout=timeout, backend=BACKEND, group_desc=description)
+        group: dist.ProcessGroup = dist.new_group(
+            list(ranks), timeout=timeout, backend=BACKEND, group_desc=description
+        )
+        return group
 
     everyone = tuple(range(world_size))
     messages, losses = create("messages", everyone), create("losses", everyone)

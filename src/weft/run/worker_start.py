@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from weft.errors import InputError, RunError, Violation
 from weft.run.lifeline import die_with_parent
+from weft.run.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
 
@@ -57,11 +58,6 @@ def start_worker(*, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
     except (RuntimeError, ValueError) as error:
         raise RunError(_why_not_met(error, rank, world_size, timeout_s)) from error
     return WorkerContext(rank, world_size, local_rank, device, threads)
-
-
-def threads_per_rank(local_ranks: int) -> int:
-    """Threads each of `local_ranks` processes may use of the cores given to this one."""
-    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
 def _environment() -> list[int]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import InputError, RunError, Violation
+from weft.run.failures import PeerLostError
 
 # Later signals win when ranks have received different ones: a user's Ctrl-C reaches the ranks as SIGINT and,
 # passed on by whoever started them, as SIGTERM too.
@@ -45,26 +46,44 @@ def together() -> Iterator[None]:
             raise RunError(text)
 
 
+@contextmanager
+def meeting_peers() -> Iterator[None]:
+    """A block of collective calls; torch's errors in it mean that another rank is gone.
+
+    Raises:
+        PeerLostError: in place of torch's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RunError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise PeerLostError(f"rank {dist.get_rank()} lost another rank: {reason}") from error
+
+
 def gather(value: Any) -> list[Any]:
     """Every rank's value, in the order of the ranks; small picklable values only."""
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    with meeting_peers():
+        dist.all_gather_object(values, value)
     return values
 
 
 def from_first_rank(value: Any) -> Any:
     """Rank 0's value on every rank; the others' is ignored."""
     values = [value]
-    dist.broadcast_object_list(values, src=0)
+    with meeting_peers():
+        dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 class StopRequest:
     """SIGTERM and SIGINT as a request to stop after the step under way, agreed on by all ranks.
 
-    Ranks of a pipeline are at different points when a signal reaches them. In every step each rank posts what
-    it knows when the step begins and reads the sum of it when the step has ended, so that all stop after the
-    same step; a step cannot end before every rank has begun it, so the vote costs no further waiting.
+    Ranks of a pipeline are at different points when a signal reaches them. Each rank posts what it knows when
+    a step begins and reads what any rank knew when the step has ended, so that all stop after the same step.
+    No step ends before every rank has begun it, so the vote costs no further waiting.
 
     Use it as a context manager: it puts the signals' former handlers back and gives its process group back.
     """
@@ -83,11 +102,13 @@ class StopRequest:
     def post_vote(self) -> None:
         """Tell the others, at the beginning of a step."""
         self._vote = torch.tensor([self._received], dtype=torch.int32)
-        self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        with meeting_peers():
+            self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def read_vote(self) -> signal.Signals | None:
         """The signal that some rank had received when the step began, or None; at the end of the step."""
-        self._work.wait()
+        with meeting_peers():
+            self._work.wait()
         place = int(self._vote.item())
         return STOP_SIGNALS[place - 1] if place else None
 

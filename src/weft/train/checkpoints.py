@@ -15,16 +15,13 @@ Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
 storage cannot read back anything else; what is not a tensor stands in `state.json`.
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
-name it is complete. Reading checks every byte against the manifest, and the manifest against its one
-canonical form, before anything is loaded.
+name it is complete. `weft.train.manifest` checks every byte before anything is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,19 +31,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from weft.errors import InputError, RunError, Violation
-from weft.train.agreement import from_first_rank, gather, together
+from weft.train.agreement import from_first_rank, gather, meeting_peers, together
+from weft.train.manifest import (
+    FORMAT,
+    MANIFEST,
+    canonical,
+    digest_of,
+    generation_path,
+    generations,
+    manifest,
+    newest_complete,
+)
 
-FORMAT = 1
-STATE, MANIFEST = "state.json", "manifest.json"
-_GENERATION = re.compile(r"step-(\d{8,})")
+STATE = "state.json"
 _UNFINISHED = ".saving-"
-_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ def save(
     Raises:
         RunError: on every rank when one could not write; earlier checkpoints stay as they were.
     """
-    final = directory / f"step-{state.step:08d}"
+    final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
     first_rank = dist.get_rank() == 0
     with together():
@@ -87,14 +92,14 @@ def save(
             for remains in directory.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(remains)
             building.mkdir(parents=True)
-            _write(building / STATE, _canonical({"format": FORMAT, **asdict(state)}))
+            _write(building / STATE, canonical({"format": FORMAT, **asdict(state)}))
     tensors = _tensors(stages) | _optimizer_tensors(stages, optimizers)
     writer = HuggingFaceStorageWriter(str(building), save_distributed=True)
-    _distributed(building, lambda: dcp.save(tensors, storage_writer=writer))
-    manifest = _manifest(building)
+    _distributed(building, lambda: write_tensors(tensors, storage_writer=writer))
+    files = _sizes_and_digests(building)
     with together():
         if first_rank:
-            _write(building / MANIFEST, manifest)
+            _write(building / MANIFEST, manifest(files))
             _flush_directory(building)
             if final.exists():
                 # Resuming went past this step only because what is there is damaged.
@@ -105,35 +110,6 @@ def save(
             for old in done[keep:]:
                 shutil.rmtree(old)
     return final
-
-
-def generations(directory: Path) -> list[tuple[int, Path]]:
-    """(step, path) of all checkpoints under their final name, newest first."""
-    if not directory.is_dir():
-        return []
-    found = [(_GENERATION.fullmatch(path.name), path) for path in directory.iterdir()]
-    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
-
-
-def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose every byte is right, and one line for each newer one that was skipped.
-
-    None where no checkpoint was ever finished. Reads only; may be called without a process group.
-
-    Raises:
-        RunError: when there are checkpoints and none is whole.
-    """
-    skipped: list[str] = []
-    for _, path in generations(directory):
-        try:
-            verify(path)
-        except RunError as error:
-            skipped.append(str(error))
-            continue
-        return path, skipped
-    if skipped:
-        raise RunError(f"no checkpoint can be resumed: {'; '.join(skipped)}")
-    return None, []
 
 
 def agree_on_newest(directory: Path) -> tuple[Path | None, list[str]]:
@@ -148,26 +124,6 @@ def agree_on_newest(directory: Path) -> tuple[Path | None, list[str]]:
             found = newest_complete(directory)
     agreed: tuple[Path | None, list[str]] = from_first_rank(found)
     return agreed
-
-
-def verify(path: Path) -> None:
-    """Check a checkpoint's files against its manifest.
-
-    Raises:
-        RunError: in one line, for the first thing that is wrong.
-    """
-    expected = _read_manifest(path)
-    present = {file.name for file in path.iterdir()} - {MANIFEST}
-    if present != set(expected):
-        missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
-        raise RunError(
-            f"{path}: files missing: {missing or 'none'}, not in the manifest: {unknown or 'none'}"
-        )
-    for name, (size, digest) in sorted(expected.items()):
-        if (path / name).stat().st_size != size:
-            raise RunError(f"{path / name}: {(path / name).stat().st_size} bytes; the manifest says {size}")
-        if _digest(path / name) != digest:
-            raise RunError(f"{path / name}: damaged: its SHA-256 is not the manifest's")
 
 
 def read_state(path: Path) -> TrainingState:
@@ -224,7 +180,7 @@ def load(
     targets = _tensors(stages)
     slots = _optimizer_slots(stages, optimizers, known)
     tensors = targets | {key: tensor for key, (_, _, tensor) in slots.items()}
-    _distributed(path, lambda: dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path))))
+    _distributed(path, lambda: read_tensors(tensors, storage_reader=HuggingFaceStorageReader(str(path))))
     for optimizer_state, leaf, tensor in slots.values():
         optimizer_state[leaf] = tensor
     return state
@@ -277,48 +233,22 @@ def _optimizer_slots(
 def _distributed(path: Path, call: Callable[[], Any]) -> None:
     """Run a collective call of torch's checkpointing; its failures come in one line, on every rank."""
     try:
-        call()
+        with meeting_peers():
+            call()
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         reason = " ".join(str(cause).split()) or type(cause).__name__
         raise RunError(f"{path}: rank {rank}: {reason}") from error
 
 
-def _manifest(building: Path) -> bytes:
-    """The manifest of a checkpoint in the making; every rank reads its share of the files."""
+def _sizes_and_digests(building: Path) -> dict[str, tuple[int, str]]:
+    """Size and digest of every file of a checkpoint in the making; each rank reads its share of them."""
     names = sorted(file.name for file in building.iterdir())
-    mine: dict[str, list[int | str]] = {}
+    mine: dict[str, tuple[int, str]] = {}
     with together():
         for name in names[dist.get_rank() :: dist.get_world_size()]:
-            mine[name] = [(building / name).stat().st_size, _digest(building / name)]
-    files = {name: entry for part in gather(mine) for name, entry in part.items()}
-    return _canonical({"format": FORMAT, "files": files})
-
-
-def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and digest by file name. Only what `_manifest` itself would write is accepted, byte for byte."""
-    try:
-        content = (path / MANIFEST).read_bytes()
-        record = json.loads(content)
-        if _canonical(record) != content or record["format"] != FORMAT:
-            raise ValueError
-        return {str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()}
-    except OSError:
-        raise RunError(f"{path}: torn: it has no {MANIFEST}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise RunError(f"{path / MANIFEST}: damaged") from None
-
-
-def _canonical(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while content := file.read(_READ_BYTES):
-            digest.update(content)
-    return digest.hexdigest()
+            mine[name] = ((building / name).stat().st_size, digest_of(building / name))
+    return {name: entry for part in gather(mine) for name, entry in part.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -56,7 +56,8 @@ class Windows:
     def take(self, samples: Ints) -> Ints:
         """Tokens of the given samples, shape (samples, sequence + 1)."""
         offsets = np.arange(self.sequence + 1)
-        return self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
+        taken: Ints = self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
+        return taken
 
 
 @dataclass(frozen=True)

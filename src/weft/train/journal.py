@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import statistics
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.errors import RunError
 from weft.run.runtime import StepResult
+from weft.train.agreement import meeting_peers
 from weft.train.run_directory import RunDirectory
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
@@ -38,11 +41,21 @@ class Journal:
             self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
 
     def flush(self) -> None:
-        """Write the figures that are still kept."""
-        if self._pending is not None:
-            result, metrics = self._pending
-            self._append("metrics.jsonl", {"step": result.step, "loss": result.loss, **metrics})
-            self._pending = None
+        """Write the figures that are still kept.
+
+        Raises:
+            RunError: when the loss is not finite: nothing trained after that step is worth anything.
+        """
+        if self._pending is None:
+            return
+        result, metrics = self._pending
+        self._pending = None
+        with meeting_peers():
+            loss = result.loss
+        if not math.isfinite(loss):
+            self.event("diverged", step=result.step)
+            raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
+        self._append("metrics.jsonl", {"step": result.step, "loss": loss, **metrics})
 
     def event(self, event: str, **details: Any) -> None:
         if self._writes:

@@ -36,7 +36,8 @@ from weft.train.optimizers import (
     set_learning_rate,
 )
 from weft.train.sampler import Ints, SampleLedger
-from weft.train.tasks import Task, TaskSettings, make_task
+from weft.train.tasks import make_task
+from weft.train.tasks.base import Task, TaskSettings
 
 # Held-out loss is taken over this many samples, rounded up to whole global batches, always the same ones.
 HELD_OUT_SAMPLES = 256
@@ -177,7 +178,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
 
 
 def _save(run: OpenRun, state: TrainingState) -> None:
-    run.journal.flush()
+    with together():  # a loss that is not finite is found here, before it costs the last good checkpoint
+        run.journal.flush()
     checkpoints.save(
         run.checkpoints, state, run.runtime.stages, run.runtime.optimizers, keep=run.job.run.checkpoint.keep
     )

@@ -46,7 +46,7 @@ class ByteTokenizer:
         return np.frombuffer(document + b"\0", dtype=np.uint8)
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
-        return tokens[tokens != 0].astype(np.uint8).tobytes()
+        return bytes(tokens[tokens != 0].tolist())
 
 
 TOKENIZERS: Mapping[str, type[Tokenizer]] = MappingProxyType({ByteTokenizer.name: ByteTokenizer})

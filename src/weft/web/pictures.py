@@ -24,9 +24,6 @@ from weft.timeline.timeline import Timeline
 from weft.web.colours import kind_colour, shaded
 from weft.web.lanes import shade_of_rows
 from weft.web.scale import time_ticks
-from weft.web.svg import timeline_svg
-
-__all__ = ["memory_bars", "plans_table", "timeline_picture", "timeline_svg"]
 
 MAXIMUM_LANES = 32
 _NARROWEST = 20
@@ -159,21 +156,23 @@ def plans_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     Each row has `name`, `step_s`, `low`, `high`, `peak_bytes` (None where the plan was not simulated),
     `memory_bytes`, `fits` and `reason`.
     """
+    # Narrow figures first and the words last, so that 80 columns cut nothing off.
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (("", "right"), ("plan", "left"), ("step", "right"), ("90 % interval", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("peak memory", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    for name in ("", "step", "90 % interval", "peak memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("plan, and why it stands here", overflow="fold")
     for place, row in enumerate(rows, start=1):
         simulated = row["step_s"] is not None
         interval = f"{format_seconds(row['low'])} - {format_seconds(row['high'])}" if simulated else "-"
+        words = Text(row["name"], style="bold" if row["fits"] else "")
+        if row["reason"]:
+            words.append(f"\n{row['reason']}", style="not bold dim")
         table.add_row(
             str(place),
-            Text(row["name"]),
             format_seconds(row["step_s"]) if simulated else "-",
             interval,
             _peak_text(row["peak_bytes"], row["memory_bytes"]),
-            Text(row["reason"]),
+            words,
             style=None if row["fits"] else "dim",
         )
     return table

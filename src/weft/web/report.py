@@ -171,6 +171,8 @@ def _memory_table(report: ReportData) -> str:
 
 
 def _summary_text(key: str, value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
     if key.endswith("_s") and not key.endswith("per_s"):

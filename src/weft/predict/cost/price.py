@@ -93,15 +93,15 @@ def price(
     for code in np.unique(program.columns.kind).tolist():
         rows = np.flatnonzero(program.columns.kind == code)
         occupancy[rows], latency[rows] = _hook(KINDS[code].name)(pricing, rows)
-    times = pricing.stage_times.values()
+    times = [time for place in pricing.stage_times.values() for time in place]
     half_width = max(time.half_width for time in times)
-    synchronous = np.array([group.device.synchronous for group in cluster.groups], dtype=np.bool_)
+    synchronous = [cluster.device_of(rank).synchronous for rank in range(program.ranks)]
     return Priced(
         costs=Costs(
             occupancy=_ticks(occupancy),
             latency=_ticks(latency),
             tick_s=TICK_S,
-            synchronous=synchronous[pricing.group_of_rank],
+            synchronous=np.array(synchronous, dtype=np.bool_),
             live_bytes=live_bytes(pricing),
             base_bytes=base_bytes(pricing),
         ),
@@ -133,29 +133,24 @@ def _compute_hook(seconds_of: Callable[[StageTimes], float], *, tensor_reduced: 
 
     def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
         columns = pricing.program.columns
-        groups = pricing.group_of_rank[columns.rank[rows]]
+        sets = pricing.device_set_of_rank[columns.rank[rows]]
 
-        def place_s(stage: int, replica: int, group: int) -> tuple[float, float]:
-            seconds = seconds_of(pricing.stage_times[stage, group])
-            seconds += pricing.compute.instruction_s(pricing.cluster.groups[group].device)
+        def place_s(stage: int, replica: int, devices: int) -> tuple[float, float]:
+            times = zip(pricing.stage_times[stage, devices], pricing.device_sets[devices], strict=True)
+            seconds = max(seconds_of(own) + pricing.compute.instruction_s(device) for own, device in times)
             if tensor_reduced:
-                seconds += pricing.tensor_s.get((stage, replica), 0.0)
+                seconds += pricing.tensor_s[stage, replica]
             return seconds, 0.0
 
-        return _by_table(np.stack([columns.stage[rows], columns.replica[rows], groups], axis=1), place_s)
+        return _by_table(np.stack([columns.stage[rows], columns.replica[rows], sets], axis=1), place_s)
 
     return hook
 
 
 def _send(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
     columns = pricing.program.columns
-
-    def message_s(rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
-        return pricing.network.message_s(rank, peer, sent_bytes, pricing.flows(rank, peer))
-
-    return _by_table(
-        np.stack([columns.rank[rows], columns.peer[rows], columns.bytes[rows]], axis=1), message_s
-    )
+    keys = np.stack([columns.rank[rows], columns.peer[rows], columns.bytes[rows]], axis=1)
+    return _by_table(keys, pricing.message_s)
 
 
 def _collective_hook(collective_s: Callable[[Network, tuple[int, ...], int, int], float]) -> CostHook:

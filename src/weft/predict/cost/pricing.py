@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
+from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import ComputeModel, StageTimes
@@ -34,30 +35,59 @@ class Pricing:
         return Shape(self.plan.micro_batch_size, self.plan.sequence, tensor_parallel)
 
     @cached_property
-    def group_of_rank(self) -> Ints:
-        """Index of each rank's node group: its kind of device."""
-        ranks = range(self.program.ranks)
-        return np.array([self.cluster.group_index_of(rank) for rank in ranks], dtype=np.int64)
+    def twins(self) -> Mapping[int, tuple[int, ...]]:
+        """The ranks that each rank with instructions stands for.
+
+        A program folded to one replica stands for all of them, which are as slow as the slowest: each of its
+        instructions costs what it costs the worst of the twins.
+        """
+        if "folded" not in self.program.meta:
+            return {rank: (rank,) for rank in range(self.program.ranks)}
+        simulated = int(self.program.meta["folded"])
+        twins: dict[int, tuple[int, ...]] = {}
+        for stage in self.plan.stages:
+            lanes = zip(*(copy.ranks for copy in stage.replicas), strict=True)
+            twins.update((lane[simulated], lane) for lane in lanes)
+        return twins
+
+    @cached_property
+    def _device_sets(self) -> tuple[tuple[tuple[Device, ...], ...], Ints]:
+        sets: dict[tuple[int, ...], int] = {}
+        index = np.zeros(self.program.ranks, dtype=np.int64)
+        for rank, twins in self.twins.items():
+            groups = tuple(sorted({self.cluster.group_index_of(twin) for twin in twins}))
+            index[rank] = sets.setdefault(groups, len(sets))
+        groups_of = self.cluster.groups
+        return tuple(tuple(groups_of[group].device for group in groups) for groups in sets), index
+
+    @property
+    def device_sets(self) -> tuple[tuple[Device, ...], ...]:
+        """The combinations of devices that occur among the twins of a rank."""
+        return self._device_sets[0]
+
+    @property
+    def device_set_of_rank(self) -> Ints:
+        """Index into `device_sets`, shape (ranks,)."""
+        return self._device_sets[1]
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of (stage, node group) that occur."""
-        groups = self.group_of_rank[self.program.columns.rank]
-        pairs = np.unique(np.stack([self.program.columns.stage, groups], axis=1), axis=0)
-        return tuple((stage, group) for stage, group in pairs.tolist())
+        """The pairs of (stage, device set) that occur."""
+        sets = self.device_set_of_rank[self.program.columns.rank]
+        pairs = np.unique(np.stack([self.program.columns.stage, sets], axis=1), axis=0)
+        return tuple((stage, devices) for stage, devices in pairs.tolist())
 
     @cached_property
-    def stage_times(self) -> Mapping[tuple[int, int], StageTimes]:
-        """Times by (stage, node group)."""
+    def stage_times(self) -> Mapping[tuple[int, int], tuple[StageTimes, ...]]:
+        """Times by place, one for each device of its set."""
         return {
-            (stage, group): self.compute.stage_times(
-                self.graph,
-                self.plan.stages[stage].layers,
-                self.shape(stage),
-                self.plan.precision,
-                self.cluster.groups[group].device,
+            (stage, devices): tuple(
+                self.compute.stage_times(
+                    self.graph, self.plan.stages[stage].layers, self.shape(stage), self.plan.precision, device
+                )
+                for device in self.device_sets[devices]
             )
-            for stage, group in self.places
+            for stage, devices in self.places
         }
 
     @cached_property
@@ -68,9 +98,13 @@ class Pricing:
             shape = self.shape(stage)
             reduced = [self.graph.layers[layer].tensor_reduced(shape) for layer in described.layers]
             sizes = [round(elements * self.plan.element_bytes) for elements in reduced if elements]
-            for replica, copy in enumerate(described.replicas):
-                if len(copy.ranks) > 1:
-                    seconds[stage, replica] = sum(self.network.all_reduce_s(copy.ranks, b) for b in sizes)
+            each = [
+                sum(self.network.all_reduce_s(copy.ranks, size) for size in sizes)
+                for copy in described.replicas
+            ]
+            worst = max(each)
+            folded = "folded" in self.program.meta
+            seconds.update(((stage, copy), worst if folded else own) for copy, own in enumerate(each))
         return seconds
 
     @cached_property
@@ -85,16 +119,20 @@ class Pricing:
         sharing = [max((users[node] for node in touched), default=1) for touched in nodes]
         return np.maximum(np.array(sharing, dtype=np.int64), 1)
 
-    def flows(self, rank: int, peer: int) -> int:
-        """Messages that leave the node of `rank` at the same time as one from `rank` to `peer`.
+    def message_s(self, rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
+        """(occupancy, latency) of a message, of the twins' slowest.
 
         Replicas and tensor lanes of one stage run in step, so that all their messages to the next stage leave
-        at once; messages of other stages are taken to come at other times.
+        a node at once and share its link; messages of other stages are taken to come at other times.
         """
-        return self._flows.get((rank, peer), 1)
+        pairs = zip(self.twins[rank], self.twins[peer], strict=True)
+        return max(
+            (self.network.message_s(*pair, sent_bytes, self._flows.get(pair, 1)) for pair in pairs), key=sum
+        )
 
     @cached_property
     def _flows(self) -> Mapping[tuple[int, int], int]:
+        """Messages that leave a node together with the one of (rank, peer), it included."""
         flows: dict[tuple[int, int], int] = {}
         for producer, consumer in self.program.obligations.stage_edges:
             leaving: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)

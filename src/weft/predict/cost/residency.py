@@ -37,21 +37,19 @@ def live_bytes(pricing: Pricing) -> Ints:
     columns = program.columns
     change = np.zeros(len(program), dtype=np.int64)
     if program.obligations.purpose == "train":
-        groups = pricing.group_of_rank[columns.rank]
-        kept = np.zeros((len(plan.stages), len(pricing.cluster.groups)), dtype=np.int64)
-        for stage, group in pricing.places:
-            kept[stage, group] = pricing.compute.kept_bytes(
-                pricing.graph,
-                plan.stages[stage].layers,
-                pricing.shape(stage),
-                plan.precision,
-                pricing.cluster.groups[group].device,
+        sets = pricing.device_set_of_rank[columns.rank]
+        kept = np.zeros((len(plan.stages), len(pricing.device_sets)), dtype=np.int64)
+        for stage, devices in pricing.places:
+            layers, shape = plan.stages[stage].layers, pricing.shape(stage)
+            kept[stage, devices] = max(
+                pricing.compute.kept_bytes(pricing.graph, layers, shape, plan.precision, device)
+                for device in pricing.device_sets[devices]
             )
+        kept = _with_slack(kept)
         makes = columns.kind == FORWARD
         frees = np.isin(columns.kind, (BACKWARD, BACKWARD_WEIGHT))
-        kept = _with_slack(kept)
-        change[makes] += kept[columns.stage, groups][makes]
-        change[frees] -= kept[columns.stage, groups][frees]
+        change[makes] += kept[columns.stage, sets][makes]
+        change[frees] -= kept[columns.stage, sets][frees]
     return change + _message_changes(pricing)
 
 

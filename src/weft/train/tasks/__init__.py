@@ -28,7 +28,7 @@ def make_task(kind: str, settings: TaskSettings) -> Task:
 def _imported(kind: str) -> type[Task]:
     module_name, _, name = kind.partition(":")
     try:
-        task = getattr(importlib.import_module(module_name), name)
+        task: type[Task] = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(Violation("task.kind", f"{kind!r} cannot be imported: {error}")) from None
     missing = [method for method in ("batch", "loss") if not callable(getattr(task, method, None))]

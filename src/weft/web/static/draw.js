@@ -41,6 +41,7 @@ function seconds(value) {
 }
 
 function byteText(value) {
+  if (value !== null && Math.abs(value) < 1000) return `${value} B`;
   return scaled(value, BYTE_UNITS, threeDigits);
 }
 

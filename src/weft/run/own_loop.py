@@ -1,0 +1,155 @@
+"""`weft.Runtime`: a plan executed from inside a user's own program, under `torchrun` or `weft`'s agent.
+
+runtime = weft.Runtime("plan.json", "gpt-1m", loss_fn)
+for inputs, targets in batches:
+    loss = runtime.step(inputs, targets)
+runtime.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.plan import Plan
+from weft.describe.plan_file import load_plan
+from weft.errors import InputError, Violation
+from weft.planning.compile import compile_plan
+from weft.program.verify import require_valid
+from weft.run.runtime import PRECISIONS, OptimizerFactory, require_runnable
+from weft.run.runtime import Runtime as ProgramRuntime
+from weft.run.stages import build_stage
+from weft.run.worker_start import start_worker
+from weft.run.workspace import LossFunction
+
+# Makes the module of one stage from the positions of its layers.
+StageBuilder = Callable[[Sequence[int]], nn.Module]
+
+
+def adamw(stage: nn.Module) -> torch.optim.Optimizer:
+    """The default optimizer of a stage."""
+    return torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True)
+
+
+class Runtime:
+    """One rank of a plan; every rank of the job makes one and calls `step` equally often.
+
+    Args:
+        plan: a Plan, or the path of a plan file.
+        model: a preset's name, a folder with a `config.json`, or a `ModelConfig`.
+        loss_fn: (logits of shape (micro_batch_size, sequence, vocabulary), targets) to the mean loss of the
+            micro-batch.
+        optimizer_factory: makes the optimizer of one stage; default AdamW at 1e-3.
+        stage_builder: makes a stage's module from the positions of its layers, instead of weft's own; the
+            module must have `forward`, `input_shape` and `output_shape` as `weft.run.stage_module.Stage`.
+        seed: of the initial parameters and of dropout.
+
+    Joins the job's process group when the program has not done so.
+
+    Raises:
+        InputError: when the plan is not for this model or these ranks, or cannot be executed.
+        RunError: when the ranks do not meet.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path,
+        model: ModelConfig | str,
+        loss_fn: LossFunction,
+        *,
+        optimizer_factory: OptimizerFactory = adamw,
+        stage_builder: StageBuilder | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        if isinstance(model, str):
+            model = resolve_model(model, sequence=self.plan.sequence)
+        graph = layer_graph(model)
+        if graph.fingerprint != self.plan.model_fingerprint:
+            raise InputError(
+                Violation("runtime", f"the plan is for {self.plan.model}, not for this {model.name}")
+            )
+        program = compile_plan(self.plan, graph)
+        require_valid(program)
+        require_runnable(self.plan, program)
+        self._context = None if dist.is_initialized() else start_worker()
+        device = self._context.device if self._context is not None else _default_device()
+        rank = dist.get_rank()
+        if dist.get_world_size() != self.plan.ranks:
+            raise InputError(
+                Violation("runtime", f"{dist.get_world_size()} ranks run, the plan has {self.plan.ranks}")
+            )
+        dtype = PRECISIONS[self.plan.precision]
+        build = stage_builder or (lambda layers: build_stage(model, layers, seed, dtype))
+        stages = {
+            index: build(stage.layers).to(device)
+            for index, stage in enumerate(self.plan.stages)
+            if any(rank in copy.ranks for copy in stage.replicas)
+        }
+        self._runtime = ProgramRuntime(
+            self.plan, program, stages, loss_fn, optimizer_factory, device=device, seed=seed
+        )
+        self._steps = 0
+
+    @property
+    def stages(self) -> dict[int, nn.Module]:
+        """This rank's modules by stage."""
+        return dict(self._runtime.stages)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Train one optimizer step and return the mean loss of the global batch.
+
+        Args:
+            inputs, targets: the whole global batch, first axis `global_batch`; the same on every rank.
+
+        Raises:
+            InputError: when the batch has another size.
+            RunError: naming the instruction that failed.
+        """
+        if len(inputs) != self.plan.global_batch or len(targets) != self.plan.global_batch:
+            raise InputError(
+                Violation(
+                    "runtime.step",
+                    f"{len(inputs)} inputs and {len(targets)} targets; the plan's global batch is "
+                    f"{self.plan.global_batch}",
+                )
+            )
+        size = self.plan.micro_batch_size
+
+        def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+            samples = slice(micro_batch * size, (micro_batch + 1) * size)
+            return inputs[samples], targets[samples]
+
+        loss = self._runtime.step(self._steps, batch).loss
+        self._steps += 1
+        return loss
+
+    def close(self) -> None:
+        """Finish what is under way; leaves the process group if this object joined it."""
+        self._runtime.close()
+        if self._context is not None:
+            self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _default_device() -> str:
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"

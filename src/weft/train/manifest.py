@@ -1,0 +1,107 @@
+"""Which checkpoint of a run is whole: manifests, and the search for the newest one. No torch here.
+
+A manifest holds the size and the SHA-256 of every other file of a checkpoint. Checking reads every byte, and
+accepts a manifest only in its one canonical form, so that no changed byte passes, whichever file it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.errors import RunError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_GENERATION = re.compile(r"step-(\d{8,})")
+_READ_BYTES = 1 << 22
+
+
+def generation_path(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def generations(directory: Path) -> list[tuple[int, Path]]:
+    """(step, path) of all checkpoints under their final name, newest first."""
+    if not directory.is_dir():
+        return []
+    found = [(_GENERATION.fullmatch(path.name), path) for path in directory.iterdir()]
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose every byte is right, and one line for each newer one that was skipped.
+
+    None where no checkpoint was ever finished. Reads only; may be called without a process group.
+
+    Raises:
+        RunError: when there are checkpoints and none is whole.
+    """
+    skipped: list[str] = []
+    for _, path in generations(directory):
+        try:
+            verify(path)
+        except RunError as error:
+            skipped.append(str(error))
+            continue
+        return path, skipped
+    if skipped:
+        raise RunError(f"no checkpoint can be resumed: {'; '.join(skipped)}")
+    return None, []
+
+
+def verify(path: Path) -> None:
+    """Check a checkpoint's files against its manifest.
+
+    Raises:
+        RunError: in one line, for the first thing that is wrong.
+    """
+    expected = _read(path)
+    present = {file.name for file in path.iterdir()} - {MANIFEST}
+    if present != set(expected):
+        missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
+        raise RunError(
+            f"{path}: files missing: {missing or 'none'}, not in the manifest: {unknown or 'none'}"
+        )
+    for name, (size, digest) in sorted(expected.items()):
+        if (path / name).stat().st_size != size:
+            raise RunError(f"{path / name}: {(path / name).stat().st_size} bytes; the manifest says {size}")
+        if digest_of(path / name) != digest:
+            raise RunError(f"{path / name}: damaged: its SHA-256 is not the manifest's")
+
+
+def manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
+    """The content of a manifest from (size, digest) by file name."""
+    return canonical({"format": FORMAT, "files": files})
+
+
+def canonical(record: Mapping[str, Any]) -> bytes:
+    """The one way a record is written."""
+    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while content := file.read(_READ_BYTES):
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and digest by file name. Only what `manifest` itself would write is accepted, byte for byte."""
+    try:
+        content = (path / MANIFEST).read_bytes()
+        record = json.loads(content)
+        if canonical(record) != content or record["format"] != FORMAT:
+            raise ValueError
+        return {str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()}
+    except OSError:
+        raise RunError(f"{path}: torn: it has no {MANIFEST}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RunError(f"{path / MANIFEST}: damaged") from None

@@ -1,0 +1,181 @@
+"""Commands answer in text and in JSON; users' mistakes end in one line each and exit code 2."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from weft.cli.main import app, run
+from weft.describe.schema import json_schema
+
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+sequence = 64
+[train]
+global_batch = 8
+[cluster]
+use = "4xa100-80gb"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def run_toml(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+def answer(capsys, *arguments):
+    assert run([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys, *arguments):
+    assert run([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    lines = captured.err.splitlines()
+    assert all(line.startswith("weft: ") for line in lines)
+    return lines
+
+
+def test_plan_of_a_preset_ranks_layouts_with_reasons(capsys):
+    record = json.loads(answer(capsys, "plan", "llama-13b", "--on", "64xa100-80gb", "--json"))
+    best = record["candidates"][0]
+    assert best["verdict"] == "fits"
+    assert best["step_low_s"] < best["step_s"] < best["step_high_s"]
+    assert all(candidate["reason"] for candidate in record["candidates"])
+
+
+def test_plan_shows_a_table_with_memory(capsys, run_toml):
+    text = answer(capsys, "plan", run_toml)
+    assert "layouts considered" in text
+    assert "ranks 0-3" in text or "rank 0" in text
+
+
+def test_plan_options_pin_decisions(capsys, run_toml):
+    record = json.loads(answer(capsys, "plan", run_toml, "--pp", "2", "--schedule", "gpipe", "--json"))
+    assert {(item["pp"], item["schedule"]) for item in record["candidates"]} == {(2, "gpipe")}
+
+
+def test_a_plan_file_can_be_written_checked_and_simulated(capsys, run_toml, tmp_path):
+    plan = tmp_path / "plan.json"
+    answer(capsys, "plan", run_toml, "--out", plan)
+    assert "good" in answer(capsys, "check", plan)
+    record = json.loads(answer(capsys, "simulate", plan, "--json"))
+    assert record["step_s"] > 0
+    assert record["plan_id"] == json.loads(plan.read_text())["plan_id"]
+
+
+def test_an_edited_plan_is_verified(capsys, run_toml, tmp_path):
+    plan = tmp_path / "plan.json"
+    answer(capsys, "plan", run_toml, "--out", plan)
+    record = json.loads(plan.read_text())
+    record["stages"][0]["layers"] = record["stages"][0]["layers"][1:]
+    plan.write_text(json.dumps(record))
+    assert "layer" in refusal(capsys, "simulate", plan)[0]
+
+
+def test_simulate_gives_the_figures_of_the_contract(capsys, run_toml):
+    record = json.loads(answer(capsys, "simulate", run_toml, "--json"))
+    for key in ("step_s", "first_step_s", "bubble_fraction", "peak_bytes", "gathers", "reduces", "breakdown"):
+        assert key in record
+    assert len(record["peak_bytes"]) == len(record["peak_instruction"])
+
+
+def test_simulate_more_ranks_than_there_are(capsys, run_toml):
+    record = json.loads(answer(capsys, "simulate", run_toml, "--ranks", "8", "--json"))
+    assert len(record["peak_bytes"]) == 8
+
+
+def test_schedule_gives_the_closed_form(capsys):
+    words = ("schedule", "breadth-first", "--ranks", 4, "--loops", 2, "--micro-batches", 8, "--json")
+    record = json.loads(answer(capsys, *words))
+    assert record["bubble_overhead"] == pytest.approx(3 / (8 * 2))
+    assert record["peak_in_flight"] == [16] * 4
+
+
+def test_schedule_draws_an_svg(capsys, tmp_path):
+    path = tmp_path / "picture.svg"
+    answer(capsys, "show", "schedule", "gpipe", "--loops", 1, "--svg", path)
+    assert path.read_text().startswith("<svg")
+
+
+def test_init_writes_a_run_file_that_checks_and_never_overwrites(capsys, tmp_path):
+    path = tmp_path / "new.toml"
+    answer(capsys, "init", path)
+    assert "good" in answer(capsys, "check", path)
+    before = path.read_bytes()
+    assert "exists already" in refusal(capsys, "init", path)[0]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["run", "cluster", "plan", "summary"])
+def test_schema_prints_the_schema_that_validates(capsys, kind):
+    assert json.loads(answer(capsys, "schema", kind)) == json.loads(json.dumps(json_schema(kind)))
+
+
+def test_check_says_everything_at_once(capsys, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[model]\npresett = "gpt-1m"\n[train]\nstps = 3\nprecision = "fp31"\n')
+    assert run(["check", str(path)]) == 2
+    text = capsys.readouterr().out
+    assert "preset" in text
+    assert "steps" in text
+    assert "fp31" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("plan", "llama-13c"), "llama-13b"),
+        (("plan", "llama-13b", "--on", "64xa100-81gb"), "a100-80gb"),
+        (("plan", "llama-13b", "--on", "64xa100-80gb", "--schedule", "1f1c"), "1f1b"),
+        (("plan", "llama-13b", "--on", "64xa100-80gb", "--micro-batch-size", "0"), "micro_batch_size"),
+        (("plan", "gpt3-175b", "--on", "8xt4"), "no layout fits"),
+        (("plan", "missing.toml"), "missing.toml"),
+        (("plan", "gpt-1m", "--on", "missing-cluster.toml"), "missing-cluster.toml"),
+        (("plan", "gpt-1m", "--on", "4xv100-16gb", "--precision", "bf16"), "bf16"),
+        (("schedule", "gpipe", "--loops", "2"), "gpipe"),
+        (("schedule", "gpipe", "--ranks", "0"), "ranks"),
+        (("schedule", "gpipe", "--ranks", "many"), "many"),
+        (("show", "schedule"), "which one"),
+        (("show", "/nowhere"), "nowhere"),
+        (("simulate", "/nowhere/plan.json"), "plan.json"),
+        (("train", "/nowhere/run.toml"), "nowhere"),
+        (("compare", "/nowhere"), "not a run directory"),
+        (("check",), "no file"),
+        (("measure", "gpt-1n"), "gpt-1m"),
+        (("fly",), "fly"),
+        (("plan", "gpt-1m", "--fast"), "--fast"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(capsys, arguments, expected):
+    assert any(expected in line for line in refusal(capsys, *arguments))
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    for name in [name for name in app if not name.startswith("-")]:
+        assert run([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "Usage" in text
+        if name in {"init", "doctor", "measure", "plan", "show", "simulate", "schedule", "check", "train"}:
+            assert "Example" in text
+
+
+def test_importing_weft_is_light():
+    code = (
+        "import sys, weft; loaded = set(sys.modules); "
+        "assert not loaded & {'torch', 'numpy', 'numba', 'pyarrow', 'pydantic'}, loaded; "
+        "import weft.cli.main; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

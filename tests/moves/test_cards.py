@@ -1,0 +1,109 @@
+"""Every move through the same laws: it says why not, or its plan is legal and owes the same work."""
+
+import pytest
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.models import resolve_model
+from weft.describe.plan_file import check_plan
+from weft.errors import InputError
+from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, layout_of, refuse
+from weft.moves.move import Context, Contract
+from weft.moves.registry import all_moves, get_move
+from weft.planning.compile import compile_plan
+from weft.program.verify import verify
+
+MOVES = all_moves()
+
+
+def context(pipeline_parallel=2, data_parallel=2, micro_batch_size=2, schedule="1f1b", loops=1):
+    graph = layer_graph(resolve_model("gpt-1m"))
+    job = Job(graph=graph, cluster=parse_cluster("8xa100-80gb"), global_batch=16, sequence=256)
+    layout = Layout(
+        pipeline_parallel=pipeline_parallel,
+        data_parallel=data_parallel,
+        loops=loops,
+        micro_batch_size=micro_batch_size,
+        schedule=schedule,
+    )
+    plan = build_plan(job, layout, flops_per_layer(job))
+    return Context(plan=plan, graph=graph, cluster=job.cluster)
+
+
+@pytest.mark.parametrize("name", sorted(MOVES))
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "breadth-first"])
+def test_a_move_refuses_with_a_reason_or_gives_a_legal_plan(name, schedule):
+    before = context(schedule=schedule)
+    reason = MOVES[name].applies(before)
+    if reason is not None:
+        assert reason.strip()
+        return
+    plan = MOVES[name].apply(before)
+    assert check_plan(plan, before.graph, before.cluster) == []
+    program = compile_plan(plan, before.graph)
+    assert verify(program) == []
+    assert plan.global_batch == before.plan.global_batch
+    assert plan.prediction is None
+    assert plan.plan_id != before.plan.plan_id
+
+
+@pytest.mark.parametrize("name", sorted(MOVES))
+def test_cards_are_complete(name):
+    move = MOVES[name]
+    assert move.name == name
+    assert move.summary.endswith(".")
+    assert move.source
+    assert move.verify
+    assert isinstance(move.contract, Contract)
+
+
+def test_some_move_applies_and_some_does_not():
+    reasons = [move.applies(context()) for move in MOVES.values()]
+    assert None in reasons
+    assert any(reason is not None for reason in reasons)
+
+
+def test_more_and_less_pipeline_parallelism_undo_each_other():
+    before = context()
+    there = MOVES["more pipeline parallelism"].apply(before)
+    back = MOVES["more data parallelism"].apply(
+        Context(plan=there, graph=before.graph, cluster=before.cluster)
+    )
+    assert back.plan_id == before.plan.plan_id
+
+
+def test_a_layout_reads_back_from_its_plan():
+    plan = context(schedule="breadth-first", loops=2).plan
+    assert layout_of(plan) == Layout(
+        pipeline_parallel=2, data_parallel=2, loops=2, micro_batch_size=2, schedule="breadth-first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"pipeline_parallel": 16}, "the cluster has 8"),
+        ({"micro_batch_size": 3}, "nearest global batch: 18"),
+        ({"loops": 4, "schedule": "breadth-first"}, "the model has 6 layers"),
+        ({"loops": 2}, "1f1b"),
+    ],
+)
+def test_an_impossible_layout_says_why(changes, expected):
+    layout = {
+        "pipeline_parallel": 2,
+        "data_parallel": 2,
+        "loops": 1,
+        "micro_batch_size": 2,
+        "schedule": "1f1b",
+    }
+    graph = layer_graph(resolve_model("gpt-1m"))
+    job = Job(graph=graph, cluster=parse_cluster("8xa100-80gb"), global_batch=16, sequence=256)
+    wanted = Layout(**{**layout, **changes})
+    assert expected in (refuse(job, wanted) or "")
+    with pytest.raises(InputError):
+        build_plan(job, wanted, flops_per_layer(job))
+
+
+def test_an_unknown_move_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match="nearest valid: more loops"):
+        get_move("more loop")

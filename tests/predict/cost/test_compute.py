@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from predict.cost.machines import CPU, GPU, MACHINE, MODEL, profile_of
+
+from weft.describe.amount import Amount, Shape
+from weft.describe.families import layer_graph
+from weft.describe.layer_graph import Matmul, Pass
+from weft.errors import InputError
+from weft.predict.cost.compute import (
+    DATA_SHEET_HALF_WIDTH,
+    MACHINE_HALF_WIDTH,
+    PROFILE_HALF_WIDTH,
+    ComputeModel,
+    StageTimes,
+    pass_s,
+)
+from weft.predict.cost.speeds import MATMUL_SHARE, MEMORY_SHARE, DataSheetSpeeds, MeasuredSpeeds
+from weft.predict.cost.tables import value_at
+
+GRAPH = layer_graph(MODEL)
+ALL = tuple(range(len(GRAPH.layers)))
+SHAPE = Shape(4, GRAPH.sequence)
+PARTS = ("forward_s", "backward_input_s", "backward_weight_s", "update_s")
+
+
+def total_s(times: StageTimes) -> float:
+    return sum(getattr(times, part) for part in PARTS)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.sampled_from([GPU, CPU]))
+def test_more_samples_never_take_less_time(fewer: int, more: int, device) -> None:
+    times = [
+        ComputeModel().stage_times(GRAPH, ALL, Shape(size, GRAPH.sequence), "fp32", device)
+        for size in sorted((fewer, more))
+    ]
+    for part in PARTS:
+        assert getattr(times[0], part) <= getattr(times[1], part)
+
+
+@given(st.floats(0.1, 10.0), st.sampled_from([GPU, CPU]))
+def test_a_device_faster_in_everything_is_as_much_faster(factor: float, device) -> None:
+    faster = replace(
+        device,
+        memory_bytes_per_s=device.memory_bytes_per_s * factor,
+        flops_per_s={name: peak * factor for name, peak in device.flops_per_s.items()},
+        launch_s=device.launch_s / factor,
+    )
+    before, after = (ComputeModel().stage_times(GRAPH, ALL, SHAPE, "fp32", one) for one in (device, faster))
+    assert total_s(after) * factor == pytest.approx(total_s(before))
+
+
+@given(
+    st.sampled_from([ComputeModel(), ComputeModel(machine=MACHINE), ComputeModel(profile=profile_of(GRAPH))])
+)
+def test_a_stage_is_the_sum_of_its_layers(model: ComputeModel) -> None:
+    whole = model.stage_times(GRAPH, ALL, SHAPE, "fp32", CPU)
+    single = [model.stage_times(GRAPH, (layer,), SHAPE, "fp32", CPU) for layer in ALL]
+    for part in PARTS:
+        assert getattr(whole, part) == pytest.approx(sum(getattr(times, part) for times in single))
+
+
+def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:
+    speeds = DataSheetSpeeds(GPU)
+    assert 1e15 / speeds.matmul_s(1e15, "bf16") == pytest.approx(300e12 * MATMUL_SHARE, rel=1e-3)
+    assert 1e12 / speeds.memory_s(1e12) == pytest.approx(2e12 * MEMORY_SHARE, rel=1e-3)
+    assert 1e6 / speeds.matmul_s(1e6, "bf16") < 0.01 * 300e12
+
+
+def test_launches_are_a_floor_where_the_host_runs_ahead_and_an_addend_where_it_computes() -> None:
+    one = Amount.of(1)
+    work = Pass(matmuls=(Matmul(one, Amount.of(100), Amount.of(100), Amount.of(100)),), kernels=50)
+    speeds = DataSheetSpeeds(CPU)
+    assert (
+        pass_s(work, SHAPE, "fp32", replace(GPU, launch_s=1.0), DataSheetSpeeds(replace(GPU, launch_s=1.0)))
+        == 50.0
+    )
+    assert pass_s(work, SHAPE, "fp32", CPU, speeds) == pytest.approx(50 * 5e-6 + speeds.matmul_s(2e6, "fp32"))
+
+
+def test_measured_speeds_meet_the_measurements_with_one_launch_in_each() -> None:
+    speeds = MeasuredSpeeds(MACHINE)
+    for flops, speed in MACHINE.matmul["fp32"]:
+        assert speeds.matmul_s(flops, "fp32") + speeds.launch_s == pytest.approx(flops / speed)
+    for moved, speed in MACHINE.memory:
+        assert speeds.memory_s(moved) + speeds.launch_s == pytest.approx(moved / speed)
+
+
+@given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
+def test_tables_rise_between_and_beyond_their_points(left: float, right: float) -> None:
+    table = ((10.0, 1.0), (1e3, 2.0), (1e6, 500.0))
+    low, high = sorted((left, right))
+    assert value_at(table, low) <= value_at(table, high)
+    assert [value_at(table, size) for size, _ in table] == [value for _, value in table]
+    assert value_at(table, 0.0) == 1.0
+    assert value_at(table, 2e6) == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("size", "forward_ms", "backward_ms"), [(1, 2, 3), (2, 3, 5), (5, 6, 11), (8, 9, 17)]
+)
+def test_profiles_are_interpolated_in_the_micro_batch_size(
+    size: int, forward_ms: int, backward_ms: int
+) -> None:
+    model, shape = ComputeModel(profile=profile_of(GRAPH)), Shape(size, GRAPH.sequence)
+    times = model.stage_times(GRAPH, (1, 2), shape, "fp32", CPU)
+    assert times.forward_s == pytest.approx(2e-3 * forward_ms)
+    assert times.backward_input_s + times.backward_weight_s == pytest.approx(2e-3 * backward_ms)
+    assert times.update_s == pytest.approx(8e-3)
+    assert times.backward_input_s > times.backward_weight_s > 0.0
+    assert model.kept_bytes(GRAPH, (1, 2), shape, "fp32", CPU) == 2000 * size
+
+
+def test_an_embedding_has_no_input_gradient() -> None:
+    times = ComputeModel(profile=profile_of(GRAPH)).stage_times(GRAPH, (0,), SHAPE, "fp32", CPU)
+    assert times.backward_input_s == 0.0
+    assert times.backward_weight_s > 0.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "precision", "words"),
+    [
+        (Shape(16, 32), "fp32", ["16", "1 to 8", "nearest valid: 8"]),
+        (Shape(4, 64), "bf16", ["sequence 32", "64", "precision fp32", "bf16"]),
+        (Shape(4, 32, 2), "fp32", ["tensor degree 2"]),
+    ],
+)
+def test_profiles_answer_only_what_they_were_asked_when_taken(
+    shape: Shape, precision: str, words: list[str]
+) -> None:
+    model = ComputeModel(profile=profile_of(GRAPH))
+    for ask in (model.stage_times, model.kept_bytes):
+        with pytest.raises(InputError) as refused:
+            ask(GRAPH, ALL, shape, precision, CPU)
+        assert all(word in str(refused.value) for word in words)
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    other = layer_graph(replace(MODEL, hidden=128))
+    with pytest.raises(InputError, match=GRAPH.fingerprint):
+        ComputeModel(profile=profile_of(GRAPH)).stage_times(other, ALL, SHAPE, "fp32", CPU)
+
+
+def test_the_best_source_that_covers_a_device_answers() -> None:
+    both = ComputeModel(machine=MACHINE, profile=profile_of(GRAPH, spread=0.2))
+    answers = [
+        (both, CPU, "layer profile", 0.2),
+        (replace(both, profile=profile_of(GRAPH)), CPU, "layer profile", PROFILE_HALF_WIDTH),
+        (replace(both, profile=None), CPU, "measured machine", MACHINE_HALF_WIDTH),
+        (both, GPU, "data sheet", DATA_SHEET_HALF_WIDTH),
+    ]
+    for model, device, source, half_width in answers:
+        times = model.stage_times(GRAPH, ALL, SHAPE, "fp32", device)
+        assert (times.source, times.half_width) == (source, half_width)
+    assert both.instruction_s(CPU) == MACHINE.instruction_s
+    assert both.instruction_s(GPU) == 0.0
+
+
+def test_a_precision_the_device_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match="'bf16' is not supported by cpu; it has fp32"):
+        ComputeModel().stage_times(GRAPH, ALL, SHAPE, "bf16", CPU)

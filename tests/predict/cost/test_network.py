@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from predict.cost.machines import BETWEEN, CPU, INSIDE, MACHINE, cluster
+
+from weft.predict.cost.network import Network
+
+PLAIN = Network(cluster=cluster())
+MEASURED = Network(cluster=cluster(device=CPU), machine=MACHINE)
+sizes = st.integers(0, 10**9)
+groups = st.sets(st.integers(0, 7), min_size=2).map(sorted)
+
+
+@given(groups, sizes, sizes, st.integers(1, 4), st.sampled_from([PLAIN, MEASURED]))
+def test_more_bytes_or_more_neighbours_never_help(
+    ranks: list[int], fewer: int, more: int, sharing: int, network: Network
+) -> None:
+    low, high = sorted((fewer, more))
+    assert network.all_reduce_s(ranks, low, sharing) <= network.all_reduce_s(ranks, high, sharing)
+    assert network.all_reduce_s(ranks, high) <= network.all_reduce_s(ranks, high, sharing)
+
+
+@given(groups, sizes)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(ranks: list[int], size: int) -> None:
+    halves = PLAIN.reduce_scatter_s(ranks, size), PLAIN.all_gather_s(ranks, size)
+    assert PLAIN.all_reduce_s(ranks, size) == pytest.approx(sum(halves))
+    assert halves[0] == halves[1] > 0.0
+
+
+@given(groups, st.integers(1, 10**9))
+def test_no_collective_beats_the_bytes_that_must_pass_its_slowest_cut(ranks: list[int], size: int) -> None:
+    across = len({rank // 4 for rank in ranks}) > 1
+    least = size / BETWEEN.bytes_per_s if across else size / INSIDE.bytes_per_s
+    assert PLAIN.all_reduce_s(ranks, size) >= least * (1 - 1e-12)
+
+
+def test_a_ring_takes_the_textbook_time() -> None:
+    turn = INSIDE.latency_s + 1e6 / 4 / INSIDE.bytes_per_s
+    assert PLAIN.all_reduce_s(range(4), 10**6) == pytest.approx(2 * 3 * turn)
+    slow = BETWEEN.latency_s + 1e6 / 2 / BETWEEN.bytes_per_s
+    assert PLAIN.all_reduce_s((0, 4), 10**6) == pytest.approx(2 * slow)
+
+
+def test_hierarchy_wins_where_latency_between_nodes_rules() -> None:
+    """Two nodes of four: 3 turns inside and 1 between, instead of 7 between."""
+    inside = 3 * (INSIDE.latency_s + 8 / 4 / INSIDE.bytes_per_s)
+    between = BETWEEN.latency_s + 2 / 2 / (BETWEEN.bytes_per_s / 4)
+    assert PLAIN.all_gather_s(range(8), 8) == pytest.approx(inside + between)
+
+
+def test_one_rank_has_nobody_to_talk_to() -> None:
+    assert PLAIN.all_reduce_s((3,), 10**9) == MEASURED.all_reduce_s((3,), 10**9) == 0.0
+
+
+@given(st.permutations(range(8)), st.integers(1, 10**9))
+def test_the_order_in_which_ranks_are_named_is_nothing(order: list[int], size: int) -> None:
+    assert PLAIN.all_reduce_s(order, size) == PLAIN.all_reduce_s(range(8), size)
+
+
+def test_messages_share_the_link_of_their_node_but_not_the_links_inside() -> None:
+    assert PLAIN.message_s(0, 1, 3 * 10**6, 4) == PLAIN.message_s(0, 1, 3 * 10**6) == (1e-5, 3e-6)
+    assert PLAIN.message_s(0, 4, 5 * 10**6) == (1e-4, 1e-5)
+    assert PLAIN.message_s(0, 4, 5 * 10**6, 4) == pytest.approx((4e-4, 1e-5))
+
+
+def test_measured_messages_take_the_measured_time_inside_a_node_only() -> None:
+    for size, seconds in MACHINE.message:
+        assert sum(MEASURED.message_s(0, 1, int(size))) == pytest.approx(seconds)
+    assert MEASURED.message_s(0, 4, 10**6) == PLAIN.message_s(0, 4, 10**6)
+
+
+def test_measured_all_reduces_are_scaled_as_rings_scale() -> None:
+    for size, seconds in MACHINE.all_reduce:
+        assert MEASURED.all_reduce_s((0, 1), int(size)) == pytest.approx(seconds)
+    assert MEASURED.all_reduce_s(range(4), 10**6) == pytest.approx(3 * 2e-4 + 1.5 * 1e-3)
+    assert MEASURED.all_reduce_s((0, 4), 10**6) == PLAIN.all_reduce_s((0, 4), 10**6)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from predict.cost.machines import BETWEEN, CPU, GPU, MACHINE, MODEL, cluster, profile_of
+from predict.plans import plan_of
+
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.errors import InputError
+from weft.planning.compile import compile_plan
+from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.memory import ALLOCATOR_SLACK, stage_kept_bytes, stage_parameters, state_bytes
+from weft.predict.cost.network import Network
+from weft.predict.cost.price import price, register_cost_hook
+from weft.predict.predict import predict
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, REDUCE, SEND_ACTIVATION, STEP, Kind
+
+GRAPH = layer_graph(MODEL)
+shapes = st.fixed_dictionaries(
+    {
+        "pp": st.integers(1, 3),
+        "dp": st.integers(1, 2),
+        "schedule": st.sampled_from(["gpipe", "1f1b", "breadth-first"]),
+        "micro_batches": st.integers(1, 4),
+        "micro_batch_size": st.integers(1, 3),
+    }
+)
+
+
+@given(shapes)
+def test_whatever_a_step_adds_to_a_ranks_bytes_it_frees(shape: dict[str, int]) -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, **shape)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    change = np.bincount(program.columns.rank, weights=costs.live_bytes, minlength=program.ranks)
+    assert change.tolist() == [0.0] * program.ranks
+    assert (costs.occupancy >= 0).all()
+    assert (costs.latency >= 0).all()
+
+
+@given(shapes)
+def test_one_replica_predicts_what_all_of_them_do(shape: dict[str, int]) -> None:
+    """With three stages on nodes of four the replicas' links differ, and the fold takes the slower ones."""
+    where = cluster()
+    plan = plan_of(GRAPH, where, **{**shape, "dp": 2})
+    whole, folded = (
+        predict(plan, compile_plan(plan, GRAPH, only_replica=only), GRAPH, where).prediction
+        for only in (None, 0)
+    )
+    assert folded.step_s == whole.step_s or (shape["pp"] == 3 and folded.step_s > whole.step_s)
+    if shape["pp"] != 3:
+        assert folded == whole
+
+
+def test_a_folded_replica_runs_on_the_worst_devices_of_all() -> None:
+    one = cluster(nodes=1, devices=2)
+    slow = replace(GPU, name="slow", flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e11)
+    where = replace(
+        one,
+        groups=(one.groups[0], replace(one.groups[0], name="slow", device=slow)),
+        links={("node", "slow"): BETWEEN},
+    )
+    plan = plan_of(GRAPH, where, pp=2, dp=2)
+    whole, folded = (
+        predict(plan, compile_plan(plan, GRAPH, only_replica=only), GRAPH, where).prediction.step_s
+        for only in (None, 0)
+    )
+    assert folded == whole
+
+
+def test_instructions_cost_what_their_stage_their_link_and_their_group_say() -> None:
+    where = cluster(nodes=2, devices=2)
+    plan = plan_of(GRAPH, where, pp=2, dp=2)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    columns = program.columns
+    for stage in range(2):
+        times = ComputeModel().stage_times(
+            GRAPH, plan.stages[stage].layers, Shape(2, GRAPH.sequence), "fp32", GPU
+        )
+        for kind, seconds in (
+            (FORWARD, times.forward_s),
+            (BACKWARD, times.backward_input_s + times.backward_weight_s),
+            (STEP, times.update_s),
+        ):
+            mine = (columns.kind == kind) & (columns.stage == stage)
+            assert costs.occupancy[mine].tolist() == [round(seconds * 1e9)] * int(mine.sum())
+    reduces = np.flatnonzero(columns.kind == REDUCE)
+    assert len(reduces) == 4
+    for row in reduces.tolist():
+        seconds = Network(cluster=where).all_reduce_s((0, 2), int(columns.bytes[row]), sharing=2)
+        assert costs.occupancy[row] == round(seconds * 1e9)
+
+
+def test_messages_between_nodes_share_what_leaves_the_node_at_once() -> None:
+    """Two replicas side by side: both send from node 0 to node 1 in step."""
+    where = cluster(nodes=2, devices=2)
+    plan = plan_of(GRAPH, where, pp=2, dp=2)
+    stages = [
+        stage.model_copy(
+            update={
+                "replicas": tuple(
+                    copy.model_copy(update={"ranks": (2 * device + replica,)})
+                    for replica, copy in enumerate(stage.replicas)
+                )
+            }
+        )
+        for device, stage in enumerate(plan.stages)
+    ]
+    plan = plan.model_copy(update={"stages": tuple(stages)})
+    for only in (None, 0):
+        program = compile_plan(plan, GRAPH, only_replica=only)
+        costs = price(program, plan, GRAPH, where).costs
+        sends = np.flatnonzero(program.columns.kind == SEND_ACTIVATION)
+        seconds = program.columns.bytes[sends] / (BETWEEN.bytes_per_s / 2)
+        assert costs.occupancy[sends].tolist() == np.rint(seconds * 1e9).tolist()
+        assert set(costs.latency[sends].tolist()) == {round(BETWEEN.latency_s * 1e9)}
+
+
+def test_tensor_ranks_pay_for_their_reductions() -> None:
+    where = cluster()
+    shape = Shape(2, GRAPH.sequence, 2)
+    plan = plan_of(GRAPH, where, pp=2, tp=2)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    layers = plan.stages[0].layers
+    times = ComputeModel().stage_times(GRAPH, layers, shape, "fp32", GPU)
+    reduced = [round(4 * GRAPH.layers[layer].tensor_reduced(shape)) for layer in layers]
+    seconds = times.forward_s + sum(Network(cluster=where).all_reduce_s((0, 1), size) for size in reduced)
+    mine = (program.columns.kind == FORWARD) & (program.columns.stage == 0)
+    assert set(costs.occupancy[mine].tolist()) == {round(seconds * 1e9)}
+
+
+def test_ranks_hold_states_and_keep_activations() -> None:
+    where = cluster()
+    for dp in (1, 2):
+        plan = plan_of(GRAPH, where, pp=1, dp=dp, micro_batches=1)
+        program = compile_plan(plan, GRAPH)
+        layers, shape = plan.stages[0].layers, Shape(2, GRAPH.sequence)
+        states = state_bytes("fp32")
+        parameters = stage_parameters(GRAPH, layers, shape)
+        held = parameters * (states.total + (states.gradients if dp > 1 else 0))
+        kept = stage_kept_bytes(GRAPH, layers, shape, "fp32")
+        costs = price(program, plan, GRAPH, where).costs
+        assert costs.base_bytes.tolist() == [round(held * (1 + ALLOCATOR_SLACK))] * dp
+        prediction = predict(plan, program, GRAPH, where).prediction
+        assert prediction.peak_bytes[0] == pytest.approx((held + kept) * (1 + ALLOCATOR_SLACK), abs=2)
+
+
+def test_a_message_is_held_at_both_ends_while_it_is_needed() -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, pp=2, micro_batches=1)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    sent = int(program.columns.bytes.max())
+    held = round(sent * (1 + ALLOCATOR_SLACK))
+    names = [program.instruction(row).kind.name for row in range(len(program))]
+    live = dict(
+        zip(zip(names, program.columns.rank.tolist(), strict=True), costs.live_bytes.tolist(), strict=True)
+    )
+    assert live["send_activation", 0] == live["send_gradient", 1] == -held
+    assert live["receive_activation", 1] == live["receive_gradient", 0] == held
+    assert live["forward", 0] + live["backward", 0] == 0
+    assert live["forward", 1] + live["backward", 1] == 0
+
+
+def test_a_mixed_cluster_is_priced_device_by_device() -> None:
+    one = cluster(nodes=1, devices=1)
+    slow = replace(GPU, name="slow", flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e11)
+    group = replace(one.groups[0], name="slow", device=slow)
+    where = replace(one, groups=(one.groups[0], group), links={("node", "slow"): BETWEEN})
+    plan = plan_of(GRAPH, where, pp=1, dp=2)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    forward = program.columns.kind == FORWARD
+    fast, slower = (costs.occupancy[forward & (program.columns.rank == rank)] for rank in (0, 1))
+    assert slower.min() > fast.max()
+
+
+def test_the_source_and_the_interval_follow_what_is_known() -> None:
+    where = cluster(device=CPU)
+    plan = plan_of(GRAPH, where)
+    program = compile_plan(plan, GRAPH)
+    answers = [
+        ({}, "data sheet", 0.30),
+        ({"machine": MACHINE}, "measured machine", 0.15),
+        ({"machine": MACHINE, "profile": profile_of(GRAPH, spread=0.08)}, "layer profile", 0.08),
+    ]
+    for known, source, half_width in answers:
+        predicted = predict(plan, program, GRAPH, where, run_name="name", **known)
+        prediction = predicted.prediction
+        assert prediction.source == source
+        assert prediction.step_low_s == pytest.approx(prediction.step_s * (1 - half_width))
+        assert prediction.step_high_s == pytest.approx(prediction.step_s * (1 + half_width))
+        timeline = predicted.simulation.timeline
+        assert (timeline.run, timeline.plan_id, timeline.clock) == ("name", plan.plan_id, "predicted")
+        assert predicted.priced.costs.synchronous.all()
+
+
+def test_a_profiled_step_is_the_schedule_of_its_measured_times() -> None:
+    """One rank: four micro-batches of six layers at (2 + 1) + (4 + 1) ms, and six updates of 4 ms."""
+    where = cluster(nodes=1, devices=1, device=CPU)
+    plan = plan_of(GRAPH, where, pp=1)
+    program = compile_plan(plan, GRAPH)
+    predicted = predict(plan, program, GRAPH, where, profile=profile_of(GRAPH))
+    assert predicted.prediction.step_s == pytest.approx(6 * (4 * 8e-3 + 4e-3))
+    with_overhead = predict(plan, program, GRAPH, where, machine=MACHINE, profile=profile_of(GRAPH))
+    added = with_overhead.prediction.step_s - predicted.prediction.step_s
+    assert added == pytest.approx((4 + 4 + 1) * MACHINE.instruction_s)
+
+
+def test_a_plan_larger_than_its_cluster_is_refused() -> None:
+    plan = plan_of(GRAPH, cluster(), pp=3)
+    with pytest.raises(InputError, match="uses 3 ranks, but cluster has 2"):
+        price(compile_plan(plan, GRAPH), plan, GRAPH, cluster(nodes=1, devices=2))
+
+
+def test_a_kind_without_a_hook_is_refused_and_one_with_a_hook_is_not_replaced() -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, pp=1)
+    program = compile_plan(plan, GRAPH)
+    code = KINDS.register(Kind(name="unpriced in this test", symbol="U", stream="compute"))
+    kind = np.where(program.columns.kind == STEP, code, program.columns.kind)
+    with pytest.raises(InputError, match="'unpriced in this test' has no cost hook"):
+        price(replace(program, columns=replace(program.columns, kind=kind)), plan, GRAPH, where)
+    with pytest.raises(InputError, match="already has one"):
+        register_cost_hook("forward", lambda pricing, rows: (np.zeros(len(rows)), np.zeros(len(rows))))

@@ -1,0 +1,78 @@
+"""The journal: whole lines, whatever was there before, and the result's step time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.errors import RunError
+from weft.train.journal import Journal
+from weft.train.run_directory import RunDirectory
+
+
+class Result:
+    """A finished step."""
+
+    def __init__(self, step: int, loss: float = 1.5) -> None:
+        self.step = step
+        self.loss = loss
+
+
+def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool = True) -> Journal:
+    journal = Journal(run_dir, writes=writes)
+    for step, step_s in enumerate(times, first):
+        journal.step(Result(step), step_s=step_s)  # type: ignore[arg-type]
+    journal.finish(tokens_per_step=100, rss_bytes=[1, 2], first_loss=5.0, final_loss=2.0, steps=len(times))
+    return journal
+
+
+def result(run_dir: Path) -> dict[str, object]:
+    return json.loads((run_dir / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [([9.0] * 5 + [1.0, 2.0, 3.0], 2.0), ([9.0] * 5 + [2.0], 2.0), ([9.0, 8.0, 3.0], 3.0), ([4.0], 4.0)],
+)
+def test_the_step_time_is_the_median_after_the_warm_up(
+    tmp_path: Path, times: list[float], expected: float
+) -> None:
+    finished(tmp_path, times)
+    assert result(tmp_path)["measured_step_s"] == expected
+    assert result(tmp_path)["tokens_per_s"] == 100 / expected
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_resumed_run_counts_the_steps_before_it(tmp_path: Path) -> None:
+    finished(tmp_path, [9.0] * 5 + [1.0, 2.0, 3.0])
+    finished(tmp_path, [5.0, 5.0, 5.0], first=7)
+    assert result(tmp_path)["measured_step_s"] == 5.0
+    assert [row["step"] for row in RunDirectory(tmp_path).metrics()] == list(range(10))
+
+
+def test_a_torn_line_is_ended_before_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "step_s": 1.0}\n{"step": 1, "st')
+    finished(tmp_path, [2.0], first=1)
+    assert [row["step_s"] for row in RunDirectory(tmp_path).metrics()] == [1.0, 2.0]
+
+
+def test_a_step_is_written_when_the_next_one_is_done(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writes=True)
+    journal.step(Result(0), step_s=1.0)  # type: ignore[arg-type]
+    assert not (tmp_path / "metrics.jsonl").exists()
+    journal.step(Result(1), step_s=1.0)  # type: ignore[arg-type]
+    assert [row["step"] for row in RunDirectory(tmp_path).metrics()] == [0]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path, loss: float) -> None:
+    journal = Journal(tmp_path, writes=True)
+    journal.step(Result(3, loss), step_s=1.0)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="step 3"):
+        journal.flush()
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_only_the_first_rank_writes(tmp_path: Path) -> None:
+    finished(tmp_path, [1.0], writes=False).event("anything")
+    assert list(tmp_path.iterdir()) == []
