@@ -16,7 +16,7 @@ from weft.planning.planners import Candidate
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
 from weft.train.run_directory import RunDirectory, fresh_directory
-from weft.train.session import execute, prepare, reopen
+from weft.train.session import execute, finish, prepare, reopen
 from weft.web.run_report import write_run_report
 from weft.web.svg import timeline_svg
 
@@ -167,11 +167,42 @@ def train(
         weft.errors.InputError: when the input is refused; nothing has been started then.
         weft.errors.RunError: when the run failed.
     """
-    planned, path = _job_and_path(source, data, steps, directory)
-    run_directory = prepare(planned, path)
+    planned, run_directory = prepared(source, data=data, steps=steps, directory=directory)
     summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
     write_run_report(run_directory, planned)
     return Run(run_directory.path, summary)
+
+
+def prepared(
+    source: Planned | str | Path,
+    *,
+    data: str | None = None,
+    steps: int | None = None,
+    directory: str | Path | None = None,
+) -> tuple[PlannedJob, RunDirectory]:
+    """Plan and write a run directory that `weft train` or `torchrun -m weft.train.worker` can start.
+
+    Raises:
+        InputError: when the input is refused.
+    """
+    planned, path = _job_and_path(source, data, steps, directory)
+    return planned, prepare(planned, path)
+
+
+def finished(path: str | Path) -> Run:
+    """The finished run of a directory; merges what the workers wrote if no launcher of weft has done so.
+
+    Raises:
+        InputError: when it is not a run directory.
+        RunError: when the run has not finished.
+    """
+    directory = RunDirectory(Path(path))
+    directory.require()
+    if not (directory.path / "summary.json").exists():
+        planned = reopen(directory.path)
+        finish(planned, directory)
+        write_run_report(directory, planned)
+    return Run(directory.path, directory.summary())
 
 
 def _job_and_path(

@@ -42,7 +42,7 @@ def examine() -> list[Finding]:
     """Look at Python, packages, devices, shared memory and the places weft writes to."""
     cluster = this_machine()
     group = cluster.groups[0]
-    findings = [
+    return [
         Finding("python", ".".join(str(part) for part in sys.version_info[:3]), sys.version_info >= (3, 11)),
         *(_package(*entry) for entry in PACKAGES),
         Finding(
@@ -60,7 +60,6 @@ def examine() -> list[Finding]:
             remedy="install iproute2",
         ),
     ]
-    return findings
 
 
 def _package(name: str, needed: bool, remedy: str) -> Finding:

@@ -139,8 +139,8 @@ def _print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
         f"global batch {job.global_batch}, {job.sequence} tokens per sample, {job.precision}"
     )
-    for text in planned.problem.assumed.values():
-        out.print(f"[dim]assumed: {text}[/dim]")
+    for key, text in planned.problem.assumed.items():
+        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
     out.print(plans_table(candidate_rows(ranking)[:top]))
     prediction = planned.plan.prediction
     assert prediction is not None, "a fitting candidate was simulated"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from weft.api import finished, prepared
+from weft.api import train as train_run
 from weft.cli.output import Json, console, print_json
 from weft.cli.progress import Progress
 from weft.describe.units import format_seconds
 from weft.errors import InputError, RunError, Violation
 from weft.timeline.compare import compare as compare_timelines
 from weft.train.run_directory import RunDirectory
+from weft.train.session import WORKER_MODULE
 
 
 def train(
@@ -19,6 +25,7 @@ def train(
     steps: int | None = None,
     data: str | None = None,
     directory: Path | None = None,
+    prepare_only: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> None:
     """Plan a run file and train it on this machine, or resume a run directory.
@@ -38,11 +45,16 @@ def train(
         Train on this instead of the run file's data.
     directory
         Where to write the run; default: a fresh folder under runs/.
+    prepare_only
+        Write the run directory and stop, for torchrun or another launcher to start its workers.
     """
-    from weft.api import train as train_run
-
     if not source.exists():
         raise InputError(Violation(str(source), "no such run file or run directory"))
+    if prepare_only:
+        planned, run_directory = prepared(source, data=data, steps=steps, directory=directory)
+        ranks = planned.plan.ranks
+        print(f"torchrun --nproc-per-node {ranks} -m {WORKER_MODULE} {run_directory.path}")
+        return
     progress = Progress(quiet=json)
     try:
         run = train_run(source, data=data, steps=steps, directory=directory, on_poll=progress.update)
@@ -77,18 +89,19 @@ def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -
     second
         Another one: its measurement is compared with the first one's.
     """
-    run = RunDirectory(first)
-    run.require()
+    run = _timelines(first)
     if second is None:
         comparison = compare_timelines(run.predicted(), run.measured())
     else:
-        other = RunDirectory(second)
-        other.require()
-        comparison = compare_timelines(run.measured(), other.measured())
+        comparison = compare_timelines(run.measured(), _timelines(second).measured())
     if json:
         print_json(comparison.record())
     else:
         console().print(comparison.text())
+
+
+def _timelines(path: Path) -> RunDirectory:
+    return RunDirectory(finished(path).directory)
 
 
 COMMANDS = (train, compare)

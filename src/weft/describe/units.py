@@ -41,7 +41,8 @@ def parse_bytes(value: object, where: str = "") -> int:
     number = _parse(value, where, BYTES, "80 GB")
     if number < 1:
         raise _refusal(where, value, "at least 1 byte is needed")
-    return round(number)
+    # A float has no room for all integers beyond 2**53.
+    return value if isinstance(value, int) else round(number)
 
 
 def parse_bytes_per_second(value: object, where: str = "") -> float:

@@ -88,7 +88,7 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
     ),
     _layout_move(
         "larger micro-batches",
-        "Twice the samples per micro-batch: more efficient kernels, fewer micro-batches to fill the pipeline.",
+        "Twice the samples per micro-batch: better kernels, fewer micro-batches to fill the pipeline.",
         "Narayanan et al., Megatron-LM, arXiv 2104.04473",
         _larger_micro_batch,
         "",

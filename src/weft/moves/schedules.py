@@ -9,7 +9,6 @@ from weft.moves.layout import Layout, build_plan, flops_per_layer, job_of, layou
 from weft.moves.move import Context, Contract, Move
 from weft.program.schedules import SCHEDULES, get_schedule
 
-
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
     "1f1b": "Narayanan et al., PipeDream-Flush, arXiv 2006.09503",

@@ -45,7 +45,7 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
     for _, path in generations(directory):
         try:
             verify(path)
-        except RunError as error:
+        except (RunError, OSError) as error:
             skipped.append(str(error))
             continue
         return path, skipped

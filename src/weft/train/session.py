@@ -1,4 +1,4 @@
-"""One run from plan to summary, seen from the launcher: prepare, launch, merge, score. Never imports torch."""
+"""One run from plan to summary, seen from the launcher: prepare, launch, merge, score; without torch."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ def execute(
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
     launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
+    return finish(planned, directory)
+
+
+def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
+    """Merge what the workers of a finished run wrote, score the prediction and return the summary.
+
+    Raises:
+        RunError: when the run has not finished.
+    """
     summary = directory.finish(planned.plan, planned.program)
     _score(planned, summary)
     return summary

@@ -1,4 +1,4 @@
-"""The `homogeneous` planner: every pp x dp layout of equal replicas, with micro-batch size, schedule and loops.
+"""The `homogeneous` planner: pp x dp layouts of equal replicas, micro-batch size, schedule and loops.
 
 Layouts are bounded from below in closed form, sorted by that bound and simulated best first, until no
 unsimulated layout can be among the best `finalists`. Every layout looked at is answered for: it fits, it is
@@ -156,16 +156,17 @@ def _simulate(problem: Problem, candidate: Candidate, layer_seconds: list[float]
         reason = f"rank {rank} would need {format_bytes(over)} more than its device has"
         verdict = Verdict.TOO_BIG
     else:
-        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, predicted.prediction.step_s)
+        verdict, reason = Verdict.FITS, _why(problem, candidate.layout)
     return replace(candidate, verdict=verdict, reason=reason, peak_bytes=peak, plan=plan)
 
 
-def _why(problem: Problem, layout: Layout, step_s: float) -> str:
+def _why(problem: Problem, layout: Layout) -> str:
     pipeline = pipeline_of(problem.job, layout)
+    count = pipeline.micro_batches
+    each = f"{count} micro-batch{'es' if count > 1 else ''} per replica"
     if pipeline.devices == 1:
-        return f"{pipeline.micro_batches} micro-batches per replica, no pipeline"
-    bubble = (pipeline.devices - 1) / (pipeline.micro_batches * pipeline.loops)
-    return f"{pipeline.micro_batches} micro-batches per replica, fill and drain cost {bubble:.0%}"
+        return f"{each}, no pipeline"
+    return f"{each}, fill and drain cost {(pipeline.devices - 1) / (count * pipeline.loops):.0%}"
 
 
 def _rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:

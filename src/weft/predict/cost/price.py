@@ -139,7 +139,7 @@ def _compute_hook(seconds_of: Callable[[StageTimes], float], *, tensor_reduced: 
             times = zip(pricing.stage_times[stage, devices], pricing.device_sets[devices], strict=True)
             seconds = max(seconds_of(own) + pricing.compute.instruction_s(device) for own, device in times)
             if tensor_reduced:
-                seconds += pricing.tensor_s[stage, replica]
+                seconds += pricing.tensor_s.get((stage, replica), 0.0)
             return seconds, 0.0
 
         return _by_table(np.stack([columns.stage[rows], columns.replica[rows], sets], axis=1), place_s)

@@ -92,10 +92,12 @@ class Pricing:
 
     @cached_property
     def tensor_s(self) -> Mapping[tuple[int, int], float]:
-        """Seconds that the tensor ranks of (stage, replica) spend on all-reduces in one pass."""
+        """Seconds that the tensor ranks of (stage, replica) spend on all-reduces in one pass, if several."""
         seconds: dict[tuple[int, int], float] = {}
         for stage, described in enumerate(self.plan.stages):
             shape = self.shape(stage)
+            if shape.tensor_parallel == 1:
+                continue
             reduced = [self.graph.layers[layer].tensor_reduced(shape) for layer in described.layers]
             sizes = [round(elements * self.plan.element_bytes) for elements in reduced if elements]
             each = [
