@@ -79,7 +79,7 @@ class Cluster:
         names = sorted((self.groups[node[0]].name, self.groups[other_node[0]].name))
         return self.links[(names[0], names[1])]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when anything a planner reads changes."""
         record = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from weft.describe.amount import ZERO, Amount, Shape
@@ -75,7 +76,7 @@ class Layer:
         return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerGraph:
     """A DAG of layers in a topological order; `edges` are pairs of positions (producer, consumer).
 
@@ -111,7 +112,7 @@ class LayerGraph:
         shape = Shape(1, self.sequence, tensor_parallel)
         return round(sum(layer.parameters(shape) for layer in self.layers))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when anything a planner reads changes."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

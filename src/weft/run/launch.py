@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -36,6 +37,8 @@ def launch_workers(
         KeyboardInterrupt: after Ctrl-C, when the workers have ended.
         SystemExit: with code 143 after SIGTERM, when the workers have ended.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(Violation("", 'torch is not installed; training needs it: pip install "weft[torch]"'))
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
     command = [

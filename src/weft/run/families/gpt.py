@@ -31,6 +31,8 @@ def gpt_config(config: ModelConfig) -> GPT2Config:
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="sdpa",
+        # The family's gelu_new in one kernel, which keeps its input alone for the backward pass.
+        activation_function="gelu_pytorch_tanh",
     )
 
 
