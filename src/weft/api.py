@@ -15,8 +15,8 @@ from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
-from weft.train.run_directory import RunDirectory, fresh_directory
-from weft.train.session import execute, finish, prepare, reopen
+from weft.training.run_directory import RunDirectory, fresh_directory
+from weft.training.session import execute, finish, prepare, reopen
 from weft.web.run_report import write_run_report
 from weft.web.svg import timeline_svg
 
@@ -180,7 +180,7 @@ def prepared(
     steps: int | None = None,
     directory: str | Path | None = None,
 ) -> tuple[PlannedJob, RunDirectory]:
-    """Plan and write a run directory that `weft train` or `torchrun -m weft.train.worker` can start.
+    """Plan and write a run directory that `weft train` or `torchrun -m weft.training.worker` can start.
 
     Raises:
         InputError: when the input is refused.

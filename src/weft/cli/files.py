@@ -12,8 +12,8 @@ from weft.describe.plan_file import load_plan
 from weft.describe.run_file import commented_run_file, load_run
 from weft.describe.schema import json_schema
 from weft.errors import InputError, Violation
-from weft.train.run_directory import RunDirectory
-from weft.train.session import reopen
+from weft.training.run_directory import RunDirectory
+from weft.training.session import reopen
 
 
 def init(path: Path = Path("run.toml"), /) -> None:

@@ -19,7 +19,7 @@ from weft.planning.simulated import simulation_record, with_ranks
 from weft.predict.abstract import simulate_schedule
 from weft.program.table import format_program
 from weft.timeline.timeline import Timeline
-from weft.train.session import reopen
+from weft.training.session import reopen
 from weft.web.candidates import candidate_record, candidate_rows
 from weft.web.pictures import memory_bars, plans_table, timeline_picture
 from weft.web.svg import timeline_svg

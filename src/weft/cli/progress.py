@@ -10,7 +10,7 @@ import sys
 import time
 
 from weft.describe.units import format_count, format_seconds
-from weft.train.run_directory import RunDirectory
+from weft.training.run_directory import RunDirectory
 
 SECONDS_BETWEEN_LINES = 2.0
 

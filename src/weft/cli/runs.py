@@ -14,8 +14,8 @@ from weft.cli.progress import Progress
 from weft.describe.units import format_seconds
 from weft.errors import InputError, RunError, Violation
 from weft.timeline.compare import compare as compare_timelines
-from weft.train.run_directory import RunDirectory
-from weft.train.session import WORKER_MODULE
+from weft.training.run_directory import RunDirectory
+from weft.training.session import WORKER_MODULE
 
 
 def train(

@@ -38,7 +38,9 @@ def launch_workers(
         SystemExit: with code 143 after SIGTERM, when the workers have ended.
     """
     if importlib.util.find_spec("torch") is None:
-        raise InputError(Violation("", 'torch is not installed; training needs it: pip install "weft[torch]"'))
+        raise InputError(
+            Violation("", 'torch is not installed; training needs it: pip install "weft[torch]"')
+        )
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
     command = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.planning.planned import PlannedJob
 from weft.predict.live_bytes import live_curve
-from weft.train.run_directory import RunDirectory
+from weft.training.run_directory import RunDirectory
 from weft.web.report import write_report
 from weft.web.report_data import RankMemory, ReportData, StepInterval
 

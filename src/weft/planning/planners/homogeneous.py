@@ -20,6 +20,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.memory import stage_parameters, state_bytes
 from weft.predict.predict import predict
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Pipeline
@@ -61,18 +62,8 @@ class HomogeneousPlanner:
         waiting: list[Candidate] = []
         bounds = _Bounds(problem)
         for layout in self.space(problem):
-            reason = refuse(problem.job, layout)
-            bound_s = 0.0
-            if reason is None:
-                try:
-                    bound_s = bounds.step_s(layout)
-                except InputError as error:
-                    # A profile that was not measured at this micro-batch size refuses to guess.
-                    reason = str(error.violations[0])
-            if reason is not None:
-                judged.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
-            else:
-                waiting.append(Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bound_s))
+            answer = self._first_look(problem, layout, bounds)
+            (waiting if answer.verdict is Verdict.PRUNED else judged).append(answer)
         waiting.sort(key=lambda candidate: (candidate.bound_s, str(candidate.layout)))
         fitting: list[float] = []
         for candidate in waiting:
@@ -88,9 +79,25 @@ class HomogeneousPlanner:
             judged.append(answered)
         return Ranking(problem=problem, candidates=tuple(sorted(judged, key=_rank_key(problem))))
 
+    def _first_look(self, problem: Problem, layout: Layout, bounds: _Bounds) -> Candidate:
+        """Refused, too big by its states alone, or worth simulating (`PRUNED` until it is)."""
+        reason = refuse(problem.job, layout)
+        if reason is not None:
+            return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
+        try:
+            bound_s = bounds.step_s(layout)
+        except InputError as error:
+            # A profile that was not measured at this micro-batch size refuses to guess.
+            return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+        over = bounds.state_bytes(layout) - bounds.largest_memory_bytes
+        if over > 0:
+            reason = f"parameters and optimizer alone need {format_bytes(over)} more than any device has"
+            return Candidate(layout=layout, verdict=Verdict.TOO_BIG, reason=reason, bound_s=bound_s)
+        return Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bound_s)
+
 
 class _Bounds:
-    """Lower bounds of step times, from layer times computed once per micro-batch size."""
+    """Lower bounds of step times and of memory, from layers evaluated once per micro-batch size."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -110,14 +117,31 @@ class _Bounds:
         pipeline = pipeline_of(self._problem.job, layout)
         placement = get_schedule(layout.schedule).placement(pipeline)
         passes = self._passes(layout.micro_batch_size)
-        parts = balanced_partition([sum(both) for both in passes], layout.stages)
-        stage_seconds = [sum(sum(passes[layer]) for layer in part) for part in parts]
+        stage_seconds = [sum(sum(passes[layer]) for layer in part) for part in self._parts(layout)]
         bound = 0.0
         for device in range(pipeline.devices):
             mine = [stage for stage in range(pipeline.stages) if placement[stage] == device]
             work = pipeline.micro_batches * sum(stage_seconds[stage] for stage in mine)
             bound = max(bound, work + sum(stage_seconds[: mine[0]]))
         return bound
+
+    @property
+    def largest_memory_bytes(self) -> int:
+        return max(group.device.memory_bytes for group in self._problem.job.cluster.groups)
+
+    def state_bytes(self, layout: Layout) -> int:
+        """The most that a device of this layout holds in parameters, gradients and optimizer state."""
+        job = self._problem.job
+        shape = Shape(layout.micro_batch_size, job.sequence)
+        pipeline = pipeline_of(job, layout)
+        placement = get_schedule(layout.schedule).placement(pipeline)
+        held = [0] * pipeline.devices
+        for stage, part in enumerate(self._parts(layout)):
+            held[placement[stage]] += stage_parameters(job.graph, part, shape)
+        return max(held) * state_bytes(job.precision).total
+
+    def _parts(self, layout: Layout) -> list[list[int]]:
+        return balanced_partition(self.layer_seconds(layout), layout.stages)
 
     def _passes(self, micro_batch_size: int) -> list[tuple[float, float]]:
         if micro_batch_size not in self._seconds:

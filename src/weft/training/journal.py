@@ -15,8 +15,8 @@ from typing import Any
 
 from weft.errors import RunError
 from weft.run.runtime import StepResult
-from weft.train.agreement import meeting_peers
-from weft.train.run_directory import RunDirectory
+from weft.training.agreement import meeting_peers
+from weft.training.run_directory import RunDirectory
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
 WARM_UP_STEPS = 5

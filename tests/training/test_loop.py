@@ -26,9 +26,9 @@ from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.recorder import collect_timeline
 from weft.run.worker_start import WorkerContext
-from weft.train.loop import train
-from weft.train.tasks.base import TaskSettings
-from weft.train.tasks.causal_lm import CausalLanguageModelling
+from weft.training.loop import train
+from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.causal_lm import CausalLanguageModelling
 
 pytestmark = pytest.mark.processes
 

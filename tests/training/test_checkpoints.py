@@ -13,10 +13,10 @@ from pool import WorkerPool
 from torch import nn
 
 from weft.errors import InputError, RunError
-from weft.train import checkpoints
-from weft.train.checkpoints import TrainingState
-from weft.train.manifest import newest_complete, verify
-from weft.train.optimizers import OptimizerSettings, optimizer_factory
+from weft.training import checkpoints
+from weft.training.checkpoints import TrainingState
+from weft.training.manifest import newest_complete, verify
+from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
 SETTINGS = OptimizerSettings(
     name="adamw", learning_rate=0.01, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.1

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from weft.errors import InputError
-from weft.train.tasks import make_task
-from weft.train.tasks.base import TaskSettings
-from weft.train.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks import make_task
+from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.causal_lm import CausalLanguageModelling
 
 
 @pytest.fixture
@@ -82,7 +82,8 @@ def test_a_task_of_ones_own_is_imported(settings: TaskSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["absent_module:Task", "weft.train.tasks:Absent", ":Task", "weft.train.tasks:", "pathlib:Path"]
+    "kind",
+    ["absent_module:Task", "weft.training.tasks:Absent", ":Task", "weft.training.tasks:", "pathlib:Path"],
 )
 def test_what_is_no_task_is_refused_in_one_line(settings: TaskSettings, kind: str) -> None:
     with pytest.raises(InputError) as refused:

@@ -9,7 +9,7 @@ import pytest
 from pool import RankError, WorkerPool
 
 from weft.errors import InputError, RunError, Violation
-from weft.train.agreement import StopRequest, from_first_rank, gather, together
+from weft.training.agreement import StopRequest, from_first_rank, gather, together
 
 
 def fail_on_rank_one(rank: int, ranks: int, kind: str) -> str:

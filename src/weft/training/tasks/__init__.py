@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.errors import InputError, Violation, require_choice
-from weft.train.tasks.base import Task, TaskSettings
-from weft.train.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.base import Task, TaskSettings
+from weft.training.tasks.causal_lm import CausalLanguageModelling
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType({"causal-lm": CausalLanguageModelling})
 

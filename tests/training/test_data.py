@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError, RunError
-from weft.train import data
-from weft.train.data import Corpus, Windows, open_corpus
-from weft.train.sources import Document, list_documents
-from weft.train.tokenizers import ByteTokenizer, get_tokenizer
+from weft.training import data
+from weft.training.data import Corpus, Windows, open_corpus
+from weft.training.sources import Document, list_documents
+from weft.training.tokenizers import ByteTokenizer, get_tokenizer
 
 TOKENIZER = ByteTokenizer()
 

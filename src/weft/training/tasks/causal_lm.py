@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from weft.errors import InputError, Violation
-from weft.train.data import open_corpus
-from weft.train.tasks.base import Ints, TaskSettings
-from weft.train.tokenizers import get_tokenizer
+from weft.training.data import open_corpus
+from weft.training.tasks.base import Ints, TaskSettings
+from weft.training.tokenizers import get_tokenizer
 
 
 class CausalLanguageModelling:

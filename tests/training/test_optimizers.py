@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from weft.errors import InputError
-from weft.train.optimizers import (
+from weft.training.optimizers import (
     OptimizerSettings,
     learning_rate,
     optimizer_factory,

@@ -83,7 +83,7 @@ def worker(run_dir: Path, tmp_path: Path, *launcher: str) -> Iterator[subprocess
         "-m",
         *launcher,
         *(["-m"] if launcher else []),
-        "weft.train.worker",
+        "weft.training.worker",
         str(run_dir),
     ]
     with subprocess.Popen(

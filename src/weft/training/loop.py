@@ -25,19 +25,19 @@ from weft.run.runtime import PRECISIONS, Runtime, require_runnable
 from weft.run.stages import build_stage
 from weft.run.worker_start import WorkerContext
 from weft.run.workspace import Batch
-from weft.train import checkpoints
-from weft.train.agreement import StopRequest, gather, together
-from weft.train.checkpoints import TrainingState
-from weft.train.journal import Journal, max_rss_bytes
-from weft.train.optimizers import (
+from weft.training import checkpoints
+from weft.training.agreement import StopRequest, gather, together
+from weft.training.checkpoints import TrainingState
+from weft.training.journal import Journal, max_rss_bytes
+from weft.training.optimizers import (
     OptimizerSettings,
     learning_rate,
     optimizer_factory,
     set_learning_rate,
 )
-from weft.train.sampler import Ints, SampleLedger
-from weft.train.tasks import make_task
-from weft.train.tasks.base import Task, TaskSettings
+from weft.training.sampler import Ints, SampleLedger
+from weft.training.tasks import make_task
+from weft.training.tasks.base import Task, TaskSettings
 
 # Held-out loss is taken over this many samples, rounded up to whole global batches, always the same ones.
 HELD_OUT_SAMPLES = 256

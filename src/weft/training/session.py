@@ -14,9 +14,9 @@ from weft.errors import RunError
 from weft.planning.planned import PlannedJob, given_plan
 from weft.predict.ledger import Ledger
 from weft.run.launch import launch_workers
-from weft.train.run_directory import RunDirectory
+from weft.training.run_directory import RunDirectory
 
-WORKER_MODULE = "weft.train.worker"
+WORKER_MODULE = "weft.training.worker"
 
 
 def prepare(planned: PlannedJob, path: Path) -> RunDirectory:

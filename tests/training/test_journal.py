@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from weft.errors import RunError
-from weft.train.journal import Journal
-from weft.train.run_directory import RunDirectory
+from weft.training.journal import Journal
+from weft.training.run_directory import RunDirectory
 
 
 class Result:

@@ -1,6 +1,6 @@
 """One rank of a training run, under weft's agent or `torchrun`.
 
-    torchrun --nproc-per-node N -m weft.train.worker RUN_DIR
+    torchrun --nproc-per-node N -m weft.training.worker RUN_DIR
 
 Exit codes: 0 all steps are done; 1 the run failed; 2 the input was refused; 130 and 143 stopped by SIGINT and
 SIGTERM, after a checkpoint.
@@ -29,8 +29,8 @@ def main(run_dir: Path) -> int:
         signal.signal(number, _leave)
     # After the handlers: these imports take seconds.
     from weft.run.worker_start import start_worker
-    from weft.train.loop import train
-    from weft.train.session import reopen
+    from weft.training.loop import train
+    from weft.training.session import reopen
 
     job = reopen(run_dir)
     context = start_worker()
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     from weft.run.worker_main import AGENT_PID
 
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m weft.train.worker RUN_DIR")
+        sys.exit("usage: python -m weft.training.worker RUN_DIR")
     try:
         sys.exit(main(Path(sys.argv[1])))
     except (InputError, RunError) as error:

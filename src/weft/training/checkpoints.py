@@ -15,7 +15,7 @@ Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
 storage cannot read back anything else; what is not a tensor stands in `state.json`.
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
-name it is complete. `weft.train.manifest` checks every byte before anything is loaded.
+name it is complete. `weft.training.manifest` checks every byte before anything is loaded.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from weft.errors import InputError, RunError, Violation
-from weft.train.agreement import from_first_rank, gather, meeting_peers, together
-from weft.train.manifest import (
+from weft.training.agreement import from_first_rank, gather, meeting_peers, together
+from weft.training.manifest import (
     FORMAT,
     MANIFEST,
     canonical,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.train.sampler import SampleLedger
+from weft.training.sampler import SampleLedger
 
 samples = st.integers(1, 700)
 seeds = st.integers(0, 2**63)

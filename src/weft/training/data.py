@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, RunError, Violation
-from weft.train.sources import Document, list_documents
-from weft.train.tokenizers import Tokenizer
+from weft.training.sources import Document, list_documents
+from weft.training.tokenizers import Tokenizer
 
 FORMAT = 1
 SIDES = ("training", "held-out")
@@ -84,7 +84,7 @@ class Piece:
 
 
 def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
-    """Tokens of `source` (see `weft.train.sources`), from the cache or built into it.
+    """Tokens of `source` (see `weft.training.sources`), from the cache or built into it.
 
     Raises:
         InputError: when the source is missing, empty, unreadable, or too short for one training sample and
