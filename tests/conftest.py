@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from pool import WorkerPool
+
+# Other processes share the cores: how long an example takes says nothing about the code.
+settings.register_profile("weft", deadline=None)
+settings.load_profile("weft")
 
 
 @pytest.fixture(scope="session")

@@ -7,21 +7,20 @@ that caches hold what they hold in a real stage.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
-from weft.capture.machine import TORCH_DTYPES, slowest
-from weft.capture.timing import Timing, summarise
+from weft.capture.machine import TORCH_DTYPES
+from weft.capture.rounds import one_round, stage_inputs
+from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.run.stages import build_stage
 
-IN_FLIGHT = 4
 LAYERS_PER_KIND = 4
 ROUNDS = 6
 
@@ -57,7 +56,7 @@ def profile_layers(
         kind = graph.layers[layers[0]].kind
         stage = build_stage(config, layers, seed=0, dtype=TORCH_DTYPES[precision]).to(device)
         for size in micro_batch_sizes:
-            inputs = _inputs(config, layers[0], size, TORCH_DTYPES[precision], device)
+            inputs = stage_inputs(config, layers[0], size, TORCH_DTYPES[precision], device)
             saved = _saved_bytes(stage, inputs)
             passes = _measure(stage, inputs, config.vocabulary if kind == "head" else 0)
             spreads.append(passes.backward.spread)
@@ -97,62 +96,15 @@ def _one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _inputs(
-    config: ModelConfig, first_layer: int, size: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(first_layer)
-    if first_layer == 0:
-        shape = (size, config.sequence)
-        return torch.randint(config.vocabulary, shape, generator=generator).to(device)
-    return torch.randn(size, config.sequence, config.hidden, generator=generator, dtype=dtype).to(device)
-
-
 def _measure(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> _Passes:
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
     rounds: list[tuple[float, float, float]] = []
     for _ in range(ROUNDS + 1):
         if dist.is_initialized():
             dist.barrier()
-        rounds.append(_round(stage, optimizer, inputs, classes))
+        rounds.append(one_round(stage, optimizer, inputs, classes))
     forward, backward, update = zip(*rounds[1:], strict=True)
     return _Passes(*(slowest(summarise(list(values))) for values in (forward, backward, update)))
-
-
-def _round(
-    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
-) -> tuple[float, float, float]:
-    """Seconds of one forward, one backward and one update."""
-    clock = _clock_of(inputs.device)
-    contexts = []
-    begin = clock()
-    for _ in range(IN_FLIGHT):
-        leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
-        output = stage(leaf)
-        if classes:
-            target = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device).flatten()
-            output = torch.nn.functional.cross_entropy(output.flatten(0, -2).float(), target)
-        contexts.append(output)
-    forwarded = clock()
-    for output in contexts:
-        torch.autograd.backward((output,), (torch.ones_like(output),))
-    backwarded = clock()
-    optimizer.step()
-    stage.zero_grad(set_to_none=False)
-    updated = clock()
-    return (
-        (forwarded - begin) / IN_FLIGHT,
-        (backwarded - forwarded) / IN_FLIGHT,
-        updated - backwarded,
-    )
-
-
-def _clock_of(device: torch.device) -> Callable[[], float]:
-    def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return clock
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:

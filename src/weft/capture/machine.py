@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from weft.capture.timing import Timing, repeat, summarise
+from weft.capture.interference import measure_interference
+from weft.capture.timing import Timing, repeat, slowest, summarise
+from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
 
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
@@ -28,9 +29,11 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 
 
 def measure_machine(
-    device_name: str, device: torch.device, *, precisions: tuple[str, ...] = ("fp32",), budget_s: float = 0.08
+    cluster: Cluster, device: torch.device, *, precisions: tuple[str, ...] = ("fp32",), budget_s: float = 0.08
 ) -> MachineMeasurement:
-    """Measure from inside an initialised process group; every rank returns the slowest rank's figures.
+    """Measure `cluster`, this machine, from inside an initialised process group of all its devices.
+
+    Every rank returns the slowest rank's figures.
 
     `budget_s` is the time spent on each single quantity. Messages and all-reduces are measured between the
     ranks of the group; a group of one leaves these tables empty.
@@ -40,6 +43,7 @@ def measure_machine(
         for name in precisions
     }
     memory = tuple(_memory_speed(size, device, budget_s) for size in MEMORY_BYTES)
+    interference = measure_interference(cluster, device)
     launch = _timed_together(_launch(device), device, budget_s)
     messages, reductions = [], []
     if dist.get_world_size() > 1:
@@ -48,24 +52,16 @@ def measure_machine(
         for size in REDUCE_BYTES:
             reductions.append((float(size), _all_reduce_seconds(size, device)))
     return MachineMeasurement(
-        device=device_name,
+        device=cluster.groups[0].device.name,
         matmul=matmul,
         memory=memory,
         launch_s=launch.seconds,
-        instruction_s=instruction_overhead(),
+        instruction_s=interference.instruction_s,
+        communication_slowdown=interference.communication_slowdown,
         message=tuple(messages),
         all_reduce=tuple(reductions),
         spread=launch.spread,
     )
-
-
-def slowest(timing: Timing) -> Timing:
-    """The slowest rank's timing, on every rank."""
-    if dist.get_world_size() == 1:
-        return timing
-    values = torch.tensor([timing.seconds, timing.spread], dtype=torch.float64)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return Timing(float(values[0]), float(values[1]))
 
 
 def _timed_together(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
@@ -98,18 +94,6 @@ def _memory_speed(size: int, device: torch.device, budget_s: float) -> tuple[flo
 def _launch(device: torch.device) -> Callable[[], object]:
     small = torch.ones(1, device=device)
     return lambda: small.add_(1.0)
-
-
-def instruction_overhead() -> float:
-    """Seconds that autograd and the executor spend around one compute instruction, measured on one add."""
-    value = torch.ones(1)
-
-    def instruction() -> Any:
-        leaf = value.detach().requires_grad_()
-        torch.autograd.backward((leaf + 1.0,), (value,))
-        return leaf.grad
-
-    return repeat(instruction, budget_s=0.05).seconds / 2.0
 
 
 def _message_seconds(size: int, device: torch.device, rounds: int = 20) -> float:

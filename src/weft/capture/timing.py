@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,12 @@ def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most:
         call()
         seconds.append(time.perf_counter() - start)
     return summarise(seconds)
+
+
+def slowest(timing: Timing) -> Timing:
+    """The slowest rank's timing, on every rank."""
+    if dist.get_world_size() == 1:
+        return timing
+    values = torch.tensor([timing.seconds, timing.spread], dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return Timing(float(values[0]), float(values[1]))

@@ -16,6 +16,7 @@ from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
+from weft.describe.this_machine import this_machine
 from weft.run.worker_start import start_worker
 
 
@@ -25,7 +26,7 @@ def main(directory: Path) -> None:
     context = start_worker()
     device = torch.device(context.device)
     name, precision = request["device"], request["precision"]
-    machine = measure_machine(name, device, precisions=(precision,))
+    machine = measure_machine(this_machine(), device, precisions=(precision,))
     answer = {"machine": asdict(machine)}
     if request["model"] is not None:
         config = ModelConfig(**request["model"])

@@ -58,6 +58,8 @@ class MachineMeasurement:
         memory: (bytes moved, bytes/s reached), rising in size.
         launch_s: host time per kernel.
         instruction_s: host time the executor adds per compute instruction.
+        communication_slowdown: how many times longer a computation takes in a program with messages or
+            collectives under way than alone; at least 1.
         message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
         all_reduce: (bytes reduced by each of two ranks, seconds), rising.
         spread: relative half-width of 90 % of the repeated measurements around their median.
@@ -68,6 +70,7 @@ class MachineMeasurement:
     memory: tuple[tuple[float, float], ...]
     launch_s: float
     instruction_s: float
+    communication_slowdown: float
     message: tuple[tuple[float, float], ...]
     all_reduce: tuple[tuple[float, float], ...]
     spread: float

@@ -28,6 +28,10 @@ from weft.program.layout import PipelineLayout
 from weft.program.program import NONE, Columns, Edges, Ints
 from weft.program.schedules.base import ComputeOrder
 
+# How many computations before its user a receive is issued: a rendezvous needs both ends, and on a host whose
+# cores all compute, each of its hops may wait for a time slice.
+RECEIVE_AHEAD = 4
+
 # What happens around one compute instruction, in the order in which the host issues it.
 _RECEIVES, _COMPUTE, _SENDS, _REDUCES = range(4)
 
@@ -142,9 +146,8 @@ def _message_blocks(
 ) -> tuple[_Block, _Block, Ints, Ints]:
     """Sends and receives of messages from compute rows `makers` to `users`, shape (edges, micro-batches).
 
-    A send follows its maker. A receive is issued one computation before its user, so that the transfer runs
-    under that computation, but never after a later message of the same channel: both ends of a channel agree
-    on the order.
+    A send follows its maker. A receive is issued `RECEIVE_AHEAD` computations before its user, but never
+    after a later message of the same channel: both ends of a channel agree on the order.
     """
     columns = compute.columns
     length = makers.size
@@ -156,7 +159,7 @@ def _message_blocks(
     source, target, channel = source[order], target[order], channel[order]
     here, there = here[order], there[order]
 
-    wanted = np.maximum(compute.slot[target] - 1, 0)
+    wanted = np.maximum(compute.slot[target] - RECEIVE_AHEAD, 0)
     # The minimum over all later messages of the same channel; the offset keeps channels apart.
     offset = channel * (len(columns) + 1)
     slot = np.minimum.accumulate((wanted + offset)[::-1])[::-1] - offset

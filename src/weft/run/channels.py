@@ -124,24 +124,24 @@ class Channels:
         self._queues: dict[tuple[int, str, str], WorkQueue] = {}
 
     def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str, stamp: Stamp) -> Handle:
-        """Start sending a contiguous tensor, which must not change until the handle is done."""
+        """Send a contiguous tensor, which must not change until the handle is done."""
         post = partial(dist.isend, tensor, peer, group=self._group, tag=self._tags[payload])
-        return self._start(post, tensor, peer, "send", payload, label, stamp)
+        return self._queued(post, tensor, peer, "send", payload, label, stamp)
 
     def receive(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, payload: str, label: str, stamp: Stamp
     ) -> Handle:
-        """Start receiving a tensor of that shape."""
+        """Receive a tensor of that shape."""
         tensor = torch.empty(shape, dtype=dtype)
         post = partial(dist.irecv, tensor, peer, group=self._group, tag=self._tags[payload])
-        return self._start(post, tensor, peer, "receive", payload, label, stamp)
+        return self._queued(post, tensor, peer, "receive", payload, label, stamp)
 
     def close(self) -> None:
         for work_queue in self._queues.values():
             work_queue.close()
         self._queues.clear()
 
-    def _start(
+    def _queued(
         self,
         post: Callable[[], dist.Work | None],
         tensor: torch.Tensor,
@@ -155,17 +155,16 @@ class Channels:
         if key not in self._queues:
             end = "to" if direction == "send" else "from"
             self._queues[key] = WorkQueue(f"{direction} of {payload} {end} rank {peer}")
-        try:
-            work = post()
-        except RuntimeError as error:
-            raise PeerLostError(f"{label}: {self._queues[key].name} failed: {first_line(error)}") from None
-        assert work is not None, "both ends of a message are members of the group"
 
-        def finish() -> torch.Tensor:
+        # Posted by the queue's thread: gloo may hold up the caller for a whole time slice, and the thread
+        # that computes must not wait for it.
+        def transfer() -> torch.Tensor:
+            work = post()
+            assert work is not None, "both ends of a message are members of the group"
             work.wait()
             return tensor
 
-        return self._queues[key].put(Job(Handle(label), finish, stamp))
+        return self._queues[key].put(Job(Handle(label), transfer, stamp))
 
 
 def first_line(error: BaseException) -> str:

@@ -129,6 +129,7 @@ def _machine_from(text: str) -> MachineMeasurement:
         memory=_table(record["memory"], least=1),
         launch_s=_number(record["launch_s"]),
         instruction_s=_number(record["instruction_s"]),
+        communication_slowdown=max(1.0, _number(record["communication_slowdown"])),
         # One rank alone has nobody to measure messages with.
         message=_table(record["message"], least=0, from_zero=True),
         all_reduce=_table(record["all_reduce"], least=0, from_zero=True),

@@ -116,8 +116,18 @@ class ComputeModel:
 
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""
-        covered = self.machine is not None and self.machine.device == device.name
-        return self.machine.instruction_s if self.machine is not None and covered else 0.0
+        return self.machine.instruction_s if self.machine is not None and self._measured(device) else 0.0
+
+    def communication_slowdown(self, device: Device) -> float:
+        """How many times longer a computation takes beside communication, where it was measured."""
+        return (
+            self.machine.communication_slowdown
+            if self.machine is not None and self._measured(device)
+            else 1.0
+        )
+
+    def _measured(self, device: Device) -> bool:
+        return self.machine is not None and self.machine.device == device.name
 
     def _profiles(self, device: Device) -> bool:
         return self.profile is not None and any(
@@ -126,7 +136,7 @@ class ComputeModel:
 
     def _speeds(self, device: Device, precision: str) -> tuple[Speeds, str, float]:
         machine = self.machine
-        if machine is not None and machine.device == device.name and precision in machine.matmul:
+        if machine is not None and self._measured(device) and precision in machine.matmul:
             half_width = max(MACHINE_HALF_WIDTH, machine.spread)
             return MeasuredSpeeds(machine), "measured machine", half_width
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH

@@ -137,7 +137,7 @@ def _compute_hook(seconds_of: Callable[[StageTimes], float], *, tensor_reduced: 
 
         def place_s(stage: int, replica: int, devices: int) -> tuple[float, float]:
             times = zip(pricing.stage_times[stage, devices], pricing.device_sets[devices], strict=True)
-            seconds = max(seconds_of(own) + pricing.compute.instruction_s(device) for own, device in times)
+            seconds = max(pricing.in_program_s(seconds_of(own), device) for own, device in times)
             if tensor_reduced:
                 seconds += pricing.tensor_s.get((stage, replica), 0.0)
             return seconds, 0.0

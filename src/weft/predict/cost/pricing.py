@@ -91,6 +91,16 @@ class Pricing:
         }
 
     @cached_property
+    def communicates(self) -> bool:
+        """Whether anything is sent or reduced beside the computations."""
+        return bool((self.program.columns.bytes > 0).any())
+
+    def in_program_s(self, alone_s: float, device: Device) -> float:
+        """Seconds of a computation of the program that takes `alone_s` by itself."""
+        slowdown = self.compute.communication_slowdown(device) if self.communicates else 1.0
+        return alone_s * slowdown + self.compute.instruction_s(device)
+
+    @cached_property
     def tensor_s(self) -> Mapping[tuple[int, int], float]:
         """Seconds that the tensor ranks of (stage, replica) spend on all-reduces in one pass, if several."""
         seconds: dict[tuple[int, int], float] = {}

@@ -1,0 +1,64 @@
+"""One round of a stage by itself: a few micro-batches forward, then backward, then an update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from weft.describe.model import ModelConfig
+
+IN_FLIGHT = 4
+
+
+def stage_inputs(
+    config: ModelConfig, first_layer: int, size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A micro-batch for a stage that begins at `first_layer`: token ids or hidden states."""
+    generator = torch.Generator().manual_seed(first_layer)
+    if first_layer == 0:
+        shape = (size, config.sequence)
+        return torch.randint(config.vocabulary, shape, generator=generator).to(device)
+    return torch.randn(size, config.sequence, config.hidden, generator=generator, dtype=dtype).to(device)
+
+
+def one_round(
+    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
+) -> tuple[float, float, float]:
+    """Seconds of one forward, one backward and one update.
+
+    Forward passes of `IN_FLIGHT` micro-batches, then their backward passes in the same order, as in a
+    pipeline. `classes` is the vocabulary of a stage that ends in the head, else 0: it then computes the loss.
+    """
+    clock = _clock_of(inputs.device)
+    contexts = []
+    begin = clock()
+    for _ in range(IN_FLIGHT):
+        leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+        output = stage(leaf)
+        if classes:
+            target = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device).flatten()
+            output = torch.nn.functional.cross_entropy(output.flatten(0, -2).float(), target)
+        contexts.append(output)
+    forwarded = clock()
+    for output in contexts:
+        torch.autograd.backward((output,), (torch.ones_like(output),))
+    backwarded = clock()
+    optimizer.step()
+    stage.zero_grad(set_to_none=False)
+    updated = clock()
+    return (
+        (forwarded - begin) / IN_FLIGHT,
+        (backwarded - forwarded) / IN_FLIGHT,
+        updated - backwarded,
+    )
+
+
+def _clock_of(device: torch.device) -> Callable[[], float]:
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
