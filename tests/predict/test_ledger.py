@@ -6,29 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ledger_writer import record, write_many
 
 from weft.errors import InputError
 from weft.predict.ledger import Ledger
 
 ENTRIES = 20
-
-
-def record(ledger: Ledger, predicted: float = 2.0, quantity: str = "step_s") -> int:
-    return ledger.record_prediction(
-        quantity=quantity,
-        subject="plan",
-        predicted=predicted,
-        low=predicted * 0.9,
-        high=predicted * 1.1,
-        source="layer profile",
-        time_s=1e9,
-    )
-
-
-def write_many(path: Path) -> None:
-    for _ in range(ENTRIES):
-        with Ledger(path) as ledger:
-            ledger.score(record(ledger), 2.0)
 
 
 def test_honesty_counts_what_was_scored(tmp_path: Path) -> None:
@@ -65,7 +48,7 @@ def test_the_ledger_lies_in_the_users_folder(tmp_path: Path, monkeypatch: pytest
 def test_processes_write_at_once_and_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_many, args=(path,)) for _ in range(3)]
+    writers = [context.Process(target=write_many, args=(path, ENTRIES)) for _ in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:

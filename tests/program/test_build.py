@@ -109,10 +109,16 @@ def test_evaluation_runs_forward_only(case: Case) -> None:
     assert (program.edges.distance == 0).all()
 
 
-def test_a_receive_is_issued_one_computation_before_its_user() -> None:
-    program = training_program("1f1b", 2, 2, (3,))
-    assert words(program, 0) == "F0.0 SF0.0 RB0.0 F0.1 SF0.1 B0.0 RB0.1 F0.2 SF0.2 RB0.2 B0.1 B0.2 O0"
-    assert words(program, 1) == "RF1.0 F1.0 RF1.1 B1.0 SB1.0 F1.1 RF1.2 B1.1 SB1.1 F1.2 B1.2 SB1.2 O1"
+def test_receives_are_issued_four_computations_before_their_users() -> None:
+    program = training_program("1f1b", 2, 2, (6,))
+    assert words(program, 0) == (
+        "RB0.0 RB0.1 F0.0 SF0.0 F0.1 SF0.1 RB0.2 B0.0 F0.2 SF0.2 RB0.3 B0.1 F0.3 SF0.3 RB0.4 B0.2 "
+        "RB0.5 F0.4 SF0.4 B0.3 F0.5 SF0.5 B0.4 B0.5 O0"
+    )
+    assert words(program, 1) == (
+        "RF1.0 RF1.1 RF1.2 F1.0 B1.0 SB1.0 RF1.3 F1.1 B1.1 SB1.1 RF1.4 F1.2 B1.2 SB1.2 RF1.5 F1.3 B1.3 "
+        "SB1.3 F1.4 B1.4 SB1.4 F1.5 B1.5 SB1.5 O1"
+    )
 
 
 def test_two_devices_in_a_loop_are_each_others_neighbour_both_ways() -> None:
@@ -231,7 +237,7 @@ class Split(Branches):
 def test_backward_may_run_in_two_parts() -> None:
     program = build_training_program(ring_layout(2, 2, (2, 2)), Split(), {})
     assert verify(program) == []
-    assert words(program, 0) == "F0.0 SF0.0 RB0.0 F0.1 SF0.1 RB0.1 I0.0 I0.1 W0.0 W0.1 R0 O0"
+    assert words(program, 0) == "RB0.0 RB0.1 F0.0 SF0.0 F0.1 SF0.1 I0.0 I0.1 W0.0 W0.1 R0 O0"
 
 
 class Forgetful(Branches):

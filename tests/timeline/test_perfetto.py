@@ -13,7 +13,7 @@ import pytest
 from program.layouts import training_program
 from timeline.timelines import timeline_of, unit_durations
 
-from weft.program.kinds import RECEIVE_ACTIVATION, RECEIVE_GRADIENT
+from weft.program.kinds import FORWARD, RECEIVE_ACTIVATION, RECEIVE_GRADIENT
 from weft.program.program import Program
 from weft.timeline.perfetto import perfetto_trace, write_perfetto
 from weft.timeline.timeline import Timeline
@@ -76,7 +76,9 @@ def test_each_stream_is_a_thread_and_slices_do_not_overlap(timelines: list[Timel
 def test_times_are_microseconds_and_ids_join(program: Program, timelines: list[Timeline]) -> None:
     first = next(event for event in events(perfetto_trace(timelines), "X") if event["name"] == "F0.0")
     assert first["dur"] == 1.5
-    assert int(first["args"]["id"], 16) == int(program.ids[0])
+    columns = program.columns
+    row = np.flatnonzero((columns.kind == FORWARD) & (columns.stage == 0) & (columns.micro_batch == 0))[0]
+    assert int(first["args"]["id"], 16) == int(program.ids[row])
 
 
 def test_steps_are_marked_for_trace_analysis(timelines: list[Timeline]) -> None:

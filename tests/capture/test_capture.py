@@ -1,0 +1,117 @@
+"""Measurements: complete, plausible, the same after a file; layers keep what is predicted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+import torch
+from small_jobs import tiny
+
+from weft.capture import doctor
+from weft.capture.interference import measure_interference
+from weft.capture.layers import profile_layers
+from weft.capture.machine import measure_machine
+from weft.capture.measure import _machine_from, _profile_from
+from weft.capture.timing import summarise
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.describe.models import resolve_model
+from weft.describe.this_machine import this_machine
+from weft.predict.cost.calibration import load_machine, load_profile, save_machine, save_profile
+from weft.predict.cost.memory import stage_kept_bytes
+
+
+def profiled(rank: int, ranks: int, name: str):
+    config = resolve_model(name, sequence=64)
+    device = torch.device("cpu")
+    return profile_layers(
+        config, layer_graph(config), "cpu", device, precision="fp32", micro_batch_sizes=(1, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt-1m", "llama-1m"])
+def test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one(worker_pool, name):
+    profile = worker_pool.run(profiled, name, ranks=1)[0]
+    graph = layer_graph(resolve_model(name, sequence=64))
+    kinds = {layer.kind: index for index, layer in enumerate(graph.layers)}
+    assert {(t.layer, t.micro_batch_size) for t in profile.timings} == {(k, s) for k in kinds for s in (1, 2)}
+    for timing in profile.timings:
+        assert min(timing.forward_s, timing.backward_s, timing.update_s) > 0
+        if timing.layer == "block":
+            shape = Shape(timing.micro_batch_size, 64)
+            kept = stage_kept_bytes(graph, (kinds["block"],), shape, "fp32")
+            assert timing.activation_bytes == pytest.approx(kept, rel=0.15)
+
+
+def tied_profile(rank: int, ranks: int) -> int:
+    config = tiny(tied=True)
+    device = torch.device("cpu")
+    profile = profile_layers(
+        config, layer_graph(config), "cpu", device, precision="fp32", micro_batch_sizes=(1,)
+    )
+    return len(profile.timings)
+
+
+def test_a_tied_model_can_be_profiled(worker_pool):
+    assert worker_pool.run(tied_profile, ranks=1)[0] == 3
+
+
+def machine(rank: int, ranks: int):
+    return measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005)
+
+
+def test_every_rank_returns_the_same_complete_measurement(worker_pool):
+    first, second = worker_pool.run(machine, ranks=2)
+    assert first == second
+    assert first.communication_slowdown >= 1.0
+    assert first.instruction_s > 0
+    for table in (*first.matmul.values(), first.memory, first.message, first.all_reduce):
+        sizes = [size for size, _ in table]
+        assert sizes == sorted(set(sizes))
+        assert all(value > 0 for _, value in table)
+
+
+def alone(rank: int, ranks: int):
+    return measure_interference(this_machine(), torch.device("cpu"))
+
+
+def test_a_single_rank_is_slowed_by_nobody(worker_pool):
+    found = worker_pool.run(alone, ranks=1)[0]
+    assert found.communication_slowdown == 1.0
+    assert found.instruction_s > 0
+
+
+def test_measurements_survive_the_worker_and_the_file(worker_pool, tmp_path):
+    profile = worker_pool.run(profiled, "gpt-1m", ranks=1)[0]
+    assert _profile_from(json.loads(json.dumps(asdict(profile)))) == profile
+    save_profile(profile, tmp_path)
+    assert load_profile(profile.model_fingerprint, "cpu", 64, "fp32", tmp_path) == profile
+    measured = worker_pool.run(machine, ranks=1)[0]
+    assert _machine_from(json.loads(json.dumps(asdict(measured)))) == measured
+    save_machine(measured, tmp_path)
+    assert load_machine(measured.device, tmp_path) == measured
+
+
+def test_the_spread_is_relative():
+    timing = summarise([1.0, 1.0, 1.0, 1.0])
+    assert (timing.seconds, timing.spread) == (1.0, 0.0)
+    assert summarise([0.9, 1.0, 1.1]).spread == pytest.approx(summarise([9.0, 10.0, 11.0]).spread)
+
+
+def test_the_doctor_names_the_remedy_for_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    present = {finding.part: finding for finding in doctor.examine()}
+    assert present["torch"].good
+    assert not present["measurements"].good
+    assert present["measurements"].remedy == "weft measure"
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    absent = {finding.part: finding for finding in doctor.examine()}
+    assert not absent["torch"].good
+    assert "weft[torch]" in absent["torch"].remedy

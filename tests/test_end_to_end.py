@@ -1,0 +1,104 @@
+"""The whole way on real text and two processes: plan, train, compare, resume, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.cli.main import run
+from weft.describe.summary import Summary
+from weft.timeline.store import read_timeline
+
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+data = "{data}"
+sequence = 32
+[train]
+global_batch = 4
+steps = {steps}
+[cluster]
+use = "this-machine"
+[plan]
+pp = 2
+dp = 1
+loops = 2
+schedule = "breadth-first"
+micro_batch_size = 1
+[checkpoint]
+every = 100
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run_file(tmp_path: Path, steps: int) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir(exist_ok=True)
+    for index in range(40):
+        text = f"Text {index} tells of {index * index} sheep. " * 40
+        (folder / f"{index}.txt").write_text(text)
+    path = tmp_path / "small.toml"
+    path.write_text(RUN.format(data=folder, steps=steps))
+    return path
+
+
+@pytest.mark.processes
+def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
+    path = run_file(tmp_path, steps=7)
+    directory = tmp_path / "run"
+    assert run(["train", str(path), "--directory", str(directory)]) == 0
+    printed = capfd.readouterr()
+    assert "predicted" in printed.out
+    assert f"weft train {directory}" in printed.err
+
+    summary = json.loads((directory / "summary.json").read_text())
+    Summary.model_validate(summary)
+    assert summary["steps"] == 7
+    assert summary["final_loss"] < summary["first_loss"]
+    predicted, measured = (
+        read_timeline(directory / name) for name in ("predicted.parquet", "measured.parquet")
+    )
+    assert set(predicted.id.tolist()) == set(measured.id.tolist())
+    assert sorted(set(measured.step.tolist())) == list(range(7))
+    page = (directory / "report.html").read_text()
+    assert summary["plan_id"] in page
+    assert json.loads((directory / "trace.json").read_text())["traceEvents"]
+
+    assert run(["compare", str(directory), "--json"]) == 0
+    record = json.loads(capfd.readouterr().out)
+    assert record["only_predicted"] == record["only_measured"] == 0
+
+    assert run(["train", str(directory), "--steps", "9", "--json"]) == 0
+    resumed = json.loads(capfd.readouterr().out)
+    assert resumed["steps"] == 9
+    steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(9))
+
+
+@pytest.mark.processes
+def test_the_python_way(tmp_path):
+    run_file(tmp_path, steps=6)
+    plan = weft.plan(model="gpt-1m", on="this-machine", global_batch=4, sequence=32, pp=1, dp=2)
+    assert plan.plan.mesh == {"pp": 1, "dp": 2}
+    assert len(plan.simulate()) == len(plan.job.program)
+    assert plan._repr_html_().startswith("<svg")
+    finished = weft.train(plan, data=str(tmp_path / "texts"), steps=6, directory=tmp_path / "run")
+    assert finished.summary["world_size"] == 2
+    assert finished.compare().matched == len(plan.job.program)
+
+
+def test_a_run_without_data_is_refused_before_anything_is_lost(tmp_path, capsys):
+    path = run_file(tmp_path, steps=3)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    assert run(["train", str(path), "--data", str(empty), "--directory", str(tmp_path / "run")]) == 2
+    assert "empty" in capsys.readouterr().err
