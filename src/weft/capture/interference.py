@@ -1,7 +1,7 @@
 """What running as a pipeline adds to computing alone: host time per instruction, and slower computations.
 
-A small GPT runs as a pipeline over all local ranks. Between the end of a computation and the start of the next
-one lies the executor's own work. The computations themselves are compared with the same stages computed
+A small GPT runs as a pipeline over all local ranks. Between the end of a computation and the start of the
+next one lies the executor's own work. The computations themselves are compared with the same stages computed
 alone: messages on their way take caches and cores from them.
 """
 

@@ -1,0 +1,25 @@
+"""Run every benchmark of this folder, one after the other, each in its own process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = ("start_up", "programs", "recorder", "prediction")
+
+
+def main() -> int:
+    folder = Path(__file__).parent
+    failed = []
+    for name in BENCHMARKS:
+        print(f"\n== {name}", flush=True)
+        if subprocess.run([sys.executable, str(folder / f"{name}.py")], check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
