@@ -60,11 +60,12 @@ class WorkerPool:
         )
         for rank, (_, connection) in enumerate(self._workers[:ranks]):
             connection.send((location, rank, ranks, self._store.port, self._cases, arguments))
-        answers, failure = self._collect(ranks, timeout_s)
+        answers, failures = self._collect(ranks, timeout_s)
         hung = sorted(set(range(ranks)) - set(answers))
         self._drop(hung)
-        if failure is not None:
-            raise RankError(failure)
+        if failures:
+            # All of them: a rank that lost its peer may say so before the peer says what went wrong.
+            raise RankError("\n".join(failures))
         if hung:
             raise RankError(f"ranks {hung} did not answer within {timeout_s:g} s")
         return [answers[rank] for rank in range(ranks)]
@@ -77,10 +78,10 @@ class WorkerPool:
             process.kill()
         self._workers.clear()
 
-    def _collect(self, ranks: int, timeout_s: float) -> tuple[dict[int, Any], str | None]:
+    def _collect(self, ranks: int, timeout_s: float) -> tuple[dict[int, Any], list[str]]:
         waiting = {connection: rank for rank, (_, connection) in enumerate(self._workers[:ranks])}
         answers: dict[int, Any] = {}
-        failure: str | None = None
+        failures: list[str] = []
         deadline = time.monotonic() + timeout_s
         while waiting and (left := deadline - time.monotonic()) > 0:
             for ready in wait(list(waiting), timeout=left):
@@ -92,11 +93,11 @@ class WorkerPool:
                     succeeded, answer = False, "the process died"
                 else:
                     answers[rank] = answer
-                if not succeeded and failure is None:
-                    failure = f"rank {rank}: {answer}"
+                if not succeeded:
+                    failures.append(f"rank {rank}: {answer}")
                     # The others may wait for the rank that failed; they get a moment to fail by themselves.
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        return answers, failure
+        return answers, failures
 
     def _start(self, ranks: int) -> None:
         if self._store is None:

@@ -1,4 +1,4 @@
-"""What this machine has and can do, part by part, each missing one with its remedy. Imports torch lazily."""
+"""What this machine has and can do, part by part, each missing one with its remedy. No torch here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 from weft.describe.home import weft_home
 from weft.describe.this_machine import this_machine
 from weft.describe.units import format_bytes
+from weft.predict.cost.calibration import load_machine
+from weft.predict.ledger import Ledger
 
 TORCH_EXTRA = 'pip install "weft[torch]"'
 PACKAGES = (
@@ -51,6 +53,7 @@ def examine() -> list[Finding]:
             True,
         ),
         _measured(group.device.name),
+        _honesty(),
         _writable(),
         Finding(
             "network namespaces",
@@ -70,11 +73,26 @@ def _package(name: str, needed: bool, remedy: str) -> Finding:
 
 
 def _measured(device: str) -> Finding:
-    from weft.predict.cost.calibration import load_machine
-
     if load_machine(device, weft_home()) is not None:
         return Finding("measurements", f"of {device}", True, needed=False)
     return Finding("measurements", "none", False, needed=False, remedy="weft measure")
+
+
+def _honesty() -> Finding:
+    """How true the predictions of this machine's runs have been."""
+    path = weft_home() / "ledger.sqlite"
+    if not path.exists():
+        return Finding("predictions", "none scored", True, needed=False)
+    with Ledger(path) as ledger:
+        scores = ledger.honesty()
+    if "step_s" not in scores:
+        return Finding("predictions", "none scored", True, needed=False)
+    step = scores["step_s"]
+    found = (
+        f"{step.scored} steps scored, {step.inside:.0%} inside their interval, "
+        f"measured/predicted {step.median_ratio:.2f}"
+    )
+    return Finding("predictions", found, True, needed=False)
 
 
 def _writable() -> Finding:

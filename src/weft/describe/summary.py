@@ -11,7 +11,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Summary(BaseModel):
-    """What `summary.json` of a run directory holds. A run that was all warm-up has no measured step time."""
+    """What `summary.json` of a run directory holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,8 +23,10 @@ class Summary(BaseModel):
     predicted_step_low_s: Positive
     predicted_step_high_s: Positive
     predicted_peak_bytes: tuple[int, ...] = Field(description="of each rank")
-    measured_step_s: Positive | None = Field(description="median after 5 warm-up steps")
+    measured_step_s: Positive = Field(
+        description="median after 5 warm-up steps; of a shorter run, the last step"
+    )
     first_loss: float = Field(description="before the first step, nats per token on held-out text")
     final_loss: float = Field(description="after the last step, nats per token on held-out text")
-    tokens_per_s: Positive | None
+    tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")

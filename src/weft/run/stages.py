@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -11,14 +10,6 @@ from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation, require_choice
 from weft.run.families import STAGE_FAMILIES
 from weft.run.stage_module import StageModule, materialise
-
-
-class StageFactory(Protocol):
-    """Makes one stage of a model; `build_stage` is weft's own for the families it knows."""
-
-    def __call__(
-        self, model_config: ModelConfig, layers: Sequence[int], seed: int, dtype: torch.dtype
-    ) -> StageModule: ...
 
 
 def build_stage(

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.describe.home import weft_home
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import load_run
-from weft.errors import RunError
 from weft.planning.planned import PlannedJob, given_plan
 from weft.predict.ledger import Ledger
 from weft.run.launch import launch_workers
@@ -41,39 +39,41 @@ def execute(
 ) -> dict[str, Any]:
     """Launch the workers, wait, merge what they wrote and return the summary.
 
+    The prediction is entered into the ledger before the run starts and scored when it has ended.
+
     Raises:
         RunError: when a worker failed, in one line with the path of its log.
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
-    launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
-    return finish(planned, directory)
+    with Ledger() as ledger:
+        entry = _enter(planned, ledger)
+        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
+        summary = directory.finish(planned.plan, planned.program)
+        ledger.score(entry, summary["measured_step_s"])
+    return summary
 
 
 def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
-    """Merge what the workers of a finished run wrote, score the prediction and return the summary.
+    """Merge and score a finished run that another launcher started, and return the summary.
 
     Raises:
         RunError: when the run has not finished.
     """
     summary = directory.finish(planned.plan, planned.program)
-    _score(planned, summary)
+    with Ledger() as ledger:
+        ledger.score(_enter(planned, ledger), summary["measured_step_s"])
     return summary
 
 
-def _score(planned: PlannedJob, summary: dict[str, Any]) -> None:
-    """Enter prediction and reality into the ledger."""
+def _enter(planned: PlannedJob, ledger: Ledger) -> int:
     prediction = planned.plan.prediction
-    measured = summary.get("measured_step_s")
-    if prediction is None or measured is None:
-        raise RunError("the run has too few steps to measure a step time")
-    with Ledger(weft_home() / "ledger.sqlite") as ledger:
-        entry = ledger.record_prediction(
-            quantity="step_s",
-            subject=planned.plan.plan_id,
-            predicted=prediction.step_s,
-            low=prediction.step_low_s,
-            high=prediction.step_high_s,
-            source=prediction.source,
-            time_s=time.time(),
-        )
-        ledger.score(entry, measured)
+    assert prediction is not None, "a plan that runs carries its prediction"
+    return ledger.record_prediction(
+        quantity="step_s",
+        subject=planned.plan.plan_id,
+        predicted=prediction.step_s,
+        low=prediction.step_low_s,
+        high=prediction.step_high_s,
+        source=prediction.source,
+        time_s=time.time(),
+    )

@@ -190,7 +190,7 @@ def test_the_source_and_the_interval_follow_what_is_known() -> None:
     answers = [
         ({}, "data sheet", 0.30),
         ({"machine": MACHINE}, "measured machine", 0.15),
-        ({"machine": MACHINE, "profile": profile_of(GRAPH, spread=0.08)}, "layer profile", 0.08),
+        ({"machine": MACHINE, "profile": profile_of(GRAPH, spread=0.12)}, "layer profile", 0.12),
     ]
     for known, source, half_width in answers:
         predicted = predict(plan, program, GRAPH, where, run_name="name", **known)
