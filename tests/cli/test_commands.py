@@ -164,6 +164,15 @@ def test_a_mistake_is_one_clear_line(capsys, arguments, expected):
     assert any(expected in line for line in refusal(capsys, *arguments))
 
 
+def test_a_deadline_that_no_plan_meets_is_refused_with_the_time_needed(capsys, run_toml):
+    run_toml.write_text(RUN + "[goal]\ndeadline_hours = 1e-9\n")
+    (line,) = refusal(capsys, "plan", run_toml)
+    assert "goal.deadline_hours" in line
+    assert "hours" in line
+    run_toml.write_text(RUN + "[goal]\ndeadline_hours = 100\n")
+    assert "layouts considered" in answer(capsys, "plan", run_toml)
+
+
 def test_every_command_has_help_with_an_example(capsys):
     for name in [name for name in app if not name.startswith("-")]:
         assert run([name, "--help"]) == 0

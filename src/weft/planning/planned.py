@@ -55,8 +55,8 @@ def plan_run(run: RunFile, *, problem: Problem | None = None) -> PlannedJob:
     """Search the best plan for a run file.
 
     Raises:
-        InputError: when the run file poses no legal problem, or no layout fits; the message then names the
-            layouts that came closest.
+        InputError: when the run file poses no legal problem, no layout fits (the message then names those
+            that came closest), or the best one misses the deadline.
     """
     problem = problem or problem_of_run(run)
     ranking = get_planner(run.plan.planner or DEFAULT_PLANNER).search(problem)
@@ -64,6 +64,7 @@ def plan_run(run: RunFile, *, problem: Problem | None = None) -> PlannedJob:
         raise InputError(_nothing_fits(ranking))
     best = ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
+    _require_deadline(run, best)
     return PlannedJob(run=run, problem=problem, plan=best.plan, ranking=ranking)
 
 
@@ -85,6 +86,23 @@ def given_plan(run: RunFile, plan: Plan) -> PlannedJob:
             plan=plan.model_copy(update={"prediction": job.predicted.prediction}),
         )
     return job
+
+
+def _require_deadline(run: RunFile, best: Candidate) -> None:
+    if run.goal.deadline_hours is None:
+        return
+    assert best.plan is not None
+    assert best.plan.prediction is not None, "a fitting candidate was simulated"
+    hours = run.train.steps * best.plan.prediction.step_s / 3600.0
+    if hours > run.goal.deadline_hours:
+        raise InputError(
+            Violation(
+                "goal.deadline_hours",
+                f"{run.goal.deadline_hours:g}; {run.train.steps} steps of the best plan ({best.layout}) take "
+                f"{hours:.3g} hours",
+                f"{hours:.3g}",
+            )
+        )
 
 
 def _nothing_fits(ranking: Ranking) -> list[Violation]:
