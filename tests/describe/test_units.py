@@ -90,3 +90,9 @@ def test_formats_for_people(text, expected):
 def test_formatted_quantities_keep_three_digits(value):
     number, unit = units.format_bytes(value).split()
     assert float(number) * units.BYTES[unit] == pytest.approx(value, rel=0.006, abs=0.006)
+
+
+def test_a_value_whose_rounded_text_would_be_too_large_stays_a_number() -> None:
+    value = float(999_999_999_974_790_065_439_255_822_337)
+    text = units.exact_text(value, units.BYTES_PER_SECOND, units.parse_bytes_per_second)
+    assert units.parse_bytes_per_second(text) == value

@@ -105,7 +105,8 @@ def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object
         if number < 1 and unit != "ns":
             continue
         text = f"{number:.10g} {unit}"
-        if number < _LARGEST and parse(text) == value:
+        # Rounding to ten digits may leave what can be read back.
+        if number * scale <= _LARGEST and parse(text) == value:
             written.append(text)
     return min(written, key=len, default=value)
 
