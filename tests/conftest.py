@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from pool import WorkerPool
 
-# Other processes share the cores: how long an example takes says nothing about the code. Continuous integration
-# tries the same examples every time; everybody else tries new ones.
+# Other processes share the cores: how long an example takes says nothing about the code. Continuous
+# integration tries the same examples every time; everybody else tries new ones.
 settings.register_profile("weft", deadline=None, derandomize=os.environ.get("CI") == "true")
 settings.load_profile("weft")
 
