@@ -13,6 +13,7 @@ from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.moves.layout import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
+from weft.run.launch import require_torch
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
 from weft.training.run_directory import RunDirectory, fresh_directory
@@ -167,6 +168,7 @@ def train(
         weft.errors.InputError: when the input is refused; nothing has been started then.
         weft.errors.RunError: when the run failed.
     """
+    require_torch()
     planned, run_directory = prepared(source, data=data, steps=steps, directory=directory)
     summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
     write_run_report(run_directory, planned)

@@ -189,3 +189,21 @@ def test_importing_weft_is_light():
         "import weft.cli.main; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_torch_a_run_is_refused_before_anything_is_written(capsys, run_toml, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (line,) = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
+    assert 'pip install "weft[torch]"' in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_doctor_keeps_the_brackets_of_a_remedy(capsys, monkeypatch):
+    from importlib.metadata import PackageNotFoundError
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("weft.capture.doctor.version", missing)
+    assert run(["doctor"]) == 1
+    assert '"weft[torch]"' in capsys.readouterr().out

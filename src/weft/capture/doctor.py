@@ -36,6 +36,11 @@ class Finding:
     needed: bool = True
     remedy: str = ""
 
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """What people read: part, found, and the remedy where something is missing."""
+        return self.part, self.found, "" if self.good else self.remedy
+
     def record(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
 from rich.table import Table
 
 from weft.capture.doctor import Finding, examine
@@ -24,7 +25,7 @@ def doctor(*, json: Json = False) -> int:
         for title in ("", "part", "found", "remedy"):
             table.add_column(title)
         for finding in findings:
-            table.add_row(_mark(finding), finding.part, finding.found, finding.remedy)
+            table.add_row(_mark(finding), *(escape(text) for text in finding.texts))
         console().print(table)
     return 1 if any(finding.needed and not finding.good for finding in findings) else 0
 

@@ -48,6 +48,7 @@ def plan(
     """Rank the layouts of a model on a cluster, with reasons.
 
     Example: weft plan run.toml
+
     Example: weft plan llama-13b --on 64xa100-80gb
 
     Parameters
@@ -167,6 +168,7 @@ def show(
     """Show a run directory, or `schedule NAME`: stages, memory and timeline.
 
     Example: weft show runs/demo
+
     Example: weft show schedule breadth-first
 
     Parameters
@@ -219,6 +221,7 @@ def simulate(
     """Predict one step of a run file, a run directory or a plan file.
 
     Example: weft simulate run.toml
+
     Example: weft simulate runs/demo --json
 
     Parameters

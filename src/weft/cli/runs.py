@@ -33,6 +33,7 @@ def train(
     Every stop, wanted or not, prints the command that resumes the run.
 
     Example: weft train run.toml
+
     Example: weft train runs/run
 
     Parameters
@@ -80,6 +81,7 @@ def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -
     """Compare a run's prediction with its measurement, or two runs.
 
     Example: weft compare runs/demo
+
     Example: weft compare runs/demo runs/demo-2
 
     Parameters

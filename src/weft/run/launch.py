@@ -73,6 +73,16 @@ def launch_workers(
         raise _failure(agent.returncode, report, logs / "agent.log")
 
 
+def require_torch() -> None:
+    """Refuse to start anything where torch is missing, without importing it.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError('torch is not installed, and this needs it: pip install "weft[torch]"')
+
+
 def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> None:
     while True:
         try:
