@@ -72,7 +72,7 @@ class Plan(_Record):
     sequence: Count
     global_batch: Count
     micro_batch_size: Count
-    precision: Literal["fp64", "fp32", "bf16"] = "fp32"
+    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     mesh: Mapping[str, Count]
     stages: tuple[Stage, ...] = Field(min_length=1)
     schedule: Choice

@@ -82,7 +82,7 @@ class TrainTable(_Table):
 
     global_batch: Count | None = Field(default=None, description="samples per optimizer step")
     steps: Count = 200
-    precision: Literal["fp64", "fp32", "bf16"] | None = None
+    precision: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
@@ -244,7 +244,7 @@ sequence = 256                  # tokens per sample
 [train]
 global_batch = 32               # samples per optimizer step
 steps = 200
-# precision = "fp32"            # fp64, fp32 or bf16; default: the best that all devices compute
+# precision = "fp32"            # fp64, fp32, bf16 or fp16; default: the best that all devices compute
 seed = 0
 
 [optimizer]
