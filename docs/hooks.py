@@ -25,6 +25,7 @@ from weft.describe.units import format_bytes, format_count
 from weft.moves.registry import all_moves
 from weft.predict.abstract import ScheduleFigures, simulate_schedule
 from weft.program.schedules import SCHEDULES
+from weft.program.schedules.base import Pipeline
 from weft.web.svg import timeline_svg
 
 DEVICES = 4
@@ -87,7 +88,8 @@ def _schedule(name: str) -> str:
 
 
 def _figures(name: str) -> ScheduleFigures:
-    loops = LOOPS if name == "breadth-first" else 1
+    looped = Pipeline(DEVICES, LOOPS * DEVICES, MICRO_BATCHES)
+    loops = LOOPS if SCHEDULES[name].refuse(looped, {}) is None else 1
     return simulate_schedule(name, devices=DEVICES, loops=loops, micro_batches=MICRO_BATCHES)
 
 

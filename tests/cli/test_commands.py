@@ -105,6 +105,28 @@ def test_schedule_gives_the_closed_form(capsys):
     assert record["peak_in_flight"] == [16] * 4
 
 
+def test_schedule_takes_the_options_of_the_schedules(capsys):
+    words = ("schedule", "--ranks", 4, "--loops", 2, "--micro-batches", 8, "--json")
+    grouped = json.loads(answer(capsys, *words, "depth-first", "--group-size", 8))
+    assert grouped["peak_in_flight"] == [15, 13, 11, 9]
+    rounds = json.loads(answer(capsys, *words, "hybrid", "--depth", 2))
+    assert rounds["bubble_overhead"] == pytest.approx(2 * 3 / (8 * 2))
+    split = json.loads(answer(capsys, *words, "zb-v", "--weight-share", 0.4))
+    assert split["makespan_s"] == pytest.approx(25.8)
+
+
+def test_schedule_reads_stage_times_and_dumps(capsys, tmp_path):
+    path = tmp_path / "stages.csv"
+    path.write_text("forward,backward\n1,2\n1,2\n3,3\n")
+    words = ("schedule", "breadth-first", "--ranks", 2, "--micro-batches", 4, "--stage-times", path)
+    record = json.loads(answer(capsys, *words, "--json", "--dump"))
+    assert record["breakdown"]["forward"] == pytest.approx(4 * 5)
+    forwards = [row for row in record["instructions"] if row["kind"] == "forward"]
+    assert sorted({row["stage"] for row in forwards}) == [0, 1, 2]
+    assert "receive_activation" in answer(capsys, *words, "--dump")
+    assert "loops" in refusal(capsys, *words, "--loops", 2)[0]
+
+
 def test_schedule_draws_an_svg(capsys, tmp_path):
     path = tmp_path / "picture.svg"
     answer(capsys, "show", "schedule", "gpipe", "--loops", 1, "--svg", path)
@@ -148,6 +170,10 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "gpt-1m", "--on", "4xv100-16gb", "--precision", "bf16"), "bf16"),
         (("schedule", "gpipe", "--loops", "2"), "gpipe"),
         (("schedule", "gpipe", "--ranks", "0"), "ranks"),
+        (("schedule", "gpipe", "--depth", "2"), "no such option"),
+        (("schedule", "depth-first", "--loops", "2", "--micro-batches", "6"), "group_size: 6"),
+        (("schedule", "zb-v", "--weight-share", "1.5"), "weight share"),
+        (("schedule", "zb-v", "--loops", "2", "--stage-times", "missing.csv"), "missing.csv"),
         (("schedule", "gpipe", "--ranks", "many"), "many"),
         (("show", "schedule"), "which one"),
         (("show", "/nowhere"), "nowhere"),

@@ -62,6 +62,17 @@ def test_pins_are_kept():
         assert (layout.schedule, layout.loops, layout.pipeline_parallel) == ("breadth-first", 2, 2)
 
 
+def test_split_backwards_are_only_planned_when_they_are_pinned():
+    names = {candidate.layout.schedule for candidate in SEARCH(small_problem(4, 16)).candidates}
+    assert names == {"gpipe", "1f1b", "depth-first", "breadth-first", "hybrid"}
+    for name in ("zb-h1", "zb-v"):
+        pinned = SEARCH(small_problem(4, 16, schedule=name))
+        assert {candidate.layout.schedule for candidate in pinned.candidates} == {name}
+        for candidate in pinned.fitting:
+            assert candidate.plan.prediction.step_s >= candidate.bound_s * (1 - 1e-6)
+    assert pinned.fitting
+
+
 def test_folding_replicas_predicts_what_the_whole_program_predicts():
     problem = small_problem(4, 16, pipeline_parallel=2, data_parallel=2)
     from weft.predict.predict import predict

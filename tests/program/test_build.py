@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import pipelines, ring_layout, training_program
+from program.layouts import pipelines, ring_layout, schedule_layout, training_program
 from program.rendezvous import stuck_rows
 
 from weft.errors import InputError
@@ -62,9 +62,12 @@ def test_counts_of_instructions(case: Case) -> None:
     program = training_program(*case)
     _, devices, stages, micro_batches, lanes = case
     passes = stages * sum(micro_batches) * lanes
-    crossings = (stages - 1 if devices > 1 else 0) * sum(micro_batches) * lanes
+    placement = schedule_layout(*case).placement
+    crossings = int((np.diff(placement) != 0).sum()) * sum(micro_batches) * lanes
     replicas = len(micro_batches)
-    assert count(program, FORWARD) == count(program, BACKWARD) == passes
+    assert count(program, FORWARD) == passes
+    assert count(program, BACKWARD) + count(program, BACKWARD_INPUT) == passes
+    assert count(program, BACKWARD_INPUT) == count(program, BACKWARD_WEIGHT)
     for kind in (SEND_ACTIVATION, RECEIVE_ACTIVATION, SEND_GRADIENT, RECEIVE_GRADIENT):
         assert count(program, kind) == crossings
     assert count(program, REDUCE) == (stages * replicas * lanes if replicas > 1 else 0)
@@ -89,7 +92,7 @@ def test_replicas_share_out_the_global_batch(case: Case) -> None:
 def test_one_replica_alone_has_the_same_instructions(case: Case, data: st.DataObject) -> None:
     program = training_program(*case)
     replica = data.draw(st.integers(0, len(case[3]) - 1))
-    layout = ring_layout(case[1], case[2], case[3], case[4])
+    layout = schedule_layout(*case)
     folded = build_training_program(layout, get_schedule(case[0]), {}, only_replica=replica)
     assert np.array_equal(folded.ids, program.ids[program.columns.replica == replica])
     assert folded.groups == program.groups
@@ -101,7 +104,7 @@ def test_one_replica_alone_has_the_same_instructions(case: Case, data: st.DataOb
 @settings(deadline=None)
 @given(pipelines())
 def test_evaluation_runs_forward_only(case: Case) -> None:
-    program = build_evaluation_program(ring_layout(case[1], case[2], case[3], case[4]))
+    program = build_evaluation_program(schedule_layout(*case))
     assert verify(program) == []
     assert stuck_rows(program) == set()
     assert set(program.columns.kind.tolist()) <= {FORWARD, SEND_ACTIVATION, RECEIVE_ACTIVATION}

@@ -70,15 +70,25 @@ def test_pipelines_accumulate_the_same_bits(worker_pool: WorkerPool, schedule: s
 
 
 @pytest.mark.parametrize(
-    ("pp", "loops", "micro_batches"),
-    [(2, 2, 4), (2, 4, 3), (2, 3, 1), (1, 2, 2), (3, 2, 2)],
+    ("schedule", "pp", "loops", "micro_batches"),
+    [
+        ("breadth-first", 2, 2, 4),
+        ("breadth-first", 2, 4, 3),
+        ("breadth-first", 2, 3, 1),
+        ("breadth-first", 1, 2, 2),
+        ("breadth-first", 3, 2, 2),
+        ("depth-first", 2, 2, 4),
+        ("depth-first", 2, 3, 2),
+        ("depth-first", 3, 2, 3),
+        ("hybrid", 2, 2, 4),
+    ],
 )
 def test_looped_pipelines_accumulate_the_same_bits(
-    worker_pool: WorkerPool, pp: int, loops: int, micro_batches: int
+    worker_pool: WorkerPool, schedule: str, pp: int, loops: int, micro_batches: int
 ) -> None:
     config = tiny()
     plan = make_plan(
-        config, pp=pp, loops=loops, schedule="breadth-first", micro_batches=micro_batches, precision="fp32"
+        config, pp=pp, loops=loops, schedule=schedule, micro_batches=micro_batches, precision="fp32"
     )
     require_equal(worker_pool, config, plan, bitwise=True)
 

@@ -17,6 +17,7 @@ from weft.planning.planners import Ranking
 from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks
 from weft.predict.abstract import simulate_schedule
+from weft.predict.stage_times import read_stage_times
 from weft.program.table import format_program
 from weft.timeline.timeline import Timeline
 from weft.training.session import reopen
@@ -62,7 +63,7 @@ def plan(
     sequence
         Tokens per sample.
     precision
-        fp32, bf16 or fp64.
+        fp32, bf16, fp16 or fp64.
     schedule
         Pin the order of micro-batches.
     loops
@@ -263,17 +264,23 @@ def schedule(
     /,
     *,
     ranks: int = 4,
-    loops: int = 1,
+    loops: int | None = None,
     micro_batches: int = 8,
-    forward: float = 1.0,
-    backward: float = 2.0,
+    forward: float | None = None,
+    backward: float | None = None,
     hop: float = 0.0,
+    weight_share: float = 0.5,
+    group_size: int | None = None,
+    depth: int | None = None,
+    stage_times: Path | None = None,
+    dump: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
     svg: Path | None = None,
 ) -> None:
     """Draw a schedule on abstract stages and give its figures.
 
     Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
+    Example: weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8
 
     Parameters
     ----------
@@ -282,18 +289,29 @@ def schedule(
     ranks
         Pipeline devices.
     loops
-        Stages per device.
+        Stages per device; 1 when not given.
     micro_batches
         Micro-batches per step.
     forward
-        Time of one micro-batch's forward through all local stages of a device.
+        Time of one micro-batch's forward through all local stages of a device; 1 when not given.
     backward
-        Time of its backward.
+        Time of its backward; 2 when not given.
     hop
         Time of one stage crossing.
+    weight_share
+        Part of the backward that computes the weight gradient, for schedules that split it.
+    group_size
+        With depth-first: micro-batches that go through a stage before the device turns to its next one.
+    depth
+        With hybrid: rounds of breadth-first.
+    stage_times
+        A CSV file with the heading forward,backward and the times of every stage, instead of uniform ones.
+    dump
+        List every instruction: a table, or with --json the list in place of the count.
     svg
         Write the picture to this file.
     """
+    options = {"group_size": group_size, "depth": depth}
     figures = simulate_schedule(
         name,
         devices=ranks,
@@ -302,16 +320,21 @@ def schedule(
         forward=forward,
         backward=backward,
         hop=hop,
+        weight_share=weight_share,
+        stage_times=None if stage_times is None else read_stage_times(stage_times),
+        options={option: value for option, value in options.items() if value is not None},
     )
-    record = figures.record()
+    record = figures.record(dump=dump and json)
     if json:
         print_json(record)
         return
     console().print(
-        f"[bold]{name}[/bold]: {ranks} devices, {loops} loops, {micro_batches} micro-batches; makespan "
-        f"{record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
+        f"[bold]{name}[/bold]: {ranks} devices, {figures.loops} loops, {micro_batches} micro-batches; "
+        f"makespan {record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
         f"({record['bubble_overhead']:.1%} over ideal), in flight {record['peak_in_flight']}"
     )
+    if dump:
+        print(format_program(figures.program), end="")
     _print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
 
 

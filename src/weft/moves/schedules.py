@@ -12,6 +12,10 @@ from weft.program.schedules import SCHEDULES, get_schedule
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
     "1f1b": "Narayanan et al., PipeDream-Flush, arXiv 2006.09503",
+    "depth-first": "Narayanan et al., Megatron-LM, arXiv 2104.04473",
+    "hybrid": "Lamy-Poirier et al., Fast-LLM",
+    "zb-h1": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+    "zb-v": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "breadth-first": "Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953",
 }
 

@@ -1,13 +1,14 @@
 """A schedule on abstract stages: durations are exact fractions, nothing else costs anything.
 
 `forward` and `backward` are one micro-batch through ALL local stages of a device, so that a stage of a
-device with v of them takes a v-th part; `hop` is one crossing from stage to stage, pure latency. The notation
-is that of Lamy-Poirier, arXiv 2211.05953.
+device with v of them takes a v-th part; `hop` is one crossing from stage to stage, pure latency, and
+`weight_share` is the part of a backward that computes the weight gradient. The notation is that of
+Lamy-Poirier, arXiv 2211.05953. Stages of unequal times are given one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -18,26 +19,33 @@ import numpy as np
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
+from weft.predict.stage_times import Number, StageTimes, exact
+from weft.program.buffers import gathers, reductions
 from weft.program.build import build_training_program
+from weft.program.exchange import program_orders
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, MESSAGES
 from weft.program.layout import PipelineLayout, StageLayout
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Options, Pipeline
 from weft.timeline.figures import busy_by_kind, peak_in_flight
 from weft.timeline.timeline import Timeline
 
-Number = int | float | str | Fraction
-
 # Longest simulated time in ticks; sums of two such times still fit into 64 bits.
 MOST_TICKS = 2**62
+
+# Of weights and of gradients, with fully sharded states.
+SHARDED_BUFFERS = 2
+
+_COMPUTATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFigures:
     """One isolated step of a schedule, in the unit of the durations given.
 
-    `makespan` and `ideal` (the busiest device's computation without any wait) are exact.
+    `makespan` and `ideal` (the busiest device's computation without any wait) are exact; `loops` is the most
+    stages of a device.
     """
 
     makespan: Fraction
@@ -47,6 +55,7 @@ class ScheduleFigures:
     breakdown: Mapping[str, float]
     program: Program
     simulation: Simulation
+    loops: int
 
     @property
     def timeline(self) -> Timeline:
@@ -57,40 +66,73 @@ class ScheduleFigures:
         """makespan / ideal - 1."""
         return float(self.makespan / self.ideal - 1)
 
-    def record(self) -> dict[str, Any]:
-        """The JSON answer of `weft schedule`."""
+    def record(self, *, dump: bool = False) -> dict[str, Any]:
+        """The JSON answer of `weft schedule`; with `dump`, `instructions` lists them instead of counting.
+
+        `gathers` and `reduces` count what rank 0 would do per step with fully sharded states and two buffers.
+        """
+        first = program_orders(self.program)[0]
         return {
+            "gathers": len(gathers(first, SHARDED_BUFFERS)),
+            "reduces": len(reductions(first, SHARDED_BUFFERS)),
             "makespan_s": float(self.makespan),
             "bubble_fraction": self.bubble_fraction,
             "bubble_overhead": self.bubble_overhead,
             "peak_in_flight": list(self.peak_in_flight),
-            "instructions": self.simulation.instructions,
+            "instructions": self._instructions() if dump else self.simulation.instructions,
             "breakdown": dict(self.breakdown),
             "simulate_s": self.simulation.simulate_s,
         }
+
+    def _instructions(self) -> list[dict[str, Any]]:
+        """Every instruction with its times, rank by rank in the order in which the host issues them."""
+        timeline, columns = self.timeline, self.program.columns
+        times = {"start_s": timeline.start_ns, "end_s": timeline.end_ns}
+        rows = timeline.position
+        listed = {"stage": columns.stage, "micro_batch": columns.micro_batch, "peer": columns.peer}
+        return [
+            {
+                "id": f"{int(timeline.id[row]):016x}",
+                "kind": KINDS[int(timeline.kind[row])].name,
+                "rank": int(timeline.rank[row]),
+                **{
+                    name: int(column[rows[row]])
+                    for name, column in listed.items()
+                    if column[rows[row]] != NONE
+                },
+                **{name: float(time[row]) / 1e9 for name, time in times.items()},
+            }
+            for row in range(len(timeline))
+        ]
 
 
 def simulate_schedule(
     name: str,
     *,
     devices: int,
-    loops: int = 1,
+    loops: int | None = None,
     micro_batches: int,
-    forward: Number = 1,
-    backward: Number = 2,
+    forward: Number | None = None,
+    backward: Number | None = None,
     hop: Number = 0,
+    weight_share: Number = "1/2",
+    stage_times: Sequence[StageTimes] | None = None,
     options: Options | None = None,
 ) -> ScheduleFigures:
-    """Simulate one isolated step on uniform stages, without optimizer and data-parallel traffic.
+    """Simulate one isolated step, without optimizer and data-parallel traffic.
+
+    Stages are uniform, with 1 loop, forward 1 and backward 2 unless given, or have the `stage_times`, one for
+    each, which take the place of `loops`, `forward` and `backward`. `weight_share` only matters to schedules
+    that split the backward.
 
     Raises:
-        InputError: for an unknown schedule, counts below one, negative or unreadable times, or a pipeline
-            that the schedule refuses.
+        InputError: for an unknown schedule or option, counts below one, negative or unreadable times, or a
+            pipeline that the schedule refuses.
     """
     schedule = get_schedule(name)
-    durations = _require_valid(devices, loops, micro_batches, forward, backward, hop)
+    times = _Times.read(devices, loops, micro_batches, forward, backward, hop, weight_share, stage_times)
     options = options or {}
-    pipeline = Pipeline(devices, devices * loops, micro_batches)
+    pipeline = Pipeline(devices, len(times.stages), micro_batches)
     reason = schedule.refuse(pipeline, options)
     if reason is not None:
         raise InputError(Violation(f"schedule {name}", reason))
@@ -101,9 +143,8 @@ def simulate_schedule(
         message_bytes={(stage, stage + 1): 1 for stage in range(pipeline.stages - 1)},
     )
     program = build_training_program(layout, schedule, options)
-    parts = (durations[0] / loops, durations[1] / (2 * loops), durations[2])
-    ticks_per_unit = lcm(*(part.denominator for part in parts))
-    costs, computation = _costs(program, parts, ticks_per_unit)
+    ticks_per_unit = lcm(*(time.denominator for time in times.all()))
+    costs, computation = _costs(program, times, ticks_per_unit)
     simulation = simulate(program, costs, max_cycles=1)
     makespan = Fraction(simulation.first_step_ticks, ticks_per_unit)
     total = sum(computation, Fraction(0))
@@ -115,54 +156,101 @@ def simulate_schedule(
         breakdown=busy_by_kind(simulation.timeline),
         program=program,
         simulation=simulation,
+        loops=pipeline.loops,
     )
 
 
-def _require_valid(
-    devices: int, loops: int, micro_batches: int, forward: Number, backward: Number, hop: Number
-) -> tuple[Fraction, Fraction, Fraction]:
-    problems = [
-        Violation(where, f"{count} is not a count of at least 1", "1")
-        for where, count in (("ranks", devices), ("loops", loops), ("micro-batches", micro_batches))
-        if count < 1
-    ]
-    durations = []
-    for where, value in (("forward", forward), ("backward", backward), ("hop", hop)):
-        try:
-            # str of a float is the decimal the user typed, not the binary fraction next to it.
-            durations.append(Fraction(str(value) if isinstance(value, float) else value))
-        except (ValueError, ZeroDivisionError):
-            problems.append(Violation(where, f"{value!r} is not a finite time"))
-            continue
-        if durations[-1] < 0 or (durations[-1] == 0 and where != "hop"):
-            allowed = "0 or more" if where == "hop" else "more than 0"
-            problems.append(Violation(where, f"{value} must be {allowed}"))
-    if problems:
-        raise InputError(problems)
-    return durations[0], durations[1], durations[2]
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Exact times of every stage and of a crossing; `weight_share` is the weight part of a backward."""
+
+    stages: tuple[StageTimes, ...]
+    weight_share: Fraction
+    hop: Fraction
+
+    @classmethod
+    def read(
+        cls,
+        devices: int,
+        loops: int | None,
+        micro_batches: int,
+        forward: Number | None,
+        backward: Number | None,
+        hop: Number,
+        weight_share: Number,
+        stage_times: Sequence[StageTimes] | None,
+    ) -> _Times:
+        """Refuse, all at once, counts and times that no pipeline has."""
+        counts = {"ranks": devices, "loops": 1 if loops is None else loops, "micro-batches": micro_batches}
+        problems = [
+            Violation(where, f"{count} is not a count of at least 1", "1")
+            for where, count in counts.items()
+            if count < 1
+        ]
+        uniform = {"loops": loops, "forward": forward, "backward": backward}
+        if stage_times is not None:
+            problems += [
+                Violation(where, f"{value} was given, but the stage times say it already")
+                for where, value in uniform.items()
+                if value is not None
+            ]
+            if not stage_times:
+                problems.append(Violation("stage times", "name no stage; one per stage is needed"))
+        given = {
+            "forward": 1 if forward is None else forward,
+            "backward": 2 if backward is None else backward,
+            "hop": hop,
+            "weight share": weight_share,
+        }
+        times: dict[str, Fraction] = {}
+        for where, value in given.items():
+            try:
+                times[where] = exact(where, value, zero=where == "hop")
+            except InputError as error:
+                problems += error.violations
+        if times.get("weight share", Fraction(0)) >= 1:
+            problems.append(Violation("weight share", f"{weight_share} must be less than 1", "0.5"))
+        if problems:
+            raise InputError(problems)
+        one = StageTimes(times["forward"] / counts["loops"], times["backward"] / counts["loops"])
+        stages = (one,) * (devices * counts["loops"]) if stage_times is None else tuple(stage_times)
+        return cls(stages, times["weight share"], times["hop"])
+
+    def of(self, kind: int) -> list[Fraction]:
+        """Time of a kind of computation on each stage."""
+        share = {
+            BACKWARD: Fraction(1),
+            BACKWARD_INPUT: 1 - self.weight_share,
+            BACKWARD_WEIGHT: self.weight_share,
+        }
+        if kind == FORWARD:
+            return [stage.forward for stage in self.stages]
+        return [share[kind] * stage.backward for stage in self.stages]
+
+    def all(self) -> list[Fraction]:
+        return [self.hop, *(time for kind in _COMPUTATIONS for time in self.of(kind))]
 
 
-def _costs(
-    program: Program, parts: tuple[Fraction, Fraction, Fraction], ticks_per_unit: int
-) -> tuple[Costs, list[Fraction]]:
-    """Costs in exact ticks, and each rank's computation in units.
-
-    `parts` are the times of one stage's forward, of each half of its backward, and of a crossing.
-    """
-    forward, half, hop = (int(part * ticks_per_unit) for part in parts)
-    if len(program) * max(forward, 2 * half, hop) > MOST_TICKS:
+def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs, list[Fraction]]:
+    """Costs in exact ticks, and each rank's computation in units."""
+    if len(program) * max(times.all()) * ticks_per_unit > MOST_TICKS:
         raise InputError(
-            Violation("forward, backward, hop", "have no common unit small enough; use rounder numbers")
+            Violation(
+                "forward, backward, hop, weight share",
+                "have no common unit small enough; use rounder numbers",
+            )
         )
-    kind = program.columns.kind
-    ticks = np.zeros(len(KINDS), dtype=np.int64)
-    ticks[FORWARD], ticks[BACKWARD] = forward, 2 * half
-    ticks[[BACKWARD_INPUT, BACKWARD_WEIGHT]] = half
+    columns = program.columns
+    ticks = np.zeros((len(KINDS), len(times.stages)), dtype=np.int64)
+    for kind in _COMPUTATIONS:
+        ticks[kind] = [int(time * ticks_per_unit) for time in times.of(kind)]
+    occupancy = ticks[columns.kind, columns.stage]
     busy = np.zeros(program.ranks, dtype=np.int64)
-    np.add.at(busy, program.columns.rank, ticks[kind])
+    np.add.at(busy, columns.rank, occupancy)
+    sends = np.isin(columns.kind, [send for send, _ in MESSAGES])
     costs = Costs(
-        occupancy=ticks[kind],
-        latency=np.where(np.isin(kind, [send for send, _ in MESSAGES]), hop, 0),
+        occupancy=occupancy,
+        latency=np.where(sends, int(times.hop * ticks_per_unit), 0),
         tick_s=1 / ticks_per_unit,
         synchronous=np.zeros(program.ranks, dtype=np.bool_),
         live_bytes=np.zeros(len(program), dtype=np.int64),

@@ -8,21 +8,34 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from program.layouts import legal_stages
 
 import weft.program.schedules as schedules
 from weft.errors import InputError
-from weft.program.kinds import BACKWARD, FORWARD, KINDS
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS
 from weft.program.schedules import SCHEDULES, all_schedules, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline
 from weft.program.schedules.breadth_first import BreadthFirst
 
+SPLIT = ("zb-h1", "zb-v")
+CHANGE = {FORWARD: 1, BACKWARD: -1, BACKWARD_INPUT: 0, BACKWARD_WEIGHT: -1}
+
 
 @st.composite
 def runnable(draw: st.DrawFn) -> tuple[str, Pipeline]:
+    """Every schedule on every pipeline that it takes by default: ragged loops, M < P, P = 1, M = 1."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     devices = draw(st.integers(1, 6))
-    stages = devices if name != "breadth-first" else draw(st.integers(devices, 4 * devices))
-    return name, Pipeline(devices=devices, stages=stages, micro_batches=draw(st.integers(1, 12)))
+    least = devices if name == "depth-first" else 1
+    return name, Pipeline(
+        devices=devices,
+        stages=draw(legal_stages(name, devices)),
+        micro_batches=draw(
+            st.integers(least, 12).filter(
+                lambda count: name != "depth-first" or count % devices == 0 or devices == 1
+            )
+        ),
+    )
 
 
 def words(order: ComputeOrder) -> str:
@@ -37,45 +50,59 @@ def test_every_stage_and_micro_batch_runs_once_each_way_on_its_device(case: tupl
     schedule = get_schedule(name)
     assert schedule.refuse(pipeline, {}) is None
     placement = schedule.placement(pipeline)
+    passes = [FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT] if name in SPLIT else [FORWARD, BACKWARD]
     seen = []
     for device in range(pipeline.devices):
         order = schedule.order(pipeline, device, {})
         assert (placement[order.stage] == device).all()
         position = {row: place for place, row in enumerate(zip(*(c.tolist() for c in order), strict=True))}
         assert len(position) == len(order.kind)
-        for (kind, stage, micro_batch), place in position.items():
-            if kind == FORWARD:
-                assert place < position[BACKWARD, stage, micro_batch]
+        for kind, stage, micro_batch in position:
+            assert kind in passes
+            places = [position[each, stage, micro_batch] for each in passes]
+            assert places == sorted(places)
         seen += list(position)
-    assert len(seen) == 2 * pipeline.stages * pipeline.micro_batches
-    assert set(np.unique([row[0] for row in seen])) == {FORWARD, BACKWARD}
+    assert len(seen) == len(passes) * pipeline.stages * pipeline.micro_batches
 
 
 @given(runnable())
-def test_backwards_of_a_stage_are_in_fifo_order(case: tuple[str, Pipeline]) -> None:
+def test_every_kind_on_a_stage_is_in_fifo_order(case: tuple[str, Pipeline]) -> None:
     """Gradients then accumulate in the order 0, 1, 2, ... under every schedule."""
     name, pipeline = case
     for device in range(pipeline.devices):
         order = get_schedule(name).order(pipeline, device, {})
         for stage in np.unique(order.stage):
-            for kind in (FORWARD, BACKWARD):
+            for kind in np.unique(order.kind):
                 mine = order.micro_batch[(order.stage == stage) & (order.kind == kind)]
                 assert mine.tolist() == list(range(pipeline.micro_batches))
 
 
 @given(runnable())
 def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
+    """Sheet of Lamy-Poirier's schedule and its rivals; a split backward lets go with its weight part."""
     name, pipeline = case
-    for device in range(pipeline.devices):
+    p, m, v = pipeline.devices, pipeline.micro_batches, pipeline.loops
+    for device in range(p):
         order = get_schedule(name).order(pipeline, device, {})
-        peak = int(np.cumsum(np.where(order.kind == FORWARD, 1, -1)).max())
-        local = len(range(device, pipeline.stages, pipeline.devices))
+        peak = int(np.cumsum([CHANGE[kind] for kind in order.kind.tolist()]).max())
+        local = len(range(device, pipeline.stages, p))
         expected = {
-            "gpipe": pipeline.micro_batches,
-            "1f1b": min(pipeline.micro_batches, pipeline.devices - device),
-            "breadth-first": pipeline.micro_batches * local,
+            "gpipe": m,
+            "1f1b": min(m, p - device),
+            "breadth-first": m * local,
+            "zb-h1": min(m, p),
         }
-        assert peak == expected[name]
+        if name in expected:
+            assert peak == expected[name]
+        elif name == "zb-v":
+            assert peak == 2 * p if m >= 2 * p - 1 else peak <= 2 * m
+        elif name == "hybrid":
+            breadth = min(count for count in range(1, m + 1) if m % count == 0 and (count >= p or count == m))
+            assert peak == breadth * local
+        elif pipeline.stages == p * v:
+            assert peak == min(m * v, 2 * (p - 1 - device) + (v - 1) * p + 1)
+        else:
+            assert peak <= m * local
 
 
 @given(st.integers(1, 6), st.integers(1, 8))
@@ -114,7 +141,17 @@ def test_breadth_first_allows_a_ragged_last_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "stages"), [("gpipe", 2, 4), ("1f1b", 2, 4), ("gpipe", 3, 2), ("breadth-first", 3, 2)]
+    ("name", "devices", "stages"),
+    [
+        ("gpipe", 2, 4),
+        ("1f1b", 2, 4),
+        ("gpipe", 3, 2),
+        ("breadth-first", 3, 2),
+        ("depth-first", 3, 2),
+        ("hybrid", 3, 2),
+        ("zb-h1", 2, 4),
+        ("zb-v", 3, 4),
+    ],
 )
 def test_impossible_pipelines_are_refused_with_both_numbers(name: str, devices: int, stages: int) -> None:
     reason = get_schedule(name).refuse(Pipeline(devices=devices, stages=stages, micro_batches=2), {})
@@ -130,6 +167,8 @@ def test_impossible_pipelines_are_refused_with_both_numbers(name: str, devices: 
         ("gpip", "gpipe"),
         ("ScheduleLoopedBFS", "breadth-first"),
         ("pipedream-flush", "1f1b"),
+        ("ScheduleZBVZeroBubble", "zb-v"),
+        ("interleaved", "depth-first"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(given_name: str, meant: str) -> None:
@@ -151,7 +190,7 @@ def test_third_parties_add_schedules_by_entry_point(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(EntryPoint, "load", lambda entry: Renamed)
     _install(monkeypatch, "third:Party")
     assert get_schedule("third-party").name == "third-party"
-    assert list(all_schedules()) == ["gpipe", "1f1b", "breadth-first", "third-party"]
+    assert list(all_schedules()) == [*SCHEDULES, "third-party"]
 
 
 def test_two_schedules_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,10 @@ from weft.planning.problem import Pins, Problem
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.memory import stage_parameters, state_bytes
 from weft.predict.predict import predict
+from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Pipeline
+from weft.timeline.figures import bubble_fraction
 
 # With one device in line all orders compute the same things; 1f1b keeps the least.
 SINGLE_DEVICE_SCHEDULE = "1f1b"
@@ -113,16 +115,21 @@ class _Bounds:
 
     def step_s(self, layout: Layout) -> float:
         """Valid for every order: some device must wait for the stages before its first one to fill, run all
-        its micro-batches, and then wait for these stages to drain."""
+        its micro-batches, and then wait for these stages to drain. Weight parts of its own that are left may
+        hide the drain."""
         pipeline = pipeline_of(self._problem.job, layout)
         placement = get_schedule(layout.schedule).placement(pipeline)
         passes = self._passes(layout.micro_batch_size)
-        stage_seconds = [sum(sum(passes[layer]) for layer in part) for part in self._parts(layout)]
+        parts = self._parts(layout)
+        stage_seconds = [sum(sum(passes[layer]) for layer in part) for part in parts]
+        waits = stage_seconds
+        if _splits_backward(layout.schedule, layout.pipeline_parallel):
+            waits = [sum(passes[layer][0] for layer in part) for part in parts]
         bound = 0.0
         for device in range(pipeline.devices):
             mine = [stage for stage in range(pipeline.stages) if placement[stage] == device]
             work = pipeline.micro_batches * sum(stage_seconds[stage] for stage in mine)
-            bound = max(bound, work + sum(stage_seconds[: mine[0]]))
+            bound = max(bound, work + sum(waits[: mine[0]]))
         return bound
 
     @property
@@ -180,17 +187,18 @@ def _simulate(problem: Problem, candidate: Candidate, layer_seconds: list[float]
         reason = f"rank {rank} would need {format_bytes(over)} more than its device has"
         verdict = Verdict.TOO_BIG
     else:
-        verdict, reason = Verdict.FITS, _why(problem, candidate.layout)
+        waiting = bubble_fraction(predicted.simulation.timeline)
+        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, waiting)
     return replace(candidate, verdict=verdict, reason=reason, peak_bytes=peak, plan=plan)
 
 
-def _why(problem: Problem, layout: Layout) -> str:
+def _why(problem: Problem, layout: Layout, waiting: float) -> str:
     pipeline = pipeline_of(problem.job, layout)
     count = pipeline.micro_batches
     each = f"{count} micro-batch{'es' if count > 1 else ''} per replica"
     if pipeline.devices == 1:
         return f"{each}, no pipeline"
-    return f"{each}, fill and drain cost {(pipeline.devices - 1) / (count * pipeline.loops):.0%}"
+    return f"{each}, devices wait {waiting:.0%} of the step"
 
 
 def _rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
@@ -239,7 +247,18 @@ def _schedules(pipeline_parallel: int, pins: Pins) -> Iterator[str]:
     elif pipeline_parallel == 1:
         yield SINGLE_DEVICE_SCHEDULE
     else:
-        yield from SCHEDULES
+        yield from (name for name in SCHEDULES if not _splits_backward(name, pipeline_parallel))
+
+
+def _splits_backward(name: str, pipeline_parallel: int) -> bool:
+    """Whether backwards are computed in two parts, which no runtime does yet: only a pin asks for it."""
+    schedule = get_schedule(name)
+    probes = (Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel) for loops in (1, 2))
+    return any(
+        BACKWARD_INPUT in schedule.order(probe, 0, {}).kind
+        for probe in probes
+        if schedule.refuse(probe, {}) is None
+    )
 
 
 def _loops(job: Job, pipeline_parallel: int, schedule: str, pins: Pins) -> Iterator[int]:

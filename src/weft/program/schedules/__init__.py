@@ -13,11 +13,26 @@ from types import MappingProxyType
 from weft.errors import InputError, Violation, nearest
 from weft.program.schedules.base import Schedule
 from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.depth_first import DepthFirst
 from weft.program.schedules.gpipe import GPipe
+from weft.program.schedules.hybrid import Hybrid
 from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
+from weft.program.schedules.zb_h1 import ZeroBubbleH1
+from weft.program.schedules.zb_v import ZeroBubbleV
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {schedule.name: schedule for schedule in (GPipe(), OneForwardOneBackward(), BreadthFirst())}
+    {
+        schedule.name: schedule
+        for schedule in (
+            GPipe(),
+            OneForwardOneBackward(),
+            DepthFirst(),
+            BreadthFirst(),
+            Hybrid(),
+            ZeroBubbleH1(),
+            ZeroBubbleV(),
+        )
+    }
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+from weft.program.schedules.ring import local_stages, refuse_idle_devices, ring_placement
 
 
 class BreadthFirst:
@@ -24,18 +25,13 @@ class BreadthFirst:
     options: ClassVar[Mapping[str, str]] = {}
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        if pipeline.stages < pipeline.devices:
-            return (
-                f"breadth-first needs a stage for every device, not {pipeline.stages} stages on "
-                f"{pipeline.devices} devices"
-            )
-        return None
+        return refuse_idle_devices(self.name, pipeline)
 
     def placement(self, pipeline: Pipeline) -> Ints:
-        return np.arange(pipeline.stages, dtype=np.int64) % pipeline.devices
+        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        local = np.arange(device, pipeline.stages, pipeline.devices, dtype=np.int64)
+        local = local_stages(pipeline, device)
         micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)
         return ComputeOrder(
             kind=np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), len(local) * len(micro_batches)),

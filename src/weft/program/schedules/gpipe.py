@@ -10,6 +10,7 @@ import numpy as np
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+from weft.program.schedules.ring import refuse_loops, ring_placement
 
 
 class GPipe:
@@ -20,14 +21,10 @@ class GPipe:
     options: ClassVar[Mapping[str, str]] = {}
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        if pipeline.stages != pipeline.devices:
-            return (
-                f"gpipe runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
-            )
-        return None
+        return refuse_loops(self.name, pipeline)
 
     def placement(self, pipeline: Pipeline) -> Ints:
-        return np.arange(pipeline.stages, dtype=np.int64)
+        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)

@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+from weft.program.schedules.ring import refuse_loops, ring_placement
+from weft.program.schedules.turns import take_turns
 
 
 class OneForwardOneBackward:
@@ -24,25 +25,12 @@ class OneForwardOneBackward:
     options: ClassVar[Mapping[str, str]] = {}
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        if pipeline.stages != pipeline.devices:
-            return (
-                f"1f1b runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
-            )
-        return None
+        return refuse_loops(self.name, pipeline)
 
     def placement(self, pipeline: Pipeline) -> Ints:
-        return np.arange(pipeline.stages, dtype=np.int64)
+        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        total = pipeline.micro_batches
-        warm_up = min(total, pipeline.devices - 1 - device)
-        micro_batches = np.arange(total, dtype=np.int64)
-        # Forward m starts after the backward of m - warm_up - 1 and before the backward of m - warm_up.
-        turn = np.concatenate([2 * np.maximum(micro_batches - warm_up, -1), 2 * micro_batches + 1])
-        sequence = np.argsort(turn, kind="stable")
-        kind = np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), total)
-        return ComputeOrder(
-            kind=kind[sequence],
-            stage=np.full(2 * total, device, dtype=np.int64),
-            micro_batch=np.tile(micro_batches, 2)[sequence],
-        )
+        warm_up = min(pipeline.micro_batches, pipeline.devices - 1 - device)
+        kind, micro_batch = take_turns(pipeline.micro_batches, warm_up)
+        return ComputeOrder(kind, np.full_like(kind, device), micro_batch)

@@ -1,0 +1,70 @@
+"""Hybrid of breadth-first and depth-first: the breadth-first order, repeated for groups of micro-batches.
+
+The orders of Fast-LLM with `depth_first_micro_batches` = `depth`: D rounds of M / D micro-batches each. Here
+round d runs micro-batches d M / D, d M / D + 1, ..., so that every stage still counts 0, 1, 2, ....
+Bubble overhead D (P - 1) / (M v) on P devices with v loops, as long as a round has P micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from weft.program.program import Ints
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.options import count_option, refuse_count
+from weft.program.schedules.ring import refuse_idle_devices, ring_placement
+
+
+class Hybrid:
+    """A `depth`-th of breadth-first's activations for `depth` times its bubble."""
+
+    name: ClassVar[str] = "hybrid"
+    synonyms: ClassVar[tuple[str, ...]] = ("breadth-first-depth-first", "bf-df")
+    options: ClassVar[Mapping[str, str]] = {
+        "depth": "rounds of equally many micro-batches, a divisor of their number; by default as many as "
+        "leave every device a micro-batch per round"
+    }
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        reason = refuse_idle_devices(self.name, pipeline) or refuse_count(self.name, "depth", options)
+        if reason is not None:
+            return reason
+        depth = _depth(pipeline, options)
+        if pipeline.micro_batches % depth == 0:
+            return None
+        nearest = min(_divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
+        return (
+            f"hybrid cannot split {pipeline.micro_batches} micro-batches into {depth} equal rounds; "
+            f"nearest depth: {nearest}"
+        )
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return ring_placement(pipeline)
+
+    def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
+        depth = _depth(pipeline, options)
+        breadth = pipeline.micro_batches // depth
+        round_ = BreadthFirst().order(Pipeline(pipeline.devices, pipeline.stages, breadth), device, {})
+        first = np.repeat(np.arange(depth, dtype=np.int64) * breadth, len(round_.kind))
+        return ComputeOrder(
+            kind=np.tile(round_.kind, depth),
+            stage=np.tile(round_.stage, depth),
+            micro_batch=np.tile(round_.micro_batch, depth) + first,
+        )
+
+
+def _divisors(count: int) -> list[int]:
+    return [divisor for divisor in range(1, count + 1) if count % divisor == 0]
+
+
+def _depth(pipeline: Pipeline, options: Options) -> int:
+    full = [
+        divisor
+        for divisor in _divisors(pipeline.micro_batches)
+        if pipeline.micro_batches // divisor >= pipeline.devices
+    ]
+    return count_option("depth", options, max(full, default=1))

@@ -1,0 +1,37 @@
+"""ZB-H1 (ZB1P): 1F1B whose backward is split, weight parts filling the bubble (Qi et al., arXiv 2401.10241).
+
+The order of torch's `ScheduleInterleavedZeroBubble` with one stage per rank: device r warms up with
+min(M, P - 1 - r) forwards, alternates forwards with input parts, and runs each weight part r input parts
+after its own, so that a device never keeps more than P micro-batches' activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from weft.program.program import Ints
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline
+from weft.program.schedules.ring import refuse_loops, ring_placement
+from weft.program.schedules.turns import take_split_turns
+
+
+class ZeroBubbleH1:
+    """One stage per device; a third of 1F1B's bubble when all three parts take equal times."""
+
+    name: ClassVar[str] = "zb-h1"
+    synonyms: ClassVar[tuple[str, ...]] = ("ScheduleInterleavedZeroBubble", "ZB1P", "zero-bubble")
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        return refuse_loops(self.name, pipeline)
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return ring_placement(pipeline)
+
+    def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
+        warm_up = min(pipeline.micro_batches, pipeline.devices - 1 - device)
+        kind, micro_batch = take_split_turns(pipeline.micro_batches, warm_up, weight_lag=device)
+        return ComputeOrder(kind, np.full_like(kind, device), micro_batch)
