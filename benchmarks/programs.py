@@ -19,11 +19,11 @@ from weft.program.verify import require_valid
 DEVICES, LOOPS, MICRO_BATCHES = 64, 8, 128
 
 
-def build() -> Program:
-    stages = DEVICES * LOOPS
+def build(devices: int = DEVICES, micro_batches: int = MICRO_BATCHES) -> Program:
+    stages = devices * LOOPS
     layout = PipelineLayout(
-        stages=tuple(StageLayout(replicas=((stage % DEVICES,),)) for stage in range(stages)),
-        micro_batches=(MICRO_BATCHES,),
+        stages=tuple(StageLayout(replicas=((stage % devices,),)) for stage in range(stages)),
+        micro_batches=(micro_batches,),
         message_bytes={(stage, stage + 1): 1 for stage in range(stages - 1)},
     )
     return build_training_program(layout, get_schedule("breadth-first"), {})

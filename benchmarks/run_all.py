@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("start_up", "programs", "recorder", "prediction", "sleep_compute")
+BENCHMARKS = ("start_up", "programs", "simulator", "recorder", "prediction", "sleep_compute")
 
 
 def main() -> int:

@@ -58,6 +58,9 @@ CASES = (
     Case("breadth-first", 2, 8),
     Case("breadth-first", 2, 4),
     Case("breadth-first", 4, 8),
+    Case("depth-first", 2, 8),
+    Case("depth-first", 4, 8),
+    Case("hybrid", 2, 16),
 )
 
 

@@ -23,6 +23,9 @@ class Costs:
             when the current computation has ended.
         live_bytes: change of the rank's live bytes when the instruction ends (negative: freed).
         base_bytes: per rank, bytes held all the time: weights, gradients, optimizer state, buffers.
+        links: shape (instructions, 2): numbers of the two links that a message occupies, where it leaves its
+            node and where it enters another; -1 where it does not. Both have the same capacity: messages that
+            overlap on a link share it, and each takes its occupancy when alone. None: nothing is shared.
     """
 
     occupancy: Ints
@@ -31,3 +34,4 @@ class Costs:
     synchronous: npt.NDArray[np.bool_]
     live_bytes: Ints
     base_bytes: Ints
+    links: Ints | None = None

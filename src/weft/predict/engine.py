@@ -1,9 +1,7 @@
-"""The event engine: one cycle of a Program, as a worklist over its dependency graph.
+"""The event engine: one cycle of a Program as arrays, run in plain Python or compiled.
 
-Without contention every start is a maximum over ends that come before it, so any topological order gives the
-same times and no heap is needed. `run_cycle` is the only place where an instruction starts and ends; shared
-links will be served there. It is written for plain lists and for compiled arrays alike: small programs run
-it as it stands, because importing a compiler costs more than they do, large ones run it through numba.
+Small programs run `run_cycle` as it stands, because importing a compiler costs more than they do; large ones
+run it through numba.
 """
 
 from __future__ import annotations
@@ -11,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from weft.program.program import Ints
+from weft.predict import cycle
+from weft.program.program import NONE, Ints
 
-# Instructions plus edges above which loading the compiled engine pays for itself (measured: plain Python
-# takes about 0.5 us for each, the compiled engine about 0.7 s to load from its cache).
+# Work above which loading the compiled engine pays for itself: plain Python takes about 0.2 us for each
+# instruction and edge and 5 us for each flow, in three cycles or so; the compiled engine takes about 0.4 s to
+# load from its cache.
 COMPILED_FROM = 600_000
+WORK_OF_FLOW = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class CycleGraph:
         occupancy: ticks from start to end, per instruction.
         meeting: number of the collective an instruction takes part in, or -1; its members start together
             when the last one is ready.
+        flow_rows, flow_links: flows that can meet others, rising, and their links, shape (flows, 2); see
+            `flows_that_meet`. They take their occupancy when alone.
     """
 
     source: Ints
@@ -39,13 +43,15 @@ class CycleGraph:
     delay: Ints
     occupancy: Ints
     meeting: Ints
+    flow_rows: Ints
+    flow_links: Ints
 
     def __len__(self) -> int:
         return len(self.occupancy)
 
     @cached_property
     def _arrays(self) -> tuple[Ints, ...]:
-        """Predecessor counts, successors in rows, members of the meetings in rows."""
+        """Predecessor counts, successors in rows, members of the meetings in rows, flows."""
         length = len(self)
         order = np.argsort(self.source, kind="stable")
         waiting = np.bincount(self.target, minlength=length)
@@ -54,8 +60,34 @@ class CycleGraph:
         members = taking_part[np.argsort(self.meeting[taking_part], kind="stable")]
         sizes = np.bincount(self.meeting[taking_part], minlength=1)
         first_member = np.concatenate([[0], np.cumsum(sizes)])
+        flow_of = np.full(length, NONE)
+        flow_of[self.flow_rows] = np.arange(len(self.flow_rows))
         arrays = (waiting, first, self.target[order], self.delay[order], self.occupancy, self.meeting)
-        return tuple(array.astype(np.int64) for array in (*arrays, first_member, members))
+        return tuple(
+            array.astype(np.int64, copy=False) for array in (*arrays, first_member, members, flow_of)
+        )
+
+    def _flows(self) -> cycle.Flows:
+        """Flows before the first has been posted."""
+        flows, links = len(self.flow_rows), int(self.flow_links.max(initial=NONE)) + 1
+
+        def filled(length: int, value: int) -> Ints:
+            return np.full(length, value, dtype=np.int64)
+
+        return cycle.Flows(
+            row=self.flow_rows.astype(np.int64),
+            link=self.flow_links.ravel().astype(np.int64),
+            head=filled(links, NONE),
+            following=filled(2 * flows, NONE),
+            preceding=filled(2 * flows, NONE),
+            remaining=np.zeros(flows),
+            since=filled(flows, 0),
+            rate=np.zeros(flows),
+            version=filled(flows, 0),
+            spare=np.zeros(links),
+            users=filled(links, NONE),
+            fresh=np.zeros(flows),
+        )
 
     @cached_property
     def _lists(self) -> tuple[list[int], ...]:
@@ -68,72 +100,45 @@ class CycleGraph:
         `compiled` picks the engine; by default the size of the graph does.
         """
         if compiled is None:
-            compiled = len(self) + len(self.source) >= COMPILED_FROM
+            work = len(self) + len(self.source) + WORK_OF_FLOW * len(self.flow_rows)
+            compiled = work >= COMPILED_FROM
+        flows = self._flows()
         if compiled:
             waiting, *rest = self._arrays
-            return _compiled_engine()(release, waiting.copy(), *rest, np.zeros_like(release))  # type: ignore[no-any-return]
+            arguments = (release, waiting.copy(), *rest, flows, np.zeros_like(release))
+            return _compiled_engine()(*arguments)  # type: ignore[no-any-return]
         waiting_list, *lists = self._lists
-        engine: Callable[..., Any] = run_cycle
-        answer = engine(release.tolist(), waiting_list.copy(), *lists, [0] * len(release))
+        engine: Callable[..., Any] = cycle.run_cycle
+        flows = cycle.Flows(*(array.tolist() for array in flows))
+        answer = engine(release.tolist(), waiting_list.copy(), *lists, flows, [0] * len(release))
         start, end, left = (np.array(values, dtype=np.int64) for values in answer)
         return start, end, left
 
 
-# `Any`: lists in plain Python, int64 arrays under numba.
-def run_cycle(
-    start: Any,
-    waiting: Any,
-    first_successor: Any,
-    successor: Any,
-    delay: Any,
-    occupancy: Any,
-    meeting: Any,
-    first_member: Any,
-    members: Any,
-    end: Any,
-) -> tuple[Any, Any, Any]:
-    """Kahn's worklist. `start` holds the release times, `end` zeros; both are filled in.
+def flows_that_meet(links: Ints, queue: Ints) -> tuple[Ints, Ints]:
+    """Rows of the flows that can meet another one, and their links, numbered densely, shape (flows, 2).
 
-    What is left in `waiting` belongs to instructions that never started; a collective some of whose members
-    never came leaves 1 at the members that did.
+    Args:
+        links: shape (rows, 2), the links of each row; -1 where it uses none.
+        queue: of each row. Flows of one queue follow each other, so that they never meet.
     """
-    length = len(start)
-    worklist = [node for node in range(length) if waiting[node] == 0]
-    missing = [first_member[m + 1] - first_member[m] for m in range(len(first_member) - 1)]
-    together = [0 for _ in missing]
-    for member in members:
-        # Until its collective starts, a member counts as waiting for it.
-        waiting[member] += 1
-    while len(worklist) > 0:
-        node = worklist.pop()
-        low, high = 0, 1
-        room = meeting[node]
-        if room >= 0:
-            missing[room] -= 1
-            together[room] = max(together[room], start[node])
-            if missing[room] > 0:
-                continue
-            low, high = first_member[room], first_member[room + 1]
-        for index in range(low, high):
-            starting = node
-            if room >= 0:
-                starting = members[index]
-                start[starting] = together[room]
-                waiting[starting] = 0
-            ended = start[starting] + occupancy[starting]
-            end[starting] = ended
-            for edge in range(first_successor[starting], first_successor[starting + 1]):
-                follower = successor[edge]
-                if ended + delay[edge] > start[follower]:
-                    start[follower] = ended + delay[edge]
-                waiting[follower] -= 1
-                if waiting[follower] == (1 if meeting[follower] >= 0 else 0):
-                    worklist.append(follower)
-    return start, end, waiting
+    rows = np.flatnonzero(links[:, 0] != NONE)
+    numbers, dense = np.unique(links[rows], return_inverse=True)
+    dense = dense.reshape(-1, 2)
+    count = int(queue.max(initial=0)) + 1
+    pairs = np.unique(dense.ravel() * count + np.repeat(queue[rows], 2))
+    queues = np.bincount(pairs // count, minlength=len(numbers))
+    meeting = np.flatnonzero((queues[dense] > 1).any(axis=1))
+    return rows[meeting], dense[meeting].astype(np.int64)
 
 
 @cache
 def _compiled_engine() -> Callable[..., Any]:
     import numba
 
-    return numba.njit(cache=True)(run_cycle)  # type: ignore[no-any-return]
+    compiled = numba.njit(cache=True)
+    names = {**vars(cycle)}
+    # A function finds those it calls among its globals, which come before it.
+    for function in cycle.COMPILED:
+        names[function.__name__] = compiled(FunctionType(function.__code__, names, function.__name__))
+    return names[cycle.run_cycle.__name__]  # type: ignore[no-any-return]

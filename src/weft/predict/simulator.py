@@ -2,7 +2,8 @@
 
 An instruction starts when its queue is free, its host has reached it and its edges have ended (plus the
 source's latency); a collective starts on all members when the last one is ready. A synchronous rank posts
-nothing while it computes; an asynchronous one posts at once. Time is int64 ticks.
+nothing while it computes; an asynchronous one posts at once. Messages of one cycle that are under way on the
+same link at once share it. Time is int64 ticks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
-from weft.predict.engine import CycleGraph
+from weft.predict.engine import CycleGraph, flows_that_meet
 from weft.predict.live_bytes import peak_live_bytes
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Edges, Ints, Program
@@ -169,6 +170,8 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
     over = ~now & ~prologue[target]
     recurring = now & ~prologue[source] & ~prologue[target]
     occupancy, meeting = _meetings(program, costs)
+    links = np.full((len(program), 2), NONE, dtype=np.int64) if costs.links is None else costs.links
+    flow_rows, flow_links = flows_that_meet(links, program.queue)
 
     def graph(kept: Mask) -> CycleGraph:
         return CycleGraph(
@@ -177,6 +180,8 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
             delay=delay[kept],
             occupancy=occupancy,
             meeting=meeting,
+            flow_rows=flow_rows,
+            flow_links=flow_links,
         )
 
     first_graph = graph(now)
@@ -201,7 +206,8 @@ def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
     # A rank's prologue comes first and is not followed by itself.
     body = columns.iteration != NONE
     part = 2 * columns.rank + body
-    before = np.where(before >= np.searchsorted(part, part), before, NONE)
+    began = np.maximum.accumulate(np.where(np.diff(part, prepend=NONE) != 0, rows, 0))
+    before = np.where(before >= began, before, NONE)
     last = np.full(program.ranks, NONE, dtype=np.int64)
     last[columns.rank[computes & body]] = rows[computes & body]
     later = body & (before == NONE)
@@ -250,7 +256,8 @@ def _timeline(
     program: Program, costs: Costs, run: str, plan_id: str, posted: Ints, start: Ints, end: Ints
 ) -> Timeline:
     columns = program.columns
-    order = np.lexsort((np.arange(len(program)), columns.rank, columns.iteration))
+    # Rows are in order of rank already.
+    order = np.argsort(columns.iteration, kind="stable")
     origin = start.min(initial=np.iinfo(np.int64).max)
 
     def nanoseconds(ticks: Ints) -> Ints:

@@ -23,9 +23,11 @@ def test_more_bytes_or_more_neighbours_never_help(
 
 
 @given(groups, sizes)
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(ranks: list[int], size: int) -> None:
+def test_an_all_reduce_is_no_slower_than_a_reduce_scatter_and_an_all_gather(
+    ranks: list[int], size: int
+) -> None:
     halves = PLAIN.reduce_scatter_s(ranks, size), PLAIN.all_gather_s(ranks, size)
-    assert PLAIN.all_reduce_s(ranks, size) == pytest.approx(sum(halves))
+    assert PLAIN.all_reduce_s(ranks, size) <= sum(halves) * (1 + 1e-12)
     assert halves[0] == halves[1] > 0.0
 
 
@@ -48,6 +50,42 @@ def test_hierarchy_wins_where_latency_between_nodes_rules() -> None:
     inside = 3 * (INSIDE.latency_s + 8 / 4 / INSIDE.bytes_per_s)
     between = BETWEEN.latency_s + 2 / 2 / (BETWEEN.bytes_per_s / 4)
     assert PLAIN.all_gather_s(range(8), 8) == pytest.approx(inside + between)
+
+
+def wide(nodes: int, devices: int = 1) -> Network:
+    return Network(cluster=cluster(nodes=nodes, devices=devices))
+
+
+def test_hierarchy_takes_the_textbook_time() -> None:
+    """Eight nodes of four: all bytes inside, then each device's quarter between, four rings to a link."""
+    size = 4 * 10**6
+    inside = 3 * (INSIDE.latency_s + size / 4 / INSIDE.bytes_per_s)
+    between = 7 * (BETWEEN.latency_s + size / 4 / 8 / (BETWEEN.bytes_per_s / 4))
+    assert wide(8, 4).all_gather_s(range(32), size) == pytest.approx(inside + between)
+
+
+@pytest.mark.parametrize("levels", range(1, 11))
+def test_an_empty_all_reduce_takes_the_logarithm_of_its_ranks(levels: int) -> None:
+    nodes = 2**levels
+    assert wide(nodes).all_reduce_s(range(nodes), 0) == pytest.approx(2 * levels * BETWEEN.latency_s)
+
+
+@given(st.integers(3, 64), st.integers(10**4, 10**6))
+def test_trees_take_the_best_number_of_pieces(nodes: int, size: int) -> None:
+    """The ring or the best whole number of pieces, which the real one comes within a little of."""
+    depth, turn = (nodes - 1).bit_length(), size / BETWEEN.bytes_per_s
+    ring = 2 * (nodes - 1) * (BETWEEN.latency_s + turn / nodes)
+    pieces = [2 * (depth + count - 1) * (BETWEEN.latency_s + turn / count) for count in range(1, 40)]
+    reached = wide(nodes).all_reduce_s(range(nodes), size)
+    assert reached <= min(ring, *pieces) * (1 + 1e-12)
+    assert reached >= min(ring, *pieces) * 0.97
+
+
+def test_trees_win_where_latency_rules_and_rings_where_bandwidth_does() -> None:
+    network = wide(64)
+    small, large = (network.all_reduce_s(range(64), size) for size in (1, 10**10))
+    assert small == pytest.approx(2 * 6 * BETWEEN.latency_s, rel=1e-3)
+    assert large == pytest.approx(2 * 63 * (BETWEEN.latency_s + 1e10 / 64 / BETWEEN.bytes_per_s))
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

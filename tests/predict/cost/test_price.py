@@ -18,6 +18,7 @@ from weft.predict.cost.memory import ALLOCATOR_SLACK, stage_kept_bytes, stage_pa
 from weft.predict.cost.network import Network
 from weft.predict.cost.price import price, register_cost_hook
 from weft.predict.predict import predict
+from weft.predict.simulator import simulate
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, REDUCE, SEND_ACTIVATION, STEP, Kind
 
 GRAPH = layer_graph(MODEL)
@@ -98,7 +99,7 @@ def test_instructions_cost_what_their_stage_their_link_and_their_group_say() -> 
         assert costs.occupancy[row] == round(seconds * 1e9)
 
 
-def test_messages_between_nodes_share_what_leaves_the_node_at_once() -> None:
+def test_replicas_side_by_side_share_their_nodes_link_folded_or_not() -> None:
     """Two replicas side by side: both send from node 0 to node 1 in step."""
     where = cluster(nodes=2, devices=2)
     plan = plan_of(GRAPH, where, pp=2, dp=2)
@@ -114,13 +115,21 @@ def test_messages_between_nodes_share_what_leaves_the_node_at_once() -> None:
         for device, stage in enumerate(plan.stages)
     ]
     plan = plan.model_copy(update={"stages": tuple(stages)})
-    for only in (None, 0):
+    steps = []
+    for only, alone in ((None, 1), (0, 2)):
         program = compile_plan(plan, GRAPH, only_replica=only)
         costs = price(program, plan, GRAPH, where).costs
         sends = np.flatnonzero(program.columns.kind == SEND_ACTIVATION)
-        seconds = program.columns.bytes[sends] / (BETWEEN.bytes_per_s / 2)
-        assert costs.occupancy[sends].tolist() == np.rint(seconds * 1e9).tolist()
-        assert set(costs.latency[sends].tolist()) == {round(BETWEEN.latency_s * 1e9)}
+        seconds = program.columns.bytes[sends] / BETWEEN.bytes_per_s
+        assert costs.occupancy[sends].tolist() == np.rint(alone * seconds * 1e9).tolist()
+        assert costs.links is not None
+        assert (costs.links[sends] >= 0).all()
+        simulation = simulate(program, costs)
+        timeline = simulation.timeline
+        took = (timeline.end_ns - timeline.start_ns)[timeline.kind == SEND_ACTIVATION]
+        assert took == pytest.approx(2 * seconds * 1e9, abs=1.5)
+        steps.append(simulation.step_s)
+    assert steps[0] == pytest.approx(steps[1], rel=1e-5)
 
 
 def test_tensor_ranks_pay_for_their_reductions() -> None:

@@ -2,8 +2,9 @@
 
 A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring
 and, where a group has several ranks on each of several nodes, a hierarchical one (reduce inside the nodes,
-between them, and spread inside them). A node's link is shared by its devices that communicate at once.
-Between ranks of one node whose device was measured, the measured tables take the place of the description.
+between them, and spread inside them). An all-reduce may also take a pair of trees, whose latency grows with
+the logarithm of the ranks. A node's link is shared by its devices that communicate at once. Between ranks of
+one node whose device was measured, the measured tables take the place of the description.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil, log2, sqrt
 
 from weft.describe.cluster import Cluster, Link
 from weft.predict.cost.tables import value_at
@@ -44,7 +46,8 @@ class Network:
         """
         if len(ranks) > 1 and self._measured(ranks) and self.machine is not None and self.machine.all_reduce:
             return _scaled(self.machine.all_reduce, len(ranks), reduced_bytes)
-        return 2.0 * self._one_way_s(ranks, reduced_bytes, sharing)
+        one_way = self._one_way_s(ranks, reduced_bytes, sharing)
+        return 2.0 * min(one_way, self._trees_s(sorted(ranks), reduced_bytes, sharing))
 
     def reduce_scatter_s(self, ranks: Sequence[int], total_bytes: int, sharing: int = 1) -> float:
         """Every rank ends with its share of the sum of `total_bytes`."""
@@ -80,6 +83,26 @@ class Network:
         # All devices of a node talk to their twins on the other nodes at once.
         between = self._ring_s([node[0] for node in nodes], total_bytes // on_a_node, sharing * on_a_node)
         return inside + between
+
+    def _trees_s(self, ranks: Sequence[int], total_bytes: int, sharing: int) -> float:
+        """Reducing to one rank, or spreading from it, over two binary trees with half of the bytes each.
+
+        A rank inside one tree is a leaf of the other, so that each sends and receives all bytes once (Sanders
+        et al., Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009). Trees join the
+        ranks of a node before the nodes. In k pieces over `depth` levels this takes
+        (depth + k - 1) (latency + bytes / (k bandwidth)); k is the best real number.
+        """
+        if len(ranks) < 2:
+            return 0.0
+        members = Counter(self.cluster.node_of(rank) for rank in ranks)
+        depth = ceil(log2(max(members.values()))) + ceil(log2(len(members)))
+        links = {self._link(rank, peer, sharing) for rank, peer in pairwise(ranks)}
+        latency_s = max(link.latency_s for link in links)
+        moving_s = total_bytes / min(link.bytes_per_s for link in links)
+        if latency_s == 0.0:
+            return moving_s
+        pieces = max(1.0, sqrt((depth - 1) * moving_s / latency_s))
+        return (depth + pieces - 1) * (latency_s + moving_s / pieces)
 
     def _link(self, rank: int, peer: int, sharing: int) -> Link:
         link = self.cluster.link_between(rank, peer)

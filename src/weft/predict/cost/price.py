@@ -104,6 +104,7 @@ def price(
             synchronous=np.array(synchronous, dtype=np.bool_),
             live_bytes=live_bytes(pricing),
             base_bytes=base_bytes(pricing),
+            links=pricing.links,
         ),
         low_scale=1.0 - half_width,
         high_scale=1.0 + half_width,

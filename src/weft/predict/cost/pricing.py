@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,11 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
-from weft.program.program import Ints, Program
+from weft.program.kinds import MESSAGES
+from weft.program.program import NONE, Ints, Program
+
+_NodeLink = tuple[tuple[int, int], int, bool]
+"""(node, group of nodes at the other end, whether bytes leave the node)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +138,47 @@ class Pricing:
     def message_s(self, rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
         """(occupancy, latency) of a message, of the twins' slowest.
 
-        Replicas and tensor lanes of one stage run in step, so that all their messages to the next stage leave
-        a node at once and share its link; messages of other stages are taken to come at other times.
+        Twins run in step, so that their messages share links; where others meet them the simulator finds out.
         """
-        pairs = zip(self.twins[rank], self.twins[peer], strict=True)
+        pairs = list(zip(self.twins[rank], self.twins[peer], strict=True))
+        sharing = Counter(link for pair in pairs for link in self._links_between(*pair))
         return max(
-            (self.network.message_s(*pair, sent_bytes, self._flows.get(pair, 1)) for pair in pairs), key=sum
+            (
+                self.network.message_s(
+                    *pair, sent_bytes, max((sharing[link] for link in self._links_between(*pair)), default=1)
+                )
+                for pair in pairs
+            ),
+            key=sum,
         )
 
     @cached_property
-    def _flows(self) -> Mapping[tuple[int, int], int]:
-        """Messages that leave a node together with the one of (rank, peer), it included."""
-        flows: dict[tuple[int, int], int] = {}
-        for producer, consumer in self.program.obligations.stage_edges:
-            leaving: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-            copies = zip(
-                self.plan.stages[producer].replicas, self.plan.stages[consumer].replicas, strict=False
-            )
-            for here, there in copies:
-                for pair in zip(here.ranks, there.ranks, strict=False):
-                    for rank, peer in (pair, pair[::-1]):
-                        if self.cluster.node_of(rank) != self.cluster.node_of(peer):
-                            leaving[self.cluster.node_of(rank)].append((rank, peer))
-            for pairs in leaving.values():
-                for pair in pairs:
-                    flows[pair] = max(flows.get(pair, 1), len(pairs))
-        return flows
+    def links(self) -> Ints:
+        """Numbers of the two links that each message between nodes occupies, else -1: (instructions, 2).
+
+        The messages of a rank's twins are one flow here, with as large a share as that of any other rank.
+        """
+        columns = self.program.columns
+        links = np.full((len(columns), 2), NONE, dtype=np.int64)
+        sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]))
+        ends, which = np.unique(
+            np.stack([columns.rank[sends], columns.peer[sends]], axis=1), axis=0, return_inverse=True
+        )
+        numbers: dict[_NodeLink, int] = {}
+        table = np.full_like(ends, NONE)
+        for index, pair in enumerate(ends.tolist()):
+            used = self._links_between(*pair)
+            if used:
+                table[index] = [numbers.setdefault(link, len(numbers)) for link in used]
+        links[sends] = table[which.ravel()]
+        return links
+
+    def _links_between(self, rank: int, peer: int) -> tuple[_NodeLink, ...]:
+        """By which link a message leaves its node and by which it enters another; none inside a node.
+
+        A node has one link in each direction for every group of nodes it talks to.
+        """
+        here, there = self.cluster.node_of(rank), self.cluster.node_of(peer)
+        if here == there:
+            return ()
+        return (here, there[0], True), (there, here[0], False)
