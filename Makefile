@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 # Where there is no NVIDIA driver, constraints.txt pins the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.txt)
 
+# The documentation tool prints a note on its own future into every build.
+export NO_MKDOCS_2_WARNING := 1
+
 .PHONY: install demo test check bench docs pictures clean
 
 install: $(VENV)/.installed
