@@ -16,6 +16,7 @@ from weft.errors import InputError, Violation
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
+from weft.program.table import compute_orders
 
 LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
 KIND_OF_LETTER = {letter: kind for kind, letter in LETTERS.items()}
@@ -43,12 +44,7 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
 
 def program_orders(program: Program) -> list[ComputeOrder]:
     """What each rank of a program computes, in order; the number of micro-batches is that of the program."""
-    columns = program.columns
-    computes = np.isin(columns.kind, list(LETTERS))
-    return [
-        ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine])
-        for mine in (computes & (columns.rank == rank) for rank in range(program.ranks))
-    ]
+    return compute_orders(program, list(LETTERS))
 
 
 def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:

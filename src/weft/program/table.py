@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,16 +71,18 @@ def _or_dash(value: int) -> str:
     return "-" if value == NONE else str(value)
 
 
-def compute_orders(program: Program) -> list[ComputeOrder]:
-    """What each rank computes, in order; micro-batches keep their numbers in the global batch."""
-    computes = np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind]
-    orders = []
-    for rank in range(program.ranks):
-        rows = np.arange(program.rank_starts[rank], program.rank_starts[rank + 1])
-        rows = rows[computes[rows]]
-        columns = program.columns
-        orders.append(ComputeOrder(columns.kind[rows], columns.stage[rows], columns.micro_batch[rows]))
-    return orders
+def compute_orders(program: Program, kinds: Sequence[int] | None = None) -> list[ComputeOrder]:
+    """What each rank computes, in order; micro-batches keep their numbers in the global batch.
+
+    `kinds` takes instructions of these kinds only; all of the compute stream when not given.
+    """
+    if kinds is None:
+        kinds = [code for code, kind in enumerate(KINDS) if kind.stream == "compute"]
+    columns, wanted = program.columns, np.isin(program.columns.kind, kinds)
+    rows = [
+        np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
+    ]
+    return [ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine]) for mine in rows]
 
 
 def format_grid(orders: Program | Sequence[ComputeOrder]) -> str:
