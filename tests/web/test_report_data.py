@@ -140,5 +140,5 @@ def test_the_page_is_the_same_every_time() -> None:
 
 def test_an_empty_timeline_is_left_out() -> None:
     empty = simulated_step(sample_program(2), 0)
-    empty = report_data._take(empty, np.zeros(len(empty), dtype=np.bool_))
+    empty = empty.take(np.zeros(len(empty), dtype=np.bool_))
     assert page_record(ReportData(run="r", predicted=empty))["timeline"] is None

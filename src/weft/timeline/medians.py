@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from weft.program.program import Ids, Ints
 from weft.timeline.streams import is_compute
-from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+from weft.timeline.timeline import Timeline
 
 Seconds = npt.NDArray[np.float64]
 _Key = TypeVar("_Key", bound=np.generic)
@@ -40,9 +40,7 @@ class Instructions:
 
 def from_step(timeline: Timeline, step: int) -> Timeline:
     """The rows of this and all later steps."""
-    rows = timeline.step >= step
-    columns = {column: getattr(timeline, column)[rows] for column in TIMELINE_COLUMNS}
-    return Timeline(run=timeline.run, plan_id=timeline.plan_id, clock=timeline.clock, **columns)
+    return timeline.take(timeline.step >= step)
 
 
 def step_times_s(timeline: Timeline) -> Seconds:

@@ -7,13 +7,13 @@ is a thread. A flow arrow joins a send to its receive.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.files import replacing
 from weft.program.kinds import KINDS, MESSAGES
 from weft.program.program import Ints, Program
 from weft.timeline.streams import label, stream_names
@@ -48,11 +48,9 @@ def perfetto_trace(timelines: Sequence[Timeline], program: Program | None = None
 
 
 def write_perfetto(path: Path, timelines: Sequence[Timeline], program: Program | None = None) -> None:
-    """Write the trace; a reader sees the old file or the whole new one, never a part."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with unfinished.open("w", encoding="utf-8") as file:
+    """Write the trace whole or not at all."""
+    with replacing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         json.dump(perfetto_trace(timelines, program), file, separators=(",", ":"))
-    unfinished.replace(path)
 
 
 class _Tracks:

@@ -5,7 +5,6 @@ Kinds and streams are written by name, because their codes never leave a process
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weft.errors import InputError, Violation, nearest
+from weft.files import replacing
 from weft.program.kinds import KINDS
 from weft.program.program import Ints
 from weft.timeline.streams import stream_names
@@ -41,9 +41,9 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
         "weft.plan_id": timeline.plan_id,
         "weft.clock": timeline.clock,
     }
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), unfinished, write_page_checksum=True)
-    unfinished.replace(path)
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    with replacing(path) as unfinished:
+        pq.write_table(table, unfinished, write_page_checksum=True)
 
 
 def read_timeline(path: Path) -> Timeline:

@@ -48,6 +48,11 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.id)
 
+    def take(self, rows: npt.NDArray[np.bool_]) -> Timeline:
+        """The rows where `rows`, shape (rows,), is true."""
+        columns = {name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS}
+        return Timeline(run=self.run, plan_id=self.plan_id, clock=self.clock, **columns)
+
 
 TIMELINE_COLUMNS = (
     "step",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import RunError
+from weft.files import write_whole
 from weft.run.runtime import StepResult
 from weft.training.agreement import meeting_peers
 from weft.training.run_directory import RunDirectory
@@ -79,10 +80,7 @@ class Journal:
             "tokens_per_s": tokens_per_step / step_s,
             "max_rss_bytes": list(rss_bytes),
         }
-        path = self._run_dir / "result.json"
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-        unfinished.replace(path)
+        write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line, and first end a line that a kill has torn."""

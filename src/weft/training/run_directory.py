@@ -19,6 +19,7 @@ from typing import Any
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.errors import InputError, RunError, Violation
+from weft.files import write_whole
 from weft.predict.predict import PredictedStep
 from weft.program.program import Program
 from weft.program.table import format_program
@@ -43,9 +44,10 @@ class RunDirectory:
     def prepare(self, run_toml: str, plan: Plan, program: Program, predicted: PredictedStep) -> None:
         """Write everything a worker needs to start and everything a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "run.toml").write_text(run_toml)
-        (self.path / "plan.json").write_text(plan.to_json())
-        (self.path / "program.txt").write_text(format_program(program, max_rows=PROGRAM_ROWS))
+        # Whole or not at all: this may be a run to resume, which a kill must not cost its plan.
+        write_whole(self.path / "run.toml", run_toml)
+        write_whole(self.path / "plan.json", plan.to_json())
+        write_whole(self.path / "program.txt", format_program(program, max_rows=PROGRAM_ROWS))
         write_timeline(self.path / "predicted.parquet", predicted.simulation.timeline)
 
     def require(self) -> None:
@@ -68,7 +70,7 @@ class RunDirectory:
         write_timeline(self.path / "measured.parquet", measured)
         write_perfetto(self.path / "trace.json", [self.predicted(), measured], program)
         summary = self.summary_of(self.result(), plan)
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=1, sort_keys=True) + "\n")
         return summary
 
     def summary_of(self, result: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

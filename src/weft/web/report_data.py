@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
@@ -20,7 +19,7 @@ from weft.timeline.compare import WARM_UP_STEPS, compare
 from weft.timeline.figures import busy_by_kind
 from weft.timeline.medians import step_times_s
 from weft.timeline.streams import label
-from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+from weft.timeline.timeline import Timeline
 from weft.web.colours import kind_colour
 from weft.web.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
 
@@ -156,7 +155,7 @@ def timeline_record(report: ReportData) -> Record:
     ]
     ranks = 1 + max(int(timeline.rank.max()) for timeline in shown)
     shown_ranks = _ranks_within(shown, ranks)
-    shown = [_take(timeline, timeline.rank < shown_ranks) for timeline in shown]
+    shown = [timeline.take(timeline.rank < shown_ranks) for timeline in shown]
     lanes = lane_table(shown)
     joined = _join(shown, lanes)
     span = max(int(timeline.end_ns.max() - timeline.start_ns.min()) for timeline in shown)
@@ -206,12 +205,7 @@ def chosen_steps(measured: Timeline) -> dict[int, list[str]]:
 
 
 def take_step(timeline: Timeline, step: int) -> Timeline:
-    return _take(timeline, timeline.step == step)
-
-
-def _take(timeline: Timeline, rows: npt.NDArray[np.bool_]) -> Timeline:
-    columns = {name: getattr(timeline, name)[rows] for name in TIMELINE_COLUMNS}
-    return Timeline(run=timeline.run, plan_id=timeline.plan_id, clock=timeline.clock, **columns)
+    return timeline.take(timeline.step == step)
 
 
 def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:

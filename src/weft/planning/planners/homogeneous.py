@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 from weft.describe.amount import Shape
+from weft.describe.layer_graph import Layer
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Job, Layout, build_plan, pipeline_of, refuse
@@ -104,6 +106,7 @@ class _Bounds:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._seconds: dict[int, list[tuple[float, float]]] = {}
+        self._partitions: dict[tuple[int, int], list[list[int]]] = {}
         self._fastest = min(
             (group.device for group in problem.job.cluster.groups),
             key=lambda device: -device.flops_per_s.get(problem.job.precision, 0.0),
@@ -148,17 +151,20 @@ class _Bounds:
         return max(held) * state_bytes(job.precision).total
 
     def _parts(self, layout: Layout) -> list[list[int]]:
-        return balanced_partition(self.layer_seconds(layout), layout.stages)
+        key = (layout.micro_batch_size, layout.stages)
+        if key not in self._partitions:
+            self._partitions[key] = balanced_partition(self.layer_seconds(layout), layout.stages)
+        return self._partitions[key]
 
     def _passes(self, micro_batch_size: int) -> list[tuple[float, float]]:
         if micro_batch_size not in self._seconds:
             job = self._problem.job
             shape = Shape(micro_batch_size, job.sequence)
-            known: dict[int, tuple[float, float]] = {}
+            known: dict[Layer, tuple[float, float]] = {}
             rows = []
             for index, layer in enumerate(job.graph.layers):
                 # Layers that differ only in their name cost the same.
-                key = hash(replace(layer, name=""))
+                key = replace(layer, name="")
                 if key not in known:
                     times = self._compute.stage_times(
                         job.graph, (index,), shape, job.precision, self._fastest
@@ -250,6 +256,7 @@ def _schedules(pipeline_parallel: int, pins: Pins) -> Iterator[str]:
         yield from (name for name in SCHEDULES if not _splits_backward(name, pipeline_parallel))
 
 
+@cache
 def _splits_backward(name: str, pipeline_parallel: int) -> bool:
     """Whether backwards are computed in two parts, which no runtime does yet: only a pin asks for it."""
     schedule = get_schedule(name)

@@ -13,15 +13,14 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.errors import InputError, Violation
+from weft.files import write_whole
 from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
 
 FOLDER = "measurements"
@@ -98,10 +97,7 @@ def _file_name(device: str) -> str:
 def _write(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        write_whole(path, text)
     except OSError as error:
         raise InputError(Violation(str(path), f"cannot be written: {error.strerror}")) from None
     return path
