@@ -62,7 +62,7 @@ def _together(program: Program) -> list[frozenset[int]]:
         elif kind in sends.values():
             key = (kind, peer, rank, part, stage, micro_batch)
         elif KINDS[kind].collective:
-            key = ("collective", kind, stage, int(columns.group[row]))
+            key = ("collective", kind, stage, part, int(columns.group[row]))
         calls.setdefault(key, set()).add(row)
     sets: list[frozenset[int]] = [frozenset()] * len(program)
     for members in calls.values():

@@ -63,8 +63,9 @@ def test_counts_of_instructions(case: Case) -> None:
     _, devices, stages, micro_batches, lanes = case
     passes = stages * sum(micro_batches) * lanes
     placement = schedule_layout(*case).placement
-    crossings = int((np.diff(placement) != 0).sum()) * sum(micro_batches) * lanes
-    replicas = len(micro_batches)
+    paths = len(placement)
+    crossings = int((np.diff(placement) != 0).sum()) * sum(micro_batches) * lanes // paths
+    replicas = len(micro_batches) * paths
     assert count(program, FORWARD) == passes
     assert count(program, BACKWARD) + count(program, BACKWARD_INPUT) == passes
     assert count(program, BACKWARD_INPUT) == count(program, BACKWARD_WEIGHT)
@@ -72,7 +73,7 @@ def test_counts_of_instructions(case: Case) -> None:
         assert count(program, kind) == crossings
     assert count(program, REDUCE) == (stages * replicas * lanes if replicas > 1 else 0)
     assert count(program, STEP) == stages * replicas * lanes
-    assert len(program.groups) == (devices * lanes if replicas > 1 else 0)
+    assert len(program.groups) == (devices * lanes // paths if replicas > 1 else 0)
 
 
 @settings(deadline=None)
@@ -89,12 +90,13 @@ def test_replicas_share_out_the_global_batch(case: Case) -> None:
 
 @settings(deadline=None)
 @given(pipelines(), st.data())
-def test_one_replica_alone_has_the_same_instructions(case: Case, data: st.DataObject) -> None:
+def test_one_pipeline_alone_has_the_same_instructions(case: Case, data: st.DataObject) -> None:
     program = training_program(*case)
-    replica = data.draw(st.integers(0, len(case[3]) - 1))
     layout = schedule_layout(*case)
+    replica = data.draw(st.integers(0, layout.replicas - 1))
     folded = build_training_program(layout, get_schedule(case[0]), {}, only_replica=replica)
-    assert np.array_equal(folded.ids, program.ids[program.columns.replica == replica])
+    pipeline = replica // layout.paths
+    assert np.array_equal(folded.ids, program.ids[program.columns.replica // layout.paths == pipeline])
     assert folded.groups == program.groups
     assert folded.ranks == program.ranks
     assert folded.meta["folded"] == str(replica)

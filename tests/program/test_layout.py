@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from program.layouts import ring_layout
+from program.layouts import placed_layout, ring_layout
 
 from weft.errors import InputError
 from weft.program.layout import PipelineLayout, StageLayout
@@ -24,7 +24,7 @@ def test_micro_batches_are_numbered_over_the_global_batch() -> None:
 def test_ranks_by_replica_device_and_lane() -> None:
     layout = ring_layout(2, 3, (1, 1), lanes=2)
     layout.require_valid()
-    assert layout.placement.tolist() == [0, 1, 0]
+    assert layout.placement.tolist() == [[0, 1, 0]]
     assert layout.rank_table().tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert layout.ranks == 8
 
@@ -56,6 +56,51 @@ def test_stages_share_a_device_in_all_pipelines_or_in_none() -> None:
         message_bytes={(0, 1): 8},
     )
     assert "stages that share a device in one pipeline must share it in all" in problems(layout)
+
+
+def test_two_paths_of_a_pipeline_share_its_ranks() -> None:
+    layout = placed_layout([[0, 1, 2, 3], [3, 2, 1, 0]], (4, 6), lanes=2)
+    layout.require_valid()
+    assert layout.pipelines == 2
+    assert layout.replicas == 4
+    assert layout.micro_batches == (2, 2, 3, 3)
+    assert layout.pipeline_micro_batches == (4, 6)
+    assert layout.first_micro_batch == (0, 2, 4, 7)
+    assert layout.placement.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
+    assert layout.rank_table()[1].tolist() == [[2, 3], [6, 7], [10, 11], [14, 15]]
+
+
+def test_all_holders_of_a_stage_form_a_group_in_each_lane() -> None:
+    """Stage s and stage 3 - s have the same holders."""
+    groups, table = placed_layout([[0, 1, 2, 3], [3, 2, 1, 0]], (4, 4), lanes=2).group_table()
+    assert groups == ((0, 12, 2, 14), (1, 13, 3, 15), (4, 8, 6, 10), (5, 9, 7, 11))
+    assert table.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
+
+
+def test_one_path_has_a_group_for_each_device_and_lane() -> None:
+    groups, table = ring_layout(2, 3, (1, 1), lanes=2).group_table()
+    assert groups == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert table.tolist() == [[0, 1], [2, 3], [0, 1]]
+
+
+def test_a_device_holds_a_stage_once() -> None:
+    layout = placed_layout([[0, 1, 2], [2, 1, 0]], (2,))
+    assert problems(layout) == "stage 1: has two paths on one device; a device holds a stage once"
+
+
+def test_paths_share_a_pipeline_equally() -> None:
+    layout = placed_layout([[0, 1], [1, 0]], (2, 2))
+    text = problems(replace(layout, micro_batches=(1, 2, 1, 1)))
+    assert text == "pipeline 0: its paths must have equal micro-batches, not [1, 2]"
+    assert "4 replicas are not whole pipelines of 3 paths each" in problems(replace(layout, paths=3))
+    assert "4 replicas are not whole pipelines of 0 paths each" in problems(replace(layout, paths=0))
+
+
+def test_a_rank_has_one_place_on_all_paths() -> None:
+    layout = placed_layout([[0, 1], [1, 0]], (2, 2))
+    first, second = layout.stages
+    stolen = replace(second, replicas=(*second.replicas[:3], (0,)))
+    assert "rank 0 already has another place" in problems(replace(layout, stages=(first, stolen)))
 
 
 @pytest.mark.parametrize(

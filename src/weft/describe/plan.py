@@ -17,6 +17,9 @@ from weft.describe.device import PRECISION_BYTES
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
+Recompute = Literal["none", "full"]
+Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
+Blocking = Literal["messages", "reductions"]
 
 
 class _Record(BaseModel):
@@ -38,11 +41,15 @@ class Replica(_Record):
 
 
 class Stage(_Record):
-    """A convex set of layers that runs as one unit, by position in the LayerGraph."""
+    """A convex set of layers that runs as one unit, by position in the LayerGraph.
+
+    With `recompute` "full" a micro-batch keeps the inputs of the layers only, and its backward pass runs them
+    forward again.
+    """
 
     layers: tuple[Rank, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
-    recompute: Literal["none"] = "none"
+    recompute: Recompute = "none"
 
 
 class Prediction(_Record):
@@ -61,7 +68,10 @@ class Plan(_Record):
 
     Micro-batches of a step are numbered globally; replica j of a stage runs the next
     `replicas[j].micro_batches` of them, so the replicas of each stage cover the global batch exactly once.
-    `mesh` keeps the order of the axes, outermost first.
+    `mesh` keeps the order of the axes, outermost first. `sharding` says what the replicas of a stage share
+    out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
+    et al., ZeRO, arXiv 1910.02054). `blocking` names communication that is not overlapped with computation,
+    as other frameworks ship it: messages that a device waits for, gradients reduced at the step's end.
     """
 
     version: Literal[1] = 1
@@ -76,7 +86,8 @@ class Plan(_Record):
     mesh: Mapping[str, Count]
     stages: tuple[Stage, ...] = Field(min_length=1)
     schedule: Choice
-    sharding: Literal["zero-0"] = "zero-0"
+    sharding: Sharding = "zero-0"
+    blocking: tuple[Blocking, ...] = ()
     sync: Choice = Choice(name="dense")
     prediction: Prediction | None = None
 

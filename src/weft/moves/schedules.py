@@ -16,6 +16,7 @@ SOURCES = {
     "hybrid": "Lamy-Poirier et al., Fast-LLM",
     "zb-h1": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "zb-v": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+    "chimera": "Li and Hoefler, Chimera, arXiv 2107.06925",
     "breadth-first": "Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953",
 }
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.schedules.base import ComputeOrder
 
+# Of weights and of gradients, where replicas share these out.
+SHARDED_BUFFERS = 2
+
 READS_WEIGHTS = (FORWARD, BACKWARD, BACKWARD_INPUT)
 MAKES_GRADIENTS = (BACKWARD, BACKWARD_WEIGHT)
 

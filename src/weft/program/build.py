@@ -1,7 +1,7 @@
 """From a layout and a schedule to a Program.
 
-One pipeline is lowered with devices in place of ranks; every replica and tensor lane is a copy of it with its
-own ranks and micro-batches.
+One pipeline is lowered with devices in place of ranks; every pipeline and tensor lane is a copy of it with
+its own ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -10,57 +10,85 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
+from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.kinds import FORWARD, REDUCE
+from weft.program.kinds import COLLECTIVES, FORWARD
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
+from weft.program.passes.blocking import block
+from weft.program.passes.sharding import require_one_sequence, shard
 from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Program
-from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 
 
 def build_training_program(
-    layout: PipelineLayout, schedule: Schedule, options: Options, *, only_replica: int | None = None
+    layout: PipelineLayout,
+    schedule: Schedule,
+    options: Options,
+    *,
+    sharding: Sharding = "zero-0",
+    blocking: Sequence[Blocking] = (),
+    only_replica: int | None = None,
 ) -> Program:
     """The program of one optimizer step, repeated.
 
-    `only_replica` keeps the instructions of one pipeline replica (identical replicas are folded into one for
-    planning); groups keep all ranks, and `meta["folded"]` names the replica.
+    `sharding` is what replicas share out, `blocking` which communication is not overlapped with computation.
+    `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
+    pipelines are folded into one for planning); groups keep all ranks, and `meta["folded"]` names the
+    replica.
 
     Raises:
-        InputError: when the layout is broken, the schedule cannot run it, or its order is incomplete.
+        InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, or
+            pipelines with unequal shares of the batch would come to other collectives.
     """
     layout.require_valid()
     pipelines: dict[int, LoweredPipeline] = {}
-    for micro_batches in dict.fromkeys(layout.micro_batches):
+    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = _schedule_orders(layout, schedule, options, micro_batches)
-        pipelines[micro_batches] = lower(layout, orders, micro_batches, schedule.name, trains=True)
-    return _assemble(layout, pipelines, "train", {"schedule": schedule.name}, only_replica)
+        lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
+        if layout.replicas > 1:
+            lowered = shard(lowered, layout, sharding)
+        pipelines[micro_batches] = block(lowered, blocking, sharding)
+    require_one_sequence(pipelines, sharding)
+    meta = {"schedule": schedule.name, **_sharded(layout, sharding)}
+    return _assemble(layout, pipelines, "train", meta, only_replica)
 
 
-def build_evaluation_program(layout: PipelineLayout) -> Program:
+def build_evaluation_program(layout: PipelineLayout, *, sharding: Sharding = "zero-0") -> Program:
     """The program that runs every micro-batch forward, stage by stage, and changes nothing.
+
+    Replicas that share out their weights, or the stepping of them, gather them.
 
     Raises:
         InputError: when the layout is broken.
     """
     layout.require_valid()
-    placement = layout.placement
     pipelines: dict[int, LoweredPipeline] = {}
-    for micro_batches in dict.fromkeys(layout.micro_batches):
+    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = [
-            _forward_order(np.flatnonzero(placement == device), micro_batches)
-            for device in range(int(placement.max()) + 1)
+            _forward_order(layout.placement == device, micro_batches // layout.paths)
+            for device in range(int(layout.placement.max()) + 1)
         ]
-        pipelines[micro_batches] = lower(layout, orders, micro_batches, "evaluation", trains=False)
-    return _assemble(layout, pipelines, "evaluate", {})
+        lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)
+        pipelines[micro_batches] = shard(lowered, layout, sharding) if layout.replicas > 1 else lowered
+    return _assemble(layout, pipelines, "evaluate", _sharded(layout, sharding))
 
 
-def _forward_order(stages: Ints, micro_batches: int) -> ComputeOrder:
+def _sharded(layout: PipelineLayout, sharding: Sharding) -> dict[str, str]:
+    """What the verifier must know of the states that replicas share out, if they do."""
+    return {"sharding": sharding} if layout.replicas > 1 and sharding != "zero-0" else {}
+
+
+def _forward_order(here: npt.NDArray[np.bool_], micro_batches: int) -> ComputeOrder:
+    """Forwards of the stages that are here, shape (paths, stages), stage by stage; each path has so many."""
+    stages, paths = np.nonzero(here.T)
+    number = np.arange(micro_batches, dtype=np.int64)
     return ComputeOrder(
         kind=np.full(len(stages) * micro_batches, FORWARD, dtype=np.int64),
         stage=np.repeat(stages, micro_batches),
-        micro_batch=np.tile(np.arange(micro_batches, dtype=np.int64), len(stages)),
+        micro_batch=(paths[:, None] * micro_batches + number).ravel(),
     )
 
 
@@ -85,19 +113,28 @@ def _schedule_orders(
         problems.append(Violation("schedule", reason))
     if problems:
         raise InputError(problems)
-    wanted = schedule.placement(pipeline)
+    wanted = placements(schedule, pipeline)
     # The schedule may number its devices in another order than the stages first use them.
     device_of = np.full(devices, NONE, dtype=np.int64)
-    device_of[placement] = wanted
+    if wanted.shape == placement.shape:
+        device_of[placement] = wanted
     if len(np.unique(device_of)) != devices or not np.array_equal(device_of[placement], wanted):
+        named = [" and ".join(str(path) for path in table.tolist()) for table in (wanted, placement)]
         raise InputError(
             Violation(
                 "layout",
-                f"{schedule.name} places stages 0.. on devices {wanted.tolist()}, "
-                f"but their ranks place them on {placement.tolist()}",
+                f"{schedule.name} places stages 0.. on devices {named[0]}, "
+                f"but their ranks place them on {named[1]}",
             )
         )
-    return [schedule.order(pipeline, int(device), options) for device in device_of]
+    orders = [schedule.order(pipeline, int(device), options) for device in device_of]
+    return [_without_frozen(order, layout.frozen_stages) for order in orders]
+
+
+def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
+    """The order without the backwards that no gradient reaches."""
+    kept = (order.kind == FORWARD) | (order.stage >= frozen_stages)
+    return ComputeOrder(*(column[kept] for column in order))
 
 
 def _assemble(
@@ -108,9 +145,9 @@ def _assemble(
     only_replica: int | None = None,
 ) -> Program:
     """Copy each replica's pipeline to its ranks and micro-batches."""
-    replicas: Sequence[int] = range(layout.replicas)
+    kept: Sequence[int] = range(layout.pipelines)
     if only_replica is not None:
-        if only_replica not in replicas:
+        if not 0 <= only_replica < layout.replicas:
             raise InputError(
                 Violation(
                     "only_replica",
@@ -118,51 +155,51 @@ def _assemble(
                     str(min(max(only_replica, 0), layout.replicas - 1)),
                 )
             )
-        replicas = (only_replica,)
+        kept = (only_replica // layout.paths,)
         meta = {**meta, "folded": str(only_replica)}
     ranks = layout.rank_table()
+    groups, group_of = layout.group_table()
     parts: list[Columns] = []
     edges: list[Edges] = []
     first_row = 0
-    for replica in replicas:
-        pipeline = pipelines[layout.micro_batches[replica]]
+    for pipeline in kept:
+        lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
         for lane in range(ranks.shape[2]):
-            parts.append(_copy(layout, pipeline.columns, ranks, replica, lane))
-            shifted = pipeline.edges.source + first_row, pipeline.edges.target + first_row
-            edges.append(replace(pipeline.edges, source=shifted[0], target=shifted[1]))
-            first_row += len(pipeline.columns)
+            parts.append(_copy(layout, lowered.columns, ranks[..., lane], group_of[:, lane], pipeline))
+            shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
+            edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
+            first_row += len(lowered.columns)
     columns = Columns.join(parts)
     order = np.argsort(columns.rank, kind="stable")
-    groups: tuple[tuple[int, ...], ...] = ()
-    if purpose == "train" and layout.replicas > 1:
-        # Group of (device, lane), numbered as `_copy` does.
-        groups = tuple(tuple(group) for group in ranks.reshape(layout.replicas, -1).T.tolist())
     return Program(
         ranks=layout.ranks,
         steps_per_cycle=1,
         columns=columns.take(order),
         edges=renumber(Edges.join(edges), order),
-        groups=groups,
-        obligations=_obligations(layout, purpose, replicas),
+        groups=groups if np.isin(columns.kind, COLLECTIVES).any() else (),
+        obligations=_obligations(layout, purpose, kept),
         meta=meta,
     )
 
 
-def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, replica: int, lane: int) -> Columns:
-    micro_batch = columns.micro_batch
-    group = columns.rank * ranks.shape[2] + lane
+def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints, pipeline: int) -> Columns:
+    """The rows of a pipeline in one lane; `ranks` of (pipeline, device), `group_of` each stage."""
+    micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
+    first = layout.first_micro_batch[first_replica]
     return replace(
         columns,
-        rank=ranks[replica, columns.rank, lane],
-        peer=np.where(columns.peer == NONE, NONE, ranks[replica, columns.peer, lane]),
-        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + layout.first_micro_batch[replica]),
-        replica=np.full(len(columns), replica, dtype=np.int64),
-        group=np.where(columns.kind == REDUCE, group, NONE),
+        rank=ranks[pipeline, columns.rank],
+        peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
+        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
+        replica=first_replica + columns.replica,
+        group=np.where(np.isin(columns.kind, COLLECTIVES), group_of[columns.stage], NONE),
     )
 
 
-def _obligations(layout: PipelineLayout, purpose: str, replicas: Sequence[int]) -> Obligations:
+def _obligations(layout: PipelineLayout, purpose: str, pipelines: Sequence[int]) -> Obligations:
     stages = np.arange(len(layout.stages), dtype=np.int64)
+    paths = range(layout.paths)
+    replicas = [pipeline * layout.paths + path for pipeline in pipelines for path in paths]
     passes = np.concatenate(
         [
             _product(stages, replica, layout.first_micro_batch[replica], layout.micro_batches[replica])
@@ -173,11 +210,12 @@ def _obligations(layout: PipelineLayout, purpose: str, replicas: Sequence[int]) 
         [np.tile(stages, len(replicas)), np.repeat(np.array(replicas, dtype=np.int64), len(stages))], axis=1
     )
     trains = purpose == "train"
+    backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
     return Obligations(
         purpose=purpose,
         stage_edges=layout.edges,
         forward=passes,
-        backward=passes if trains else passes[:0],
+        backward=backward if trains else passes[:0],
         step=np.pad(steps, ((0, 0), (0, 1))) if trains else np.zeros((0, 3), dtype=np.int64),
         owners={
             (stage, replica): layout.stages[stage].replicas[replica]

@@ -28,10 +28,20 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
     """The orders of all devices, device by device, in the format that torch's schedules load.
 
     Raises:
-        InputError: when an order has an instruction that is no computation of a micro-batch.
+        InputError: when an order has an instruction that is no computation of a micro-batch, or a stage is on
+            several devices.
     """
     lines = []
+    home: dict[int, int] = {}
     for device, order in enumerate(orders):
+        twice = [stage for stage in order.stage.tolist() if home.setdefault(stage, device) != device]
+        if twice:
+            raise InputError(
+                Violation(
+                    f"order of device {device}",
+                    f"stage {twice[0]} is on device {home[twice[0]]}, too; torch has each on one device",
+                )
+            )
         strange = sorted(set(order.kind.tolist()) - set(LETTERS))
         if strange:
             raise InputError(

@@ -23,6 +23,7 @@ class Kind:
         stream: instructions of one rank, stream and peer run one after the other; different streams overlap.
         reads, writes: names of the values it needs and makes, for people and for the verifier.
         collective: all ranks of its group take part and end together.
+        tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Kind:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     collective: bool = False
+    tensor_reduced: bool = False
 
 
 class KindRegistry:
@@ -82,6 +84,7 @@ FORWARD = KINDS.register(
         stream="compute",
         reads=("activation", "weights"),
         writes=("output", "saved"),
+        tensor_reduced=True,
     )
 )
 BACKWARD = KINDS.register(
@@ -91,6 +94,7 @@ BACKWARD = KINDS.register(
         stream="compute",
         reads=("saved", "output_gradient"),
         writes=("input_gradient", "weight_gradient"),
+        tensor_reduced=True,
     )
 )
 BACKWARD_INPUT = KINDS.register(
@@ -100,6 +104,7 @@ BACKWARD_INPUT = KINDS.register(
         stream="compute",
         reads=("saved", "output_gradient"),
         writes=("input_gradient", "saved_for_weight"),
+        tensor_reduced=True,
     )
 )
 BACKWARD_WEIGHT = KINDS.register(
@@ -179,3 +184,9 @@ MESSAGES: tuple[tuple[int, int], ...] = (
     (SEND_ACTIVATION, RECEIVE_ACTIVATION),
     (SEND_GRADIENT, RECEIVE_GRADIENT),
 )
+
+# What computes on a micro-batch.
+COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+
+# What all holders of the same weights do together.
+COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE)

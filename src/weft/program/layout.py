@@ -1,7 +1,9 @@
 """`PipelineLayout`: what the lowering needs to know of a plan, and nothing more.
 
-Pipelines are homogeneous: replica j of every stage belongs to pipeline j, and all stages have the same number
-of replicas. The graph of stages may be any DAG.
+Pipelines are homogeneous: all stages have the same number of replicas, and replica j of every stage belongs
+to pipeline j. A pipeline may run its stages along several paths over the same devices, each with its own
+copy of the weights. Then every path is a replica: path p of pipeline j is replica j * paths + p. The graph
+of stages may be any DAG.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ class StageLayout:
         replicas: ranks of each replica; ranks of one replica share the stage by tensor parallelism, and ranks
             at the same place (lane) of different replicas hold the same weights.
         gradient_bytes: bytes of weight gradients that one rank reduces per step.
+        weight_bytes: bytes of weights that one rank gathers where the replicas share them out.
     """
 
     replicas: tuple[tuple[int, ...], ...]
     gradient_bytes: int = 0
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +44,29 @@ class PipelineLayout:
             `micro_batches[j]` of the global batch.
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
             per micro-batch; the gradient that comes back is as large.
+        paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
+        frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
     """
 
     stages: tuple[StageLayout, ...]
     micro_batches: tuple[int, ...]
     message_bytes: Mapping[tuple[int, int], int]
+    paths: int = 1
+    frozen_stages: int = 0
 
     @property
     def replicas(self) -> int:
         return len(self.micro_batches)
+
+    @property
+    def pipelines(self) -> int:
+        return self.replicas // self.paths
+
+    @property
+    def pipeline_micro_batches(self) -> tuple[int, ...]:
+        """Micro-batches per step of each pipeline, all of its paths together."""
+        starts = range(0, self.replicas, self.paths)
+        return tuple(sum(self.micro_batches[start : start + self.paths]) for start in starts)
 
     @property
     def ranks(self) -> int:
@@ -67,22 +85,46 @@ class PipelineLayout:
 
     @property
     def placement(self) -> Ints:
-        """Device of each stage, shape (stages,); devices count in the order in which stages use them."""
+        """Device of each stage on each path, shape (paths, stages).
+
+        Devices count in the order in which the stages of the first path, then of the next ones, use them.
+        """
         devices: dict[tuple[int, ...], int] = {}
         return np.array(
-            [devices.setdefault(stage.replicas[0], len(devices)) for stage in self.stages], dtype=np.int64
-        )
-
-    def rank_table(self) -> Ints:
-        """Rank of (replica, device, lane), devices as in `placement`."""
-        first_stage = np.unique(self.placement, return_index=True)[1]
-        return np.array(
             [
-                [self.stages[stage].replicas[replica] for stage in first_stage]
-                for replica in range(self.replicas)
+                [devices.setdefault(stage.replicas[path], len(devices)) for stage in self.stages]
+                for path in range(self.paths)
             ],
             dtype=np.int64,
         )
+
+    def rank_table(self) -> Ints:
+        """Rank of (pipeline, device, lane), devices as in `placement`."""
+        first_place = np.unique(self.placement, return_index=True)[1]
+        homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
+        return np.array(
+            [
+                [self.stages[stage].replicas[pipeline * self.paths + path] for path, stage in homes]
+                for pipeline in range(self.pipelines)
+            ],
+            dtype=np.int64,
+        )
+
+    def group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+        """The groups of ranks that hold the same weights, and that of (stage, lane).
+
+        Stages with the same holders share a group.
+        """
+        numbers: dict[frozenset[int], int] = {}
+        groups: list[tuple[int, ...]] = []
+        table = []
+        for stage in self.stages:
+            holders = list(zip(*stage.replicas, strict=True))
+            for group in holders:
+                if numbers.setdefault(frozenset(group), len(groups)) == len(groups):
+                    groups.append(group)
+            table.append([numbers[frozenset(group)] for group in holders])
+        return tuple(groups), np.array(table, dtype=np.int64)
 
     def require_valid(self) -> None:
         """Refuse a layout that no program can be built for.
@@ -108,18 +150,50 @@ class PipelineLayout:
             for edge in self.edges
             if not 0 <= edge[0] < edge[1] < len(self.stages)
         ]
+        problems += self._path_problems()
+        if not 0 <= self.frozen_stages < len(self.stages):
+            problems.append(
+                Violation(
+                    "frozen stages",
+                    f"{self.frozen_stages} is not one of 0..{len(self.stages) - 1}; one stage must train",
+                    str(min(max(self.frozen_stages, 0), len(self.stages) - 1)),
+                )
+            )
         # Sharing of devices is only meaningful among stages that are well-formed by themselves.
         problems = problems or self._device_problems()
         if problems:
             raise InputError(problems)
 
+    def _path_problems(self) -> list[Violation]:
+        if self.paths < 1 or self.replicas % self.paths:
+            return [
+                Violation(
+                    "layout", f"{self.replicas} replicas are not whole pipelines of {self.paths} paths each"
+                )
+            ]
+        shares = [
+            self.micro_batches[first : first + self.paths] for first in range(0, self.replicas, self.paths)
+        ]
+        return [
+            Violation(f"pipeline {pipeline}", f"its paths must have equal micro-batches, not {list(share)}")
+            for pipeline, share in enumerate(shares)
+            if len(set(share)) > 1
+        ]
+
     def _device_problems(self) -> list[Violation]:
-        problems = []
+        placement, table = self.placement, self.rank_table()
+        problems = [
+            Violation(f"stage {stage}", "has two paths on one device; a device holds a stage once")
+            for stage, devices in enumerate(placement.T.tolist())
+            if len(set(devices)) < self.paths
+        ]
         users: dict[int, tuple[int, int, int]] = {}
-        for stage, device in enumerate(self.placement.tolist()):
-            for replica, ranks in enumerate(self.stages[stage].replicas):
+        for stage, layout in enumerate(self.stages):
+            for replica, ranks in enumerate(layout.replicas):
+                pipeline, path = divmod(replica, self.paths)
+                device = int(placement[path, stage])
                 for lane, rank in enumerate(ranks):
-                    place = (replica, device, lane)
+                    place = (pipeline, device, lane)
                     if users.setdefault(rank, place) != place:
                         problems.append(
                             Violation(
@@ -127,7 +201,7 @@ class PipelineLayout:
                                 f"rank {rank} already has another place in the pipelines",
                             )
                         )
-                if self.stages[int(np.argmax(self.placement == device))].replicas[replica] != ranks:
+                if tuple(table[pipeline, device].tolist()) != ranks:
                     problems.append(
                         Violation(
                             f"stage {stage}, replica {replica}",

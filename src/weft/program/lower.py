@@ -1,7 +1,9 @@
-"""The lowering of one pipeline: messages, reductions, steps and edges around given compute orders.
+"""The lowering of one pipeline: messages, steps and edges around given compute orders.
 
-Devices stand in place of ranks and micro-batches count from 0; `weft.program.build` copies the result to
-every replica and tensor lane. All of it is array arithmetic: no Python object per instruction.
+Devices stand in place of ranks, paths in place of replicas, and micro-batches count from 0;
+`weft.program.build` copies the result to every pipeline and tensor lane. Of M micro-batches on n paths the
+first M/n run along the first path, and so on. All of it is array arithmetic: no Python object per
+instruction.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from weft.program.kinds import (
     FORWARD,
     RECEIVE_ACTIVATION,
     RECEIVE_GRADIENT,
-    REDUCE,
     SEND_ACTIVATION,
     SEND_GRADIENT,
     STEP,
@@ -33,7 +34,7 @@ from weft.program.schedules.base import ComputeOrder
 RECEIVE_AHEAD = 4
 
 # What happens around one compute instruction, in the order in which the host issues it.
-_RECEIVES, _COMPUTE, _SENDS, _REDUCES = range(4)
+_RECEIVES, _COMPUTE, _SENDS = range(3)
 
 
 class _Block(NamedTuple):
@@ -58,7 +59,7 @@ class _Lookup(NamedTuple):
 
 
 class LoweredPipeline(NamedTuple):
-    """One lowered pipeline: rows sorted by device, micro-batches counted from 0."""
+    """One lowered pipeline: rows sorted by device, `replica` the path, micro-batches counted from 0."""
 
     columns: Columns
     edges: Edges
@@ -67,27 +68,33 @@ class LoweredPipeline(NamedTuple):
 def lower(
     layout: PipelineLayout, orders: Sequence[ComputeOrder], micro_batches: int, name: str, *, trains: bool
 ) -> LoweredPipeline:
-    """Add messages, reductions, steps and edges to the compute orders of one pipeline.
+    """Add messages, steps and edges to the compute orders of one pipeline.
 
-    `orders` are by device, as in `layout.placement`; `name` is who made them.
+    `orders` are by device, as in `layout.placement`, without backwards of frozen stages; `name` is who made
+    them.
 
     Raises:
         InputError: when the orders do not run every stage and micro-batch exactly once on its device.
     """
-    compute = _compute_block(orders)
-    lookup = _look_up(compute, layout.placement, micro_batches, name, trains=trains)
+    path = np.arange(micro_batches, dtype=np.int64) * layout.paths // micro_batches
+    homes = layout.placement[path].T
+    compute = _compute_block(orders, path)
+    lookup = _look_up(compute, homes, layout.frozen_stages, name, trains=trains)
     blocks = [compute]
     edges = []
     pairs = np.array(layout.edges, dtype=np.int64).reshape(-1, 2)
     payload = np.array([layout.message_bytes[pair] for pair in layout.edges], dtype=np.int64)
-    flows = [(lookup.forward, pairs[:, 0], pairs[:, 1], SEND_ACTIVATION, RECEIVE_ACTIVATION)]
+    flows = [(lookup.forward, pairs[:, 0], pairs[:, 1], payload, SEND_ACTIVATION, RECEIVE_ACTIVATION)]
     if trains:
-        flows.append((lookup.input_gradient, pairs[:, 1], pairs[:, 0], SEND_GRADIENT, RECEIVE_GRADIENT))
-    crosses = layout.placement[pairs[:, 0]] != layout.placement[pairs[:, 1]]
-    for rows, makers, users, send, receive in flows:
-        edges.append(_pairs(rows[makers[~crosses]], rows[users[~crosses]]))
+        trained = pairs[:, 0] >= layout.frozen_stages
+        back = pairs[trained, 1], pairs[trained, 0], payload[trained]
+        flows.append((lookup.input_gradient, *back, SEND_GRADIENT, RECEIVE_GRADIENT))
+    for rows, makers, users, size, send, receive in flows:
+        crosses = homes[makers] != homes[users]
+        edges.append(_pairs(rows[makers][~crosses], rows[users][~crosses]))
+        sizes = np.broadcast_to(size[:, None], crosses.shape)[crosses]
         sends, receives, source, target = _message_blocks(
-            compute, rows[makers[crosses]], rows[users[crosses]], payload[crosses], send, receive
+            compute, rows[makers][crosses], rows[users][crosses], sizes, send, receive
         )
         first_send = sum(len(block.slot) for block in blocks)
         send_rows = first_send + np.arange(len(source), dtype=np.int64)
@@ -95,7 +102,7 @@ def lower(
         edges += [_pairs(source, send_rows), _pairs(send_rows, receive_rows), _pairs(receive_rows, target)]
         blocks += [sends, receives]
     if trains:
-        edges += _backward_edges(lookup)
+        edges += _backward_edges(lookup, layout.frozen_stages)
         _add_steps(layout, compute, lookup, blocks, edges)
     return _sort(blocks, Edges.join(edges))
 
@@ -105,28 +112,34 @@ def _pairs(source: Ints, target: Ints, distance: int = 0) -> Edges:
     return Edges.of(source.ravel(), target.ravel(), distance)
 
 
-def _compute_block(orders: Sequence[ComputeOrder]) -> _Block:
+def _compute_block(orders: Sequence[ComputeOrder], path: Ints) -> _Block:
+    """All computations; `path` is that of each micro-batch."""
     lengths = [len(order.kind) for order in orders]
+    micro_batch = np.concatenate([order.micro_batch for order in orders])
     columns = Columns.of(
         sum(lengths),
         kind=np.concatenate([order.kind for order in orders]),
         stage=np.concatenate([order.stage for order in orders]),
-        micro_batch=np.concatenate([order.micro_batch for order in orders]),
+        micro_batch=micro_batch,
+        replica=path[micro_batch],
         rank=np.repeat(np.arange(len(orders), dtype=np.int64), lengths),
     )
     slot = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
     return _Block(columns, slot, _COMPUTE, np.zeros_like(slot))
 
 
-def _look_up(compute: _Block, placement: Ints, micro_batches: int, name: str, *, trains: bool) -> _Lookup:
+def _look_up(compute: _Block, homes: Ints, frozen_stages: int, name: str, *, trains: bool) -> _Lookup:
+    """Find every computation; `homes` is the device of (stage, micro-batch)."""
     columns = compute.columns
 
-    def table(*kinds: int) -> Ints:
+    def table(first_stage: int, *kinds: int) -> Ints:
         rows = np.flatnonzero(np.isin(columns.kind, kinds))
         stage, micro_batch = columns.stage[rows], columns.micro_batch[rows]
-        found = np.full((len(placement), micro_batches), NONE, dtype=np.int64)
+        found = np.full(homes.shape, NONE, dtype=np.int64)
         found[stage, micro_batch] = rows
-        if len(rows) != found.size or (found == NONE).any() or (placement[stage] != columns.rank[rows]).any():
+        owed = found[first_stage:]
+        misplaced = homes[stage, micro_batch] != columns.rank[rows]
+        if len(rows) != owed.size or (owed == NONE).any() or misplaced.any():
             raise InputError(
                 Violation(
                     "schedule",
@@ -135,23 +148,27 @@ def _look_up(compute: _Block, placement: Ints, micro_batches: int, name: str, *,
             )
         return found
 
-    forward = table(FORWARD)
+    forward = table(0, FORWARD)
     if not trains:
         return _Lookup(forward, forward, forward)
-    return _Lookup(forward, table(BACKWARD, BACKWARD_INPUT), table(BACKWARD, BACKWARD_WEIGHT))
+    return _Lookup(
+        forward,
+        table(frozen_stages, BACKWARD, BACKWARD_INPUT),
+        table(frozen_stages, BACKWARD, BACKWARD_WEIGHT),
+    )
 
 
 def _message_blocks(
-    compute: _Block, makers: Ints, users: Ints, payload: Ints, send: int, receive: int
+    compute: _Block, source: Ints, target: Ints, payload: Ints, send: int, receive: int
 ) -> tuple[_Block, _Block, Ints, Ints]:
-    """Sends and receives of messages from compute rows `makers` to `users`, shape (edges, micro-batches).
+    """Sends and receives of messages of `payload` bytes from compute rows `source` to `target`, and these
+    rows in the order of the messages.
 
     A send follows its maker. A receive is issued `RECEIVE_AHEAD` computations before its user, but never
     after a later message of the same channel: both ends of a channel agree on the order.
     """
     columns = compute.columns
-    length = makers.size
-    source, target = makers.ravel(), users.ravel()
+    length = len(source)
     here, there = columns.rank[source], columns.rank[target]
     devices = int(columns.rank.max()) + 1
     channel = here * devices + there
@@ -166,7 +183,8 @@ def _message_blocks(
 
     values = {
         "micro_batch": columns.micro_batch[source],
-        "bytes": np.repeat(payload, makers.shape[1])[order],
+        "replica": columns.replica[source],
+        "bytes": payload[order],
     }
     from_stage, to_stage = columns.stage[source], columns.stage[target]
     sends = Columns.of(length, kind=send, stage=from_stage, part=to_stage, rank=here, peer=there, **values)
@@ -181,37 +199,38 @@ def _message_blocks(
     )
 
 
-def _backward_edges(lookup: _Lookup) -> list[Edges]:
+def _backward_edges(lookup: _Lookup, frozen_stages: int) -> list[Edges]:
     """A backward needs what its forward saved; a weight part needs its input part."""
-    split = lookup.input_gradient != lookup.weight_gradient
+    forward, input_gradient, weight_gradient = (rows[frozen_stages:] for rows in lookup)
+    split = input_gradient != weight_gradient
     return [
-        _pairs(lookup.forward, lookup.input_gradient),
-        _pairs(lookup.input_gradient[split], lookup.weight_gradient[split]),
+        _pairs(forward, input_gradient),
+        _pairs(input_gradient[split], weight_gradient[split]),
     ]
 
 
 def _add_steps(
     layout: PipelineLayout, compute: _Block, lookup: _Lookup, blocks: list[_Block], edges: list[Edges]
 ) -> None:
-    """Append the reduction after a stage's last backward and the optimizer steps at the end of the rank."""
-    stages = np.arange(len(layout.stages), dtype=np.int64)
-    placement = layout.placement
-    last = compute.slot[lookup.weight_gradient].max(axis=1)
-    end = np.bincount(compute.columns.rank)[placement]
+    """Append the optimizer steps at the end of each device, in the order of the stages' last backwards."""
+    # One step for every trained stage on every path.
+    stages = np.arange(layout.frozen_stages, len(layout.stages), dtype=np.int64)
+    length = len(stages) * layout.paths
+    makers = lookup.weight_gradient[stages].reshape(length, -1)
+    device = layout.placement[:, stages].T.ravel()
+    end = np.bincount(compute.columns.rank)[device]
+    steps = Columns.of(
+        length,
+        kind=STEP,
+        stage=np.repeat(stages, layout.paths),
+        rank=device,
+        replica=np.tile(np.arange(layout.paths), len(stages)),
+    )
     first_row = sum(len(block.slot) for block in blocks)
-    makers = lookup.weight_gradient
-    if layout.replicas > 1:
-        payload = [stage.gradient_bytes for stage in layout.stages]
-        reduces = Columns.of(len(stages), kind=REDUCE, stage=stages, rank=placement, bytes=payload)
-        blocks.append(_Block(reduces, last, _REDUCES, stages))
-        reduce_rows = first_row + stages
-        edges.append(_pairs(makers, reduce_rows[:, None]))
-        makers = reduce_rows[:, None]
-        first_row += len(stages)
-    steps = Columns.of(len(stages), kind=STEP, stage=stages, rank=placement)
-    blocks.append(_Block(steps, end, _COMPUTE, last))
-    step_rows = (first_row + stages)[:, None]
-    edges += [_pairs(makers, step_rows), _pairs(step_rows, lookup.forward, distance=1)]
+    step_rows = first_row + np.arange(length, dtype=np.int64)[:, None]
+    blocks.append(_Block(steps, end, _COMPUTE, compute.slot[makers].max(axis=1)))
+    users = lookup.forward[stages].reshape(length, -1)
+    edges += [_pairs(makers, step_rows), _pairs(step_rows, users, distance=1)]
 
 
 def _sort(blocks: Sequence[_Block], edges: Edges) -> LoweredPipeline:

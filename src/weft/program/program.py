@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, name_hash
 
 Ints = npt.NDArray[np.int64]
@@ -178,13 +179,14 @@ class Program:
     @cached_property
     def _lane(self) -> Ints:
         """Position of a rank among the ranks of its stage replica (tensor rank), 0 for most programs."""
-        lanes = np.zeros(len(self), dtype=np.int64)
-        for (stage, replica), ranks in self.obligations.owners.items():
-            if len(ranks) > 1:
-                mine = (self.columns.stage == stage) & (self.columns.replica == replica)
-                for lane, rank in enumerate(ranks):
-                    lanes[mine & (self.columns.rank == rank)] = lane
-        return lanes
+        owners = self.obligations.owners
+        stages = 1 + max((stage for stage, _ in owners), default=NONE)
+        ranks = max([self.ranks, *(1 + max(ranks, default=NONE) for ranks in owners.values())])
+        # No rank holds a stage twice. The last column is for what belongs to none of these stages.
+        lanes = np.zeros((ranks, stages + 1), dtype=np.int64)
+        for (stage, _), holders in owners.items():
+            lanes[list(holders), stage] = np.arange(len(holders))
+        return lanes[self.columns.rank, np.minimum(self.columns.stage, stages)]
 
     @cached_property
     def rank_starts(self) -> Ints:
@@ -205,11 +207,13 @@ class Program:
     @cached_property
     def queue(self) -> Ints:
         """Dense number of each row's first-in-first-out queue: (rank, stream, peer), collectives by rank."""
-        collective = np.array([kind.collective for kind in KINDS])[self.columns.kind]
-        peer = np.where(collective, NONE, self.columns.peer)
-        key = (self.columns.rank * len(self.stream_names) + self.stream) * (self.ranks + 1) + peer + 1
-        dense: Ints = np.unique(key, return_inverse=True)[1].astype(np.int64)
-        return dense
+        columns = self.columns
+        collective = np.array([kind.collective for kind in KINDS])[columns.kind]
+        alone = collective | (columns.peer == NONE)
+        # Peers are near in number, so that their distances make fewer codes than their numbers.
+        away = columns.peer - columns.rank
+        away = np.where(alone, away.min(initial=0) - 1, away)
+        return distinct_rows(columns.rank, self.stream, away)[1]
 
     def instruction(self, position: int) -> Instruction:
         row = {name: int(getattr(self.columns, name)[position]) for name in COLUMN_NAMES}

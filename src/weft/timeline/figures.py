@@ -56,12 +56,15 @@ def busy_by_kind(timeline: Timeline) -> dict[str, float]:
 def peak_in_flight(program: Program) -> list[int]:
     """The most stage-micro-batches each rank holds at once, from the order of its program alone.
 
-    One is held from its forward until its backward, or until the weight part of a backward in two parts;
-    a program without backwards is counted as if it kept everything.
+    One is held from its forward until its backward, or until the weight part of a backward in two parts; a
+    stage that is not trained holds none. A program without backwards is counted as if it kept everything.
     """
     change = np.zeros(len(KINDS), dtype=np.int64)
     change[FORWARD] = 1
     change[[BACKWARD, BACKWARD_WEIGHT]] = -1
     held = change[program.columns.kind]
+    trained = program.obligations.backward[:, 0]
+    if len(trained):
+        held = np.where(np.isin(program.columns.stage, trained), held, 0)
     starts = program.rank_starts
     return [int(np.cumsum(held[start:end]).max(initial=0)) for start, end in pairwise(starts)]

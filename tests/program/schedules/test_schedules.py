@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from program.layouts import legal_stages
+from program.layouts import legal_devices, legal_stages
 
 import weft.program.schedules as schedules
 from weft.errors import InputError
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS
 from weft.program.schedules import SCHEDULES, all_schedules, get_schedule
-from weft.program.schedules.base import ComputeOrder, Pipeline
+from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 from weft.program.schedules.breadth_first import BreadthFirst
 
 SPLIT = ("zb-h1", "zb-v")
@@ -25,7 +25,9 @@ CHANGE = {FORWARD: 1, BACKWARD: -1, BACKWARD_INPUT: 0, BACKWARD_WEIGHT: -1}
 def runnable(draw: st.DrawFn) -> tuple[str, Pipeline]:
     """Every schedule on every pipeline that it takes by default: ragged loops, M < P, P = 1, M = 1."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
-    devices = draw(st.integers(1, 6))
+    devices = draw(legal_devices(name, 6))
+    if name == "chimera":
+        return name, Pipeline(devices, devices, devices * draw(st.integers(1, 4)))
     least = devices if name == "depth-first" else 1
     return name, Pipeline(
         devices=devices,
@@ -49,12 +51,13 @@ def test_every_stage_and_micro_batch_runs_once_each_way_on_its_device(case: tupl
     name, pipeline = case
     schedule = get_schedule(name)
     assert schedule.refuse(pipeline, {}) is None
-    placement = schedule.placement(pipeline)
+    placement = placements(schedule, pipeline)
     passes = [FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT] if name in SPLIT else [FORWARD, BACKWARD]
     seen = []
     for device in range(pipeline.devices):
         order = schedule.order(pipeline, device, {})
-        assert (placement[order.stage] == device).all()
+        path = order.micro_batch * len(placement) // pipeline.micro_batches
+        assert (placement[path, order.stage] == device).all()
         position = {row: place for place, row in enumerate(zip(*(c.tolist() for c in order), strict=True))}
         assert len(position) == len(order.kind)
         for kind, stage, micro_batch in position:
@@ -69,12 +72,15 @@ def test_every_stage_and_micro_batch_runs_once_each_way_on_its_device(case: tupl
 def test_every_kind_on_a_stage_is_in_fifo_order(case: tuple[str, Pipeline]) -> None:
     """Gradients then accumulate in the order 0, 1, 2, ... under every schedule."""
     name, pipeline = case
+    placement = placements(get_schedule(name), pipeline)
+    share = pipeline.micro_batches // len(placement)
     for device in range(pipeline.devices):
         order = get_schedule(name).order(pipeline, device, {})
         for stage in np.unique(order.stage):
+            first = share * placement[:, stage].tolist().index(device)
             for kind in np.unique(order.kind):
                 mine = order.micro_batch[(order.stage == stage) & (order.kind == kind)]
-                assert mine.tolist() == list(range(pipeline.micro_batches))
+                assert mine.tolist() == list(range(first, first + share))
 
 
 @given(runnable())
@@ -91,6 +97,7 @@ def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
             "1f1b": min(m, p - device),
             "breadth-first": m * local,
             "zb-h1": min(m, p),
+            "chimera": p // 2 + 1 + min(device, p - 1 - device),
         }
         if name in expected:
             assert peak == expected[name]
@@ -151,6 +158,7 @@ def test_breadth_first_allows_a_ragged_last_loop() -> None:
         ("hybrid", 3, 2),
         ("zb-h1", 2, 4),
         ("zb-v", 3, 4),
+        ("chimera", 2, 4),
     ],
 )
 def test_impossible_pipelines_are_refused_with_both_numbers(name: str, devices: int, stages: int) -> None:

@@ -67,7 +67,10 @@ def _check_same_stage(
 def _check_inputs(
     program: Program, edges: EdgeSet, kinds: tuple[int, ...], links: Ints, receive: int, what: str
 ) -> list[Violation]:
-    """Each instruction of `kinds` has its neighbours' values; `links` are pairs (stage, neighbour)."""
+    """Each instruction of `kinds` has its neighbours' values, and nothing else is sent for them.
+
+    `links` are pairs (stage, neighbour).
+    """
     rows = rows_of(program, *kinds)
     columns = program.columns
     # One query per instruction and neighbour of its stage.
@@ -87,12 +90,17 @@ def _check_inputs(
         (stage, micro_batch, iteration, replica, rank, neighbour),
     )
     there = edges.has(np.append(receives, -1)[arrived], target)
-    return violations(
+    unread = np.ones(len(receives), dtype=np.bool_)
+    unread[arrived[arrived != -1]] = False
+    found = violations(
         "dependencies",
         np.flatnonzero(~(here | there)),
         lambda place: (
             f"{name(program, target[place])} does not wait for the {what} of stage {neighbour[place]}"
         ),
+    )
+    return found + violations(
+        "dependencies", receives[unread], lambda row: f"{name(program, row)} brings what nobody reads"
     )
 
 
@@ -106,7 +114,10 @@ def _check_gradients(program: Program, edges: EdgeSet) -> list[Violation]:
     makers = rows_of(program, BACKWARD, BACKWARD_WEIGHT)
     reduces, steps = rows_of(program, REDUCE), rows_of(program, STEP)
     reduced = find(_owner_of(program, reduces), _owner_of(program, makers)) != -1
-    found = []
+    empty = find(_owner_of(program, makers), _owner_of(program, reduces)) == -1
+    found = violations(
+        "dependencies", reduces[empty], lambda row: f"{name(program, row)} has no gradient of its stage"
+    )
     for kind, selected in ((REDUCE, makers[reduced]), (STEP, makers[~reduced])):
         # A reduction may come in parts; one that waits for the gradient is enough.
         reached = np.zeros(len(program), dtype=np.bool_)

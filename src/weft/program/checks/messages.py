@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.checks.report import EdgeSet, codes, find, name, rows_of, violations
+from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
+from weft.program.codes import codes
 from weft.program.kinds import KINDS, MESSAGES
 from weft.program.program import NONE, Ints, Program
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.checks.report import codes, rows_of, violations
+from weft.program.checks.report import rows_of, violations
+from weft.program.codes import codes
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, STEP
 from weft.program.program import Ints, Obligations, Program
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
+from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints, Program
 
@@ -32,21 +33,6 @@ def violations(where: str, rows: npt.NDArray[np.integer], say: Callable[[int], s
     if len(rows) > _SHOWN:
         found.append(Violation(where, f"and {len(rows) - _SHOWN} more of this kind"))
     return found
-
-
-def codes(*columns: Ints) -> Ints:
-    """One integer per row that is equal exactly where all columns are equal."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    largest = 0
-    for column in columns:
-        values = column - column.min(initial=0)
-        radix = int(values.max(initial=0)) + 1
-        if (largest + 1) * radix >= 2**62:
-            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
-            largest = int(code.max(initial=0))
-        code = code * radix + values
-        largest = (largest + 1) * radix - 1
-    return code
 
 
 def find(table: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:

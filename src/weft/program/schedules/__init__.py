@@ -13,6 +13,7 @@ from types import MappingProxyType
 from weft.errors import InputError, Violation, nearest
 from weft.program.schedules.base import Schedule
 from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.chimera import Chimera
 from weft.program.schedules.depth_first import DepthFirst
 from weft.program.schedules.gpipe import GPipe
 from weft.program.schedules.hybrid import Hybrid
@@ -31,6 +32,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             Hybrid(),
             ZeroBubbleH1(),
             ZeroBubbleV(),
+            Chimera(),
         )
     }
 )

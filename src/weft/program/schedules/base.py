@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from weft.program.program import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline replica: `devices` in line, `stages` spread over them, `micro_batches` per step."""
+    """One pipeline: `devices` in line, `stages` spread over them, `micro_batches` per step on all paths."""
 
     devices: int
     stages: int
@@ -43,7 +45,8 @@ class Schedule(Protocol):
     """One order of micro-batches.
 
     `name` is what users type; `synonyms` are the names of other frameworks; `options` maps each option a
-    user may give to its meaning.
+    user may give to its meaning. A schedule that runs several paths over the same devices, each with its own
+    copy of the weights and an equal part of the micro-batches, says how many in a class variable `paths`.
     """
 
     name: ClassVar[str]
@@ -55,9 +58,22 @@ class Schedule(Protocol):
         ...
 
     def placement(self, pipeline: Pipeline) -> Ints:
-        """Device of each stage, shape (stages,)."""
+        """Device of each stage, shape (stages,); shape (paths, stages) with several paths."""
         ...
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        """The compute order of one device. Micro-batches count from 0 within the pipeline replica."""
+        """The compute order of one device. Micro-batches count from 0 within the pipeline.
+
+        With several paths the first part of the micro-batches runs along the first path, and so on.
+        """
         ...
+
+
+def paths_of(schedule: Schedule) -> int:
+    """How many paths the schedule runs over the devices of one pipeline; 1 unless it says otherwise."""
+    return int(getattr(schedule, "paths", 1))
+
+
+def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:
+    """Device of each stage on each path, shape (paths, stages)."""
+    return np.atleast_2d(schedule.placement(pipeline))

@@ -1,0 +1,50 @@
+"""One integer for a combination of values, over millions of rows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_Ints = npt.NDArray[np.int64]
+
+# Up to so many possible codes for each row, marking those that occur is faster than sorting the rows.
+_MARKED_CODES = 16
+
+
+def codes(*columns: _Ints) -> _Ints:
+    """One integer per row that is equal exactly where all columns are equal."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    largest = 0
+    for column in columns:
+        values = column - column.min(initial=0)
+        radix = int(values.max(initial=0)) + 1
+        if (largest + 1) * radix >= 2**62:
+            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
+            largest = int(code.max(initial=0))
+        code = code * radix + values
+        largest = (largest + 1) * radix - 1
+    return code
+
+
+def distinct_rows(*columns: _Ints) -> tuple[_Ints, _Ints]:
+    """(a row of each combination that occurs, the combination of every row), in order of combinations."""
+    most = len(columns[0]) * _MARKED_CODES
+    # A column of few values far apart, such as bytes, would waste most codes.
+    code = codes(*(_ranked(column) if _range(column) > most else column for column in columns))
+    if code.max(initial=0) > most:
+        _, row, which = np.unique(code, return_index=True, return_inverse=True)
+        return row.astype(np.int64), which.ravel().astype(np.int64)
+    row_of = np.full(int(code.max(initial=0)) + 1, -1, dtype=np.int64)
+    row_of[code] = np.arange(len(code), dtype=np.int64)
+    occurring = np.flatnonzero(row_of >= 0)
+    number = np.zeros_like(row_of)
+    number[occurring] = np.arange(len(occurring), dtype=np.int64)
+    return row_of[occurring], number[code]
+
+
+def _range(column: _Ints) -> int:
+    return int(column.max() - column.min()) if len(column) else 0
+
+
+def _ranked(column: _Ints) -> _Ints:
+    return np.searchsorted(np.unique(column), column).astype(np.int64)

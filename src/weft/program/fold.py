@@ -1,0 +1,74 @@
+"""Folding: one pipeline replica, or one tensor lane, simulated in place of all that are equal to it.
+
+Replicas are folded where a program is built (`only_replica`), lanes afterwards. `meta` says what was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from weft.errors import InputError, Violation
+from weft.program.program import NONE, Edges, Program
+
+KEPT_REPLICA, KEPT_LANE = "folded", "folded_lanes"
+
+
+def fold_lanes(program: Program) -> Program:
+    """The same program with the first tensor lane of every replica alone; it stands for the others.
+
+    Groups keep all ranks, and `meta["folded_lanes"]` names the lane. A program without tensor parallelism
+    comes back as it is.
+
+    Raises:
+        InputError: when an edge joins two lanes, for then they cannot be told apart.
+    """
+    owners = program.obligations.owners
+    if all(len(ranks) == 1 for ranks in owners.values()):
+        return program
+    first = np.zeros(program.ranks, dtype=np.bool_)
+    first[[ranks[0] for ranks in owners.values()]] = True
+    kept = first[program.columns.rank]
+    position = np.where(kept, np.cumsum(kept) - 1, NONE)
+    edges = program.edges
+    inside = kept[edges.source]
+    if (inside != kept[edges.target]).any():
+        raise InputError(Violation("program", "has edges between tensor lanes, which cannot be folded then"))
+    return replace(
+        program,
+        columns=program.columns.take(np.flatnonzero(kept)),
+        edges=Edges(
+            source=position[edges.source[inside]],
+            target=position[edges.target[inside]],
+            distance=edges.distance[inside],
+        ),
+        obligations=replace(
+            program.obligations, owners={place: ranks[:1] for place, ranks in owners.items()}
+        ),
+        meta={**program.meta, KEPT_LANE: "0"},
+    )
+
+
+def twins_of(program: Program, stages: Iterable[Sequence[Sequence[int]]]) -> Mapping[int, tuple[int, ...]]:
+    """The ranks that each simulated rank stands for, itself among them.
+
+    `stages` are the ranks of every replica of every stage. Twins of two ranks that send each other messages
+    are in the same order.
+    """
+    few_replicas, few_lanes = KEPT_REPLICA in program.meta, KEPT_LANE in program.meta
+    if not few_replicas and not few_lanes:
+        return {rank: (rank,) for rank in range(program.ranks)}
+    simulated = sorted({replica for _, replica in program.obligations.owners})
+    twins: dict[int, tuple[int, ...]] = {}
+    for copies in stages:
+        ranks = np.array(copies, dtype=np.int64)
+        lanes = range(1 if few_lanes else ranks.shape[1])
+        for replica, lane in product(simulated, lanes):
+            # Replicas of one pipeline come after each other, so that those like this one are as far apart.
+            alike = ranks[replica % len(simulated) :: len(simulated)] if few_replicas else ranks[[replica]]
+            alike = alike if few_lanes else alike[:, lane]
+            twins[int(ranks[replica, lane])] = tuple(alike.ravel().tolist())
+    return twins

@@ -1,0 +1,1 @@
+"""Passes over a lowered pipeline: each adds or moves communication and leaves the computations alone."""

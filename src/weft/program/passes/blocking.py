@@ -1,0 +1,136 @@
+"""Communication as other frameworks ship it: not overlapped with computation.
+
+`messages`: a device computes, then exchanges messages, then computes again, as Megatron-LM does without its
+overlap options. All sends and receives of an exchange are one call: it begins when both ends of a message
+have come to theirs, and nobody computes until it is over. A device with one stage exchanges after every
+computation; one with several that alternates goes on from a forward to the backward that follows it and
+exchanges for both.
+
+`reductions`: gradients are reduced when the last backward of the device has ended, as in plain data
+parallelism without hooks, instead of when that of each stage has.
+
+Comparing an order with and without them splits a gain into what the order is worth and what its
+implementation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.describe.plan import Blocking, Sharding
+from weft.errors import InputError, Violation
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, REDUCE
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.program import NONE, Edges, Ints
+
+
+def block(pipeline: LoweredPipeline, blocking: Sequence[Blocking], sharding: Sharding) -> LoweredPipeline:
+    """The pipeline with the named communication taken out of the shadow of the computations.
+
+    Raises:
+        InputError: for reductions of replicas that share out gradients, which must reduce during the step.
+    """
+    if "reductions" in blocking:
+        if sharding in ("zero-2", "zero-3"):
+            raise InputError(
+                Violation(
+                    "blocking",
+                    f"'reductions' at the step's end need room for every gradient, which {sharding} has not",
+                    "zero-1",
+                )
+            )
+        pipeline = _reduce_at_end(pipeline)
+    if "messages" in blocking:
+        pipeline = _exchange_in_turn(pipeline)
+    return pipeline
+
+
+def _reduce_at_end(pipeline: LoweredPipeline) -> LoweredPipeline:
+    columns = pipeline.columns
+    reduces = np.flatnonzero(columns.kind == REDUCE)
+    computations = _computations(pipeline)
+    last = np.full(int(columns.rank.max(initial=0)) + 1, NONE, dtype=np.int64)
+    last[columns.rank[computations]] = computations
+    place = 2 * np.arange(len(columns), dtype=np.int64)
+    place[reduces] = 2 * last[columns.rank[reduces]] + 1
+    waits = Edges.of(last[columns.rank[reduces]], reduces)
+    return _reordered(pipeline, place, waits)
+
+
+class _Turns(NamedTuple):
+    """What a device computes between two exchanges: device, first and last row of each turn, in order."""
+
+    device: Ints
+    first: Ints
+    last: Ints
+
+    def next_to(self, turn: Ints, step: int) -> Ints:
+        """The turn `step` turns later on the same device, or -1."""
+        other = np.clip(turn + step, 0, len(self.device) - 1)
+        same = (self.device[other] == self.device[turn]) & (other == turn + step)
+        return np.where(same, other, NONE)
+
+
+def _exchange_in_turn(pipeline: LoweredPipeline) -> LoweredPipeline:
+    """Messages between turns of computations: a turn waits for its exchange, an exchange for both ends."""
+    columns, edges = pipeline.columns, pipeline.edges
+    turns, turn_of = _turns(pipeline)
+    sends, receives = (np.isin(columns.kind, kinds) for kinds in zip(*MESSAGES, strict=True))
+    now = edges.distance == 0
+    made = now & sends[edges.target]
+    used = now & receives[edges.source]
+    flown = now & sends[edges.source] & receives[edges.target]
+    partner = np.full(len(columns), NONE, dtype=np.int64)
+    partner[edges.target[made]] = edges.source[made]
+    partner[edges.source[used]] = edges.target[used]
+    send, receive = edges.source[flown], edges.target[flown]
+    sending, receiving = turn_of[partner[send]], turn_of[partner[receive]]
+    after, before = turns.next_to(sending, 1), turns.next_to(receiving, -1)
+    goes_on, came = after != NONE, before != NONE
+    waits = Edges.join(
+        [
+            Edges.of(turns.last[sending], send),
+            Edges.of(send[goes_on], turns.first[after[goes_on]]),
+            Edges.of(receive, turns.first[receiving]),
+            Edges.of(turns.last[before[came]], send[came]),
+        ]
+    )
+    # Sends follow the last computation of their turn, receives precede the first one of theirs.
+    place = 4 * np.arange(len(columns), dtype=np.int64)
+    place[send] = 4 * turns.last[sending] + 1
+    place[receive] = 4 * turns.first[receiving] - 1
+    return _reordered(pipeline, place, waits)
+
+
+def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
+    """The turns, and the turn of each row that computes."""
+    columns = pipeline.columns
+    rows = _computations(pipeline)
+    device, kind = columns.rank[rows], columns.kind[rows]
+    stages = np.unique(np.stack([device, columns.stage[rows]]), axis=1)[0]
+    forwards = kind == FORWARD
+    again = np.zeros(len(np.bincount(device)), dtype=np.bool_)
+    again[device[1:][forwards[1:] & ~forwards[:-1] & (device[1:] == device[:-1])]] = True
+    alternates = (np.bincount(stages) > 1)[device] & again[device]
+    goes_on = alternates[1:] & forwards[:-1] & np.isin(kind[1:], (BACKWARD, BACKWARD_INPUT))
+    goes_on &= device[1:] == device[:-1]
+    starts = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+    ends = np.append(starts[1:], len(rows)) - 1
+    turn_of = np.full(len(columns), NONE, dtype=np.int64)
+    turn_of[rows] = np.cumsum(np.concatenate([[True], ~goes_on])) - 1
+    return _Turns(device[starts], rows[starts], rows[ends]), turn_of
+
+
+def _computations(pipeline: LoweredPipeline) -> Ints:
+    """Rows that compute micro-batches, in order."""
+    found: Ints = np.flatnonzero(np.isin(pipeline.columns.kind, COMPUTATIONS))
+    return found
+
+
+def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredPipeline:
+    """The pipeline with its rows in the order of `place` within their devices, and further edges."""
+    order = np.lexsort((place, pipeline.columns.rank))
+    return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))

@@ -1,0 +1,50 @@
+"""Putting rows into a lowered pipeline, at their place in the order in which the host issues them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import MESSAGES
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.program import Columns, Edges, Ints
+
+Mask = npt.NDArray[np.bool_]
+
+
+def insert(
+    pipeline: LoweredPipeline, columns: Columns, anchor: Ints, turn: Ints, edges: Edges
+) -> LoweredPipeline:
+    """The pipeline with further rows and edges.
+
+    Args:
+        columns: the new rows; `rank` is their device.
+        anchor: for each new row the row of the pipeline it is issued next to, on the same device.
+        turn: before its anchor where negative, after it where positive; rows at one anchor go by turn.
+        edges: new edges; row i of `columns` is row `len(pipeline.columns) + i` to them.
+    """
+    present = len(pipeline.columns)
+    place = np.concatenate([np.arange(present, dtype=np.int64), anchor])
+    turns = np.concatenate([np.zeros(present, dtype=np.int64), turn])
+    order = np.lexsort((turns, place))
+    joined = Columns.join([pipeline.columns, columns]).take(order)
+    return LoweredPipeline(joined, renumber(Edges.join([pipeline.edges, edges]), order))
+
+
+def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
+    """The pipeline without the edges of the mask, shape (edges,)."""
+    edges, kept = pipeline.edges, ~dropped
+    return LoweredPipeline(
+        pipeline.columns,
+        Edges(source=edges.source[kept], target=edges.target[kept], distance=edges.distance[kept]),
+    )
+
+
+def after_sends(columns: Columns, rows: Ints) -> Ints:
+    """For each of `rows` the last of the sends that directly follow it, or itself: what is issued next to it
+    comes after the messages that others wait for."""
+    sends = np.isin(columns.kind, [send for send, _ in MESSAGES])
+    others = np.flatnonzero(~sends)
+    following = np.append(others, len(columns))[np.searchsorted(others, rows, side="right")]
+    last: Ints = following - 1
+    return last

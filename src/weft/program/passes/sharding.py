@@ -1,0 +1,235 @@
+"""What the replicas of a stage share out, and the gathers, frees and reductions this costs.
+
+Level of ZeRO (Rajbhandari et al., arXiv 1910.02054):
+
+- zero-0: every replica holds everything; gradients are all-reduced after the last backward of a stage.
+- zero-1: optimizer states are shared out, so that a replica steps its share of a stage's weights. Gradients
+  are reduce-scattered, and the stepped weights gathered as the next step begins, those needed first first.
+- zero-2: gradients are shared out, too: a device accumulates into few buffers and reduces what is in one
+  before another stage takes it.
+- zero-3: weights are shared out, too: a device gathers them into few buffers when a stage needs them.
+
+Where gathers and reductions stand is the buffer rule of `weft.program.buffers`. A device has one queue of
+collectives, in which what an earlier computation waits for comes first: at one place gathers precede
+reductions (Lamy-Poirier, arXiv 2211.05953, section 4.2; Jiang et al., MegaScale, arXiv 2402.15627, section
+3.2). The first gather is issued before anything else, so that it runs beside the loading of the data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from weft.describe.plan import Sharding
+from weft.errors import InputError, Violation
+from weft.program.buffers import (
+    MAKES_GRADIENTS,
+    READS_WEIGHTS,
+    SHARDED_BUFFERS,
+    BufferEvent,
+    gathers,
+    reductions,
+)
+from weft.program.kinds import COLLECTIVES, COMPUTATIONS, FORWARD, FREE, GATHER, KINDS, REDUCE, STEP
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes.insert import after_sends, insert, without_edges
+from weft.program.program import Columns, Edges, Ints
+from weft.program.schedules.base import ComputeOrder
+
+_FREE, _GATHER, _REDUCE = range(1, 4)
+
+
+def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding) -> LoweredPipeline:
+    """Add the collectives of the replicas to one pipeline of several."""
+    columns = pipeline.columns
+    added = _Added()
+    steps = {
+        (int(columns.rank[row]), int(columns.stage[row])): int(row)
+        for row in np.flatnonzero(columns.kind == STEP)
+    }
+    starts = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 2)).tolist()
+    for device, (start, end) in enumerate(pairwise(starts)):
+        mine = start + np.flatnonzero(np.isin(columns.kind[start:end], COMPUTATIONS))
+        order = ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine])
+        one = _Device(start, mine, order, {stage: row for (on, stage), row in steps.items() if on == device})
+        if sharding == "zero-3":
+            _gather_into_buffers(one, added)
+        elif sharding != "zero-0":
+            _gather_at_start(one, added)
+        if one.steps:
+            buffers = SHARDED_BUFFERS if sharding in ("zero-2", "zero-3") else len(one.steps)
+            _reduce(one, buffers, added)
+    return _put_in(pipeline, layout, added)
+
+
+def require_one_sequence(pipelines: Mapping[int, LoweredPipeline], sharding: Sharding) -> None:
+    """Refuse pipelines, by their number of micro-batches, whose devices would wait for different collectives.
+
+    Raises:
+        InputError: when a device of one has other collectives, or in another order, than the same device of
+            another: buffers may change hands at other places where the shares of the batch differ.
+    """
+    sequences = {
+        count: _collectives(pipeline).tolist() for count, pipeline in sorted(pipelines.items(), reverse=True)
+    }
+    if len({tuple(map(tuple, sequence)) for sequence in sequences.values()}) > 1:
+        counts = ", ".join(str(count) for count in sequences)
+        raise InputError(
+            Violation(
+                "sharding",
+                f"{sharding} in this order of micro-batches gathers and reduces in another sequence for each "
+                f"share of the batch ({counts} micro-batches); equal shares or zero-1 are possible",
+                "zero-1",
+            )
+        )
+
+
+def _collectives(pipeline: LoweredPipeline) -> Ints:
+    """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
+    columns = pipeline.columns
+    rows = np.flatnonzero(np.isin(columns.kind, COLLECTIVES))
+    names = ("rank", "kind", "stage", "part")
+    return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """One device's computations: first row, rows in order, what they are, and the step of each stage."""
+
+    first_row: int
+    rows: Ints
+    order: ComputeOrder
+    steps: dict[int, int]
+
+
+@dataclass(slots=True)
+class _Added:
+    """New rows (kind, stage, part, anchor, turn) and edges (source, target, distance).
+
+    New row i is -1 - i in an edge until the rows are put in.
+    """
+
+    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    edges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def row(self, kind: int, stage: int, part: int, anchor: int, turn: int) -> int:
+        self.rows.append((kind, stage, part, anchor, turn))
+        return -len(self.rows)
+
+    def edge(self, source: int, target: int, distance: int = 0) -> None:
+        self.edges.append((source, target, distance))
+
+
+def _gather_at_start(device: _Device, added: _Added) -> None:
+    """Every stage whose weights a step has changed, in the order of their first use."""
+    events = gathers(device.order, max(1, len(set(device.order.stage.tolist()))))
+    for turn, event in enumerate(events):
+        if device.steps and event.stage not in device.steps:
+            continue
+        row = added.row(GATHER, event.stage, 0, device.first_row, turn - len(events))
+        added.edge(row, int(device.rows[event.before]))
+        if event.stage in device.steps:
+            added.edge(device.steps[event.stage], row, 1)
+
+
+def _gather_into_buffers(device: _Device, added: _Added) -> None:
+    """A gather wherever a buffer's content changes, as soon as it is free of its former content."""
+    order = device.order
+    events = gathers(order, SHARDED_BUFFERS)
+    local = {stage: index for index, stage in enumerate(sorted(set(order.stage.tolist())))}
+    held: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for turn, event in enumerate(events):
+        buffer = local[event.stage] % SHARDED_BUFFERS
+        if event.after < 0:
+            row = added.row(GATHER, event.stage, event.part, device.first_row, turn - len(events))
+            first[buffer] = row
+        else:
+            anchor = int(device.rows[event.after])
+            freed = added.row(FREE, *_content(events[held[buffer]]), anchor, _FREE)
+            row = added.row(GATHER, event.stage, event.part, anchor, _GATHER)
+            added.edge(freed, row)
+        held[buffer] = turn
+        added.edge(row, int(device.rows[event.before]))
+        if event.stage in device.steps and event.part == 0:
+            added.edge(device.steps[event.stage], row, 1)
+    reads = np.flatnonzero(np.isin(order.kind, READS_WEIGHTS)).tolist()
+    last_use = {local[int(order.stage[place])] % SHARDED_BUFFERS: place for place in reads}
+    for buffer, turn in held.items():
+        freed = added.row(FREE, *_content(events[turn]), int(device.rows[last_use[buffer]]), _FREE)
+        added.edge(freed, first[buffer], 1)
+
+
+def _content(event: BufferEvent) -> tuple[int, int]:
+    return event.stage, event.part
+
+
+def _reduce(device: _Device, buffers: int, added: _Added) -> None:
+    """A reduction wherever a gradient buffer's content changes, and of what remains."""
+    order, rows = device.order, device.rows
+    makes = np.isin(order.kind, MAKES_GRADIENTS)
+    waiting = {
+        stage: deque(np.flatnonzero(makes & (order.stage == stage)).tolist()) for stage in device.steps
+    }
+    for event in reductions(order, buffers):
+        row = added.row(REDUCE, event.stage, event.part, int(rows[event.after]), _REDUCE)
+        makers = waiting[event.stage]
+        while makers and makers[0] <= event.after:
+            added.edge(int(rows[makers.popleft()]), row)
+        if event.before < len(rows):
+            added.edge(row, int(rows[event.before]))
+        added.edge(row, device.steps[event.stage])
+
+
+def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) -> LoweredPipeline:
+    """Insert the rows; a gradient then reaches its step through a reduction only."""
+    columns, edges = pipeline.columns, pipeline.edges
+    kind, stage, part, anchor, turn = _table(added.rows, 5)
+    source, target, distance = _table(added.edges, 3)
+    payload = np.zeros((len(KINDS), len(layout.stages)), dtype=np.int64)
+    payload[GATHER] = [one.weight_bytes for one in layout.stages]
+    payload[REDUCE] = [one.gradient_bytes for one in layout.stages]
+    new = Columns.of(
+        len(kind),
+        kind=kind,
+        stage=stage,
+        part=part,
+        rank=columns.rank[anchor],
+        replica=_replicas(columns, columns.rank[anchor], stage, len(layout.stages)),
+        bytes=payload[kind, stage],
+    )
+    makers = np.isin(columns.kind[edges.source], MAKES_GRADIENTS)
+    direct = makers & (columns.kind[edges.target] == STEP) & (edges.distance == 0)
+    behind = turn > 0
+    anchor = np.where(behind, after_sends(columns, anchor), anchor)
+    present = len(columns)
+    return insert(
+        without_edges(pipeline, direct),
+        new,
+        anchor,
+        turn,
+        Edges(
+            source=np.where(source < 0, present - 1 - source, source),
+            target=np.where(target < 0, present - 1 - target, target),
+            distance=distance,
+        ),
+    )
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    """Columns of the rows, shape (width, rows)."""
+    return np.array(rows, dtype=np.int64).reshape(-1, width).T
+
+
+def _replicas(columns: Columns, device: Ints, stage: Ints, stages: int) -> Ints:
+    """The replica, or path, in which each (device, stage) computes."""
+    forwards = np.flatnonzero(columns.kind == FORWARD)
+    known = np.full((int(columns.rank.max(initial=0)) + 1, stages), -1, dtype=np.int64)
+    known[columns.rank[forwards], columns.stage[forwards]] = columns.replica[forwards]
+    found: Ints = known[device, stage]
+    return found
