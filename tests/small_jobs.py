@@ -13,6 +13,8 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.program.program import Program
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline, placements
 from weft.run.runtime import PRECISIONS, Runtime
 from weft.run.stages import build_stage
 
@@ -46,18 +48,21 @@ def make_plan(
     micro_batch_size: int = 2,
     precision: str = "fp64",
 ) -> Plan:
-    """`micro_batches` per replica; stage s on device s mod pp; rank = replica * pp + device."""
+    """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device."""
     count, graph = pp * loops, layer_graph(config)
+    placement = placements(get_schedule(schedule), Pipeline(pp, count, micro_batches))
+    share = micro_batches // len(placement)
     borders = [len(graph.layers) * stage // count for stage in range(count + 1)]
     stages = tuple(
         Stage(
             layers=tuple(range(borders[stage], borders[stage + 1])),
             replicas=tuple(
-                Replica(ranks=(replica * pp + stage % pp,), micro_batches=micro_batches)
-                for replica in range(dp)
+                Replica(ranks=(pipeline * pp + device,), micro_batches=share)
+                for pipeline in range(dp)
+                for device in devices
             ),
         )
-        for stage in range(count)
+        for stage, devices in enumerate(placement.T.tolist())
     )
     return Plan(
         model=config.name,

@@ -81,6 +81,12 @@ def test_pipelines_accumulate_the_same_bits(worker_pool: WorkerPool, schedule: s
         ("depth-first", 2, 3, 2),
         ("depth-first", 3, 2, 3),
         ("hybrid", 2, 2, 4),
+        ("zb-h1", 2, 1, 4),
+        ("zb-h1", 3, 1, 2),
+        ("zb-h1", 4, 1, 4),
+        ("zb-v", 1, 2, 3),
+        ("zb-v", 2, 2, 4),
+        ("zb-v", 3, 2, 4),
     ],
 )
 def test_looped_pipelines_accumulate_the_same_bits(
@@ -91,6 +97,20 @@ def test_looped_pipelines_accumulate_the_same_bits(
         config, pp=pp, loops=loops, schedule=schedule, micro_batches=micro_batches, precision="fp32"
     )
     require_equal(worker_pool, config, plan, bitwise=True)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(("schedule", "loops"), [("zb-h1", 1), ("zb-v", 2)])
+def test_replicas_of_split_backwards(worker_pool: WorkerPool, family: str, schedule: str, loops: int) -> None:
+    config = tiny(family)
+    require_equal(
+        worker_pool, config, make_plan(config, pp=2, dp=2, loops=loops, schedule=schedule), bitwise=False
+    )
+
+
+def test_split_backwards_of_tied_embeddings_on_one_stage(worker_pool: WorkerPool) -> None:
+    config = tiny(tied=True)
+    require_equal(worker_pool, config, make_plan(config, schedule="zb-h1"), bitwise=False)
 
 
 def test_looped_replicas_of_llama(worker_pool: WorkerPool) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from weft.program.program import NONE, Instruction
 from weft.run.channels import Handle, Job, Stamp
+from weft.run.split_backward import run_input_part
 from weft.run.workspace import Workspace
 
 
@@ -41,6 +42,7 @@ ACTIVATION, OUTPUT, OUTPUT_GRADIENT, INPUT_GRADIENT = (
     "input_gradient",
 )
 SAVED, MICRO_BATCH, REDUCED = "saved", "micro_batch", "reduced_gradient"
+WEIGHT_PART = "saved_for_weight"
 
 # Payload kinds of messages and the tags that keep them apart.
 TAGS = {ACTIVATION: 1, OUTPUT_GRADIENT: 2}
@@ -89,26 +91,32 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
 
 def backward(workspace: Workspace, instruction: Instruction) -> Compute:
     """Accumulate a stage's weight gradients for one micro-batch and hand on the gradient of its input."""
-    stage, number = instruction.stage, instruction.micro_batch
-    route, values = workspace.route, workspace.values
-    first, last = stage not in route.before, stage not in route.after
 
-    def ready() -> None:
-        if not last:
-            values[OUTPUT_GRADIENT, stage, number] = workspace.arrived(OUTPUT_GRADIENT, stage, number)
+    def execute(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        torch.autograd.backward(output, gradient)
+
+    return _going_back(workspace, instruction, execute)
+
+
+def backward_input(workspace: Workspace, instruction: Instruction) -> Compute:
+    """Hand on the gradient of a stage's input for one micro-batch and keep what the weight part needs."""
+    stage, number = instruction.stage, instruction.micro_batch
+    module = workspace.resources.stages[stage]
+
+    def execute(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        workspace.values[WEIGHT_PART, stage, number] = run_input_part(module, inputs, output, gradient)
+
+    return _going_back(workspace, instruction, execute)
+
+
+def backward_weight(workspace: Workspace, instruction: Instruction) -> Compute:
+    """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
+    key = (WEIGHT_PART, instruction.stage, instruction.micro_batch)
 
     def execute() -> None:
-        inputs, output = values.pop((SAVED, stage, number))
-        gradient = None if last else values.pop((OUTPUT_GRADIENT, stage, number))
-        torch.autograd.backward(output, gradient)
-        if first:
-            return
-        if (stage, number) in route.gradients_sent:
-            values[INPUT_GRADIENT, stage, number] = inputs.grad
-        else:
-            values[OUTPUT_GRADIENT, route.before[stage], number] = inputs.grad
+        workspace.values.pop(key).run()
 
-    return Compute(ready, execute)
+    return Compute(_nothing_to_wait_for, execute)
 
 
 def send_activation(workspace: Workspace, instruction: Instruction) -> Transfer:
@@ -174,6 +182,8 @@ def step(workspace: Workspace, instruction: Instruction) -> Compute:
 HANDLERS: dict[str, Handler] = {
     "forward": forward,
     "backward": backward,
+    "backward_input": backward_input,
+    "backward_weight": backward_weight,
     "send_activation": send_activation,
     "send_gradient": send_gradient,
     "receive_activation": receive_activation,
@@ -186,6 +196,38 @@ HANDLERS: dict[str, Handler] = {
 def draws_numbers(module: nn.Module) -> bool:
     """Whether the module drops out anything while it trains."""
     return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
+
+
+def _going_back(
+    workspace: Workspace,
+    instruction: Instruction,
+    differentiate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None],
+) -> Compute:
+    """Wait for the gradient of the output, let `differentiate` set that of the input, and hand it on."""
+    stage, number = instruction.stage, instruction.micro_batch
+    route, values = workspace.route, workspace.values
+    first, last = stage not in route.before, stage not in route.after
+
+    def ready() -> None:
+        if not last:
+            values[OUTPUT_GRADIENT, stage, number] = workspace.arrived(OUTPUT_GRADIENT, stage, number)
+
+    def execute() -> None:
+        inputs, output = values.pop((SAVED, stage, number))
+        gradient = None if last else values.pop((OUTPUT_GRADIENT, stage, number))
+        differentiate(inputs, output, gradient)
+        if first:
+            return
+        if (stage, number) in route.gradients_sent:
+            values[INPUT_GRADIENT, stage, number] = inputs.grad
+        else:
+            values[OUTPUT_GRADIENT, route.before[stage], number] = inputs.grad
+
+    return Compute(ready, execute)
+
+
+def _nothing_to_wait_for() -> None:
+    """What the instruction reads was made by this rank's own thread."""
 
 
 def _send(workspace: Workspace, instruction: Instruction, value: str, payload: str) -> Transfer:

@@ -19,6 +19,7 @@ from weft.run.executor import Executor, require_supported
 from weft.run.handlers import TAGS
 from weft.run.mesh import open_groups
 from weft.run.recorder import Recorder
+from weft.run.supported import unsupported
 from weft.run.workspace import Batch, LossFunction, Resources, Route, Workspace
 from weft.sync import get_synchroniser
 
@@ -200,7 +201,7 @@ def require_runnable(plan: Plan, program: Program) -> None:
     Raises:
         InputError: one line for everything that is not supported yet.
     """
-    problems: list[Violation] = []
+    problems = unsupported(plan)
     if plan.precision not in PRECISIONS:
         problem = f"precision {plan.precision!r} is not supported by this runtime yet"
         problems.append(Violation("plan", problem, "fp32"))
