@@ -66,7 +66,7 @@ def machine(rank: int, ranks: int):
 def test_every_rank_returns_the_same_complete_measurement(worker_pool):
     first, second = worker_pool.run(machine, ranks=2)
     assert first == second
-    assert first.communication_slowdown >= 1.0
+    assert min(first.compute_slowdown, first.communication_slowdown) >= 1.0
     assert first.instruction_s > 0
     for table in (*first.matmul.values(), first.memory, first.message, first.all_reduce):
         sizes = [size for size, _ in table]
@@ -80,7 +80,7 @@ def alone(rank: int, ranks: int):
 
 def test_a_single_rank_is_slowed_by_nobody(worker_pool):
     found = worker_pool.run(alone, ranks=1)[0]
-    assert found.communication_slowdown == 1.0
+    assert (found.compute_slowdown, found.communication_slowdown) == (1.0, 1.0)
     assert found.instruction_s > 0
 
 

@@ -1,6 +1,7 @@
 """Clusters from expressions and files: round trips, catalogue defaults, everything wrong at once."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,7 @@ price_per_hour = 0.9
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 speeds = st.floats(min_value=1.0, max_value=1e18)
+relative_speeds = st.floats(min_value=0.001, max_value=1000)
 links = st.builds(Link, speeds, st.floats(min_value=0, max_value=10))
 
 
@@ -68,8 +70,9 @@ def clusters(draw):
             name=name,
             count=draw(st.integers(1, 5)),
             device=draw(st.sampled_from(kinds)),
-            devices=draw(st.integers(1, 16)),
+            devices=(count := draw(st.integers(1, 16))),
             link=draw(links),
+            speeds=draw(st.just(()) | st.tuples(*[relative_speeds] * count)),
         )
         for name in draw(st.lists(names, min_size=1, max_size=3, unique=True))
     ]
@@ -115,6 +118,55 @@ def test_the_example_of_the_documentation():
     assert cluster.device_of(16).price_per_hour == 0.9
     assert cluster.device_of(0).price_per_hour is None
     assert cluster.device_of(16).memory_bytes == catalogue()["v100-16gb"].device.memory_bytes
+
+
+NODES = """
+[[node]]
+name = "some"
+count = 3
+device = "a100-80gb"
+devices = 4
+speeds = {speeds}
+"""
+
+
+def test_devices_of_a_node_may_differ_in_speed():
+    usual, slow, same = (
+        cluster_of(tomllib.loads(NODES.format(speeds=speeds)), "file")
+        for speeds in ("[1, 1, 1, 1]", "[1, 1.25, 1, 0.8]", "[1.0, 1.0, 1.0, 1.0]")
+    )
+    assert [slow.speed_of(rank) for rank in range(12)] == [1.0, 1.25, 1.0, 0.8] * 3
+    assert slow.highest_speed == 1.25
+    plain = parse_cluster("16xa100-80gb")
+    assert (plain.speed_of(11), plain.highest_speed) == (1.0, 1.0)
+    assert usual.fingerprint == same.fingerprint != slow.fingerprint
+    (group,) = usual.groups
+    assert usual.fingerprint == replace(usual, groups=(replace(group, speeds=()),)).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("speeds", "message"),
+    [
+        ("[1, 1, 1]", r"node\[0\]\.speeds: has 3 numbers, but a node has 4 devices; one for each is needed"),
+        ("[]", r"node\[0\]\.speeds: has 0 numbers, but a node has 4 devices"),
+        ("[1, 1, 0, 1]", r"node\[0\]\.speeds\[2\]: 0: must be .*0\.001"),
+        ("[1, -0.5, 1, 1]", r"node\[0\]\.speeds\[1\]: -0.5: must be .*0\.001"),
+        ("[1, 1, 1, 2000]", r"node\[0\]\.speeds\[3\]: 2000: must be .*1000"),
+        ('[1, "fast", 1, 1]', r"node\[0\]\.speeds\[1\]: .*number"),
+        ("[1, nan, 1, 1]", r"node\[0\]\.speeds\[1\]: .*finite"),
+        ("0.8", r"node\[0\]\.speeds: .*list"),
+    ],
+)
+def test_wrong_speeds_are_refused_by_name(speeds, message):
+    with pytest.raises(InputError, match=message) as caught:
+        cluster_of(tomllib.loads(NODES.format(speeds=speeds)), "file")
+    assert len(caught.value.violations) == 1
+
+
+def test_every_wrong_speed_has_its_line():
+    with pytest.raises(InputError) as caught:
+        cluster_of(tomllib.loads(NODES.format(speeds="[0, 1, -1, 9999]")), "file")
+    assert len(caught.value.violations) == 3
 
 
 def test_an_expression_becomes_whole_nodes_with_the_usual_network():

@@ -74,7 +74,7 @@ def test_every_violation_of_a_file_is_listed():
     record["precision"] = "fp8"
     record["stages"][1]["replicas"][0]["ranks"] = [-1]
     record["stages"][0]["layers"] = []
-    record["sharding"] = "zero-3"
+    record["sharding"] = "zero-4"
     record["sync"]["options"] = {"bits": [1]}
     with pytest.raises(InputError) as refused:
         parse_plan(record, "plan.json")
@@ -142,6 +142,20 @@ def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
             ["ranks 8: '8xa100-80gb' has ranks 0 to 7", "ranks 3, 4, 5, 6, 7 hold no stage"],
         ),
         ({"mesh": {"pp": 2}}, ["mesh: pp 2 is 2 ranks, the stages use 4"]),
+        (
+            {
+                "stages": (stage((0, 1, 2), (0,)), stage((3, 4, 5), (1,))),
+                "mesh": {"pp": 2},
+                "global_batch": 16,
+                "sharding": "zero-2",
+            },
+            ["sharding: zero-2 shares states out over replicas; stages 0, 1 have one (nearest valid: zero-"],
+        ),
+        (
+            {"blocking": ("reductions",), "sharding": "zero-3"},
+            ["blocking: 'reductions' at the step's end need room for every gradient, which zero-3 has not"],
+        ),
+        ({"blocking": ("messages", "messages")}, ["blocking: messages, messages: each can be named once"]),
         ({"global_batch": 33}, ["33 is not divisible by micro_batch_size = 4 (nearest valid: 32)"]),
         (
             {"global_batch": 64},

@@ -66,6 +66,38 @@ def test_hybrid_pays_the_bubble_once_a_round(
     assert figures.peak_in_flight == (breadth * v,) * p
 
 
+@given(st.integers(1, 4), ratios)
+def test_one_round_of_chimera_takes_the_closed_form(half: int, ratio: tuple[Fraction, Fraction]) -> None:
+    """As many micro-batches as devices; Osawa et al., arXiv 2211.14133, performance model."""
+    (f, b), p = ratio, 2 * half
+    figures = simulate_schedule("chimera", devices=p, micro_batches=p, forward=f, backward=b)
+    assert figures.makespan == p * f + (2 * p - 2) * b
+    assert figures.peak_in_flight == tuple(half + 1 + min(r, p - 1 - r) for r in range(p))
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "makespan"), [(4, 4, 16), (4, 8, 30), (8, 16, 66), (8, 24, 96)]
+)
+def test_more_rounds_of_chimera_wait_for_each_other(devices: int, micro_batches: int, makespan: int) -> None:
+    """What the order of the authors' code takes, which is more than the model says of several rounds."""
+    figures = simulate_schedule("chimera", devices=devices, micro_batches=micro_batches)
+    assert figures.makespan == makespan
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.sampled_from(["gpipe", "1f1b", "breadth-first", "zb-h1"]))
+def test_frozen_stages_save_their_backwards(devices: int, frozen: int, name: str) -> None:
+    frozen = min(frozen, devices - 1)
+    one = simulate_schedule(name, devices=devices, micro_batches=devices, frozen_stages=frozen)
+    two = simulate_schedule(name, devices=devices, micro_batches=devices)
+    saved = {"backward": 0.0, "backward_input": 0.0, "backward_weight": 0.0}
+    for kind in set(saved) & set(two.breakdown):
+        saved[kind] = two.breakdown[kind] - one.breakdown[kind]
+    assert sum(saved.values()) == pytest.approx(2 * devices * frozen)
+    assert one.breakdown["forward"] == two.breakdown["forward"]
+    assert one.peak_in_flight[:frozen] == (0,) * frozen
+    assert one.makespan <= two.makespan
+
+
 @given(st.integers(2, 5), st.integers(0, 8), st.integers(1, 3), ratios, hops, st.data())
 def test_breadth_first_is_never_slower_than_depth_first_on_uniform_stages(
     devices: int,

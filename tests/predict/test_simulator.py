@@ -13,7 +13,7 @@ from weft.predict.simulator import simulate
 from weft.program.build import build_training_program
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, RECEIVE_ACTIVATION, REDUCE, SEND_ACTIVATION, STEP
 from weft.program.layout import PipelineLayout, StageLayout
-from weft.program.program import Program
+from weft.program.program import Edges, Program
 from weft.program.schedules import get_schedule
 
 durations = st.integers(0, 20)
@@ -69,6 +69,21 @@ def test_both_engines_agree_exactly(priced) -> None:
     assert (plain.step_s, plain.cycles) == (compiled.step_s, compiled.cycles)
     for name in ("posted_ns", "start_ns", "end_ns"):
         assert np.array_equal(getattr(plain.timeline, name), getattr(compiled.timeline, name))
+
+
+@given(priced_programs())
+def test_a_steady_cycle_is_followed_by_its_like_for_ever(priced) -> None:
+    """An edge from a row to itself eight cycles later never binds, but lets the simulator look so far."""
+    program, occupancy, latency, synchronous = priced
+    costs = costs_of(program, occupancy, latency, synchronous=synchronous)
+    usual = simulate(program, costs)
+    edges = Edges.join([program.edges, Edges.of([0], [0], distance=8)])
+    further = simulate(replace(program, edges=edges), costs, max_cycles=40)
+    if usual.steady:
+        assert (further.steady, further.step_s) == (True, usual.step_s)
+        assert further.cycles > usual.cycles
+        for name in ("posted_ns", "start_ns", "end_ns"):
+            assert np.array_equal(getattr(usual.timeline, name), getattr(further.timeline, name))
 
 
 @given(priced_programs())

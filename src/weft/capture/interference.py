@@ -1,15 +1,21 @@
-"""What running as a pipeline adds to computing alone: host time per instruction, and slower computations.
+"""What running beside others adds to running alone: host time per instruction, and two slowdowns.
 
 A small GPT runs as a pipeline over all local ranks. Between the end of a computation and the start of the
-next one lies the executor's own work. The computations themselves are compared with the same stages computed
-alone: messages on their way take caches and cores from them.
+next one lies the executor's own work. Then every rank computes its stage over and over while messages go
+round a ring of the ranks, and both are compared with themselves alone: messages on their way take caches and
+cores from computations, and computations from messages (Miao et al., Galvatron, VLDB 2023).
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from weft.capture.rounds import one_round, stage_inputs
+from weft.capture.rounds import IN_FLIGHT, one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
@@ -27,7 +33,6 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
-from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Program
 from weft.run.recorder import Recorder, read_slots
 from weft.run.runtime import Runtime
@@ -42,13 +47,17 @@ MICRO_BATCHES = 8
 STEPS = 16
 WARM_UP_STEPS = 4
 ROUNDS = 6
+MESSAGE_BYTES = 2**20
+MESSAGES = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Host seconds per compute instruction, and how many times longer a computation takes in a pipeline."""
+    """Host seconds per compute instruction, and how many times longer a computation takes beside a transfer
+    and a transfer beside a computation."""
 
     instruction_s: float
+    compute_slowdown: float
     communication_slowdown: float
 
 
@@ -63,15 +72,17 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
         for index, stage in enumerate(plan.stages)
         if dist.get_rank() in stage.replicas[0].ranks
     }
-    alone_s = sum(
-        _alone_s(config, plan.stages[index].layers, stage, device) for index, stage in stages.items()
-    )
     records = _recorded(plan, program, stages, config, device)
     host_s = slowest(Timing(_between_computations(records), 0.0)).seconds
     if dist.get_world_size() == 1:
-        return Interference(host_s, 1.0)
-    slowdown = slowest(Timing(_computing_s(records, program) / alone_s, 0.0)).seconds
-    return Interference(host_s, max(1.0, slowdown))
+        return Interference(host_s, 1.0, 1.0)
+    ((index, stage),) = stages.items()
+    layers = plan.stages[index].layers
+    inputs = stage_inputs(config, layers[0], MICRO_BATCH_SIZE, torch.float32, device)
+    classes = config.vocabulary if layers[-1] == config.layers + 1 else 0
+    slowdowns = _slowdowns(stage, inputs, classes)
+    compute, communication = (max(1.0, slowest(Timing(factor, 0.0)).seconds) for factor in slowdowns)
+    return Interference(host_s, compute, communication)
 
 
 def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
@@ -86,16 +97,67 @@ def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
     return build_plan(job, layout, flops_per_layer(job))
 
 
-def _alone_s(
-    config: ModelConfig, layers: Sequence[int], stage: torch.nn.Module, device: torch.device
-) -> float:
-    """Seconds of one micro-batch forward and backward through the stage, all ranks computing at once."""
-    inputs = stage_inputs(config, layers[0], MICRO_BATCH_SIZE, torch.float32, device)
-    classes = config.vocabulary if layers[-1] == config.layers + 1 else 0
+def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> tuple[float, float]:
+    """How many times longer computations and messages of this rank take together than each by itself.
+
+    All ranks do the same at the same time.
+    """
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.0)
+
+    def computed_s() -> float:
+        forward_s, backward_s, _ = one_round(stage, optimizer, inputs, classes)
+        return forward_s + backward_s
+
+    computed_s()
     dist.barrier()
-    rounds = [one_round(stage, optimizer, inputs, classes) for _ in range(ROUNDS)]
-    return summarise([forward + backward for forward, backward, _ in rounds[1:]]).seconds
+    compute_s = summarise([computed_s() for _ in range(ROUNDS)]).seconds
+    with _ring(inputs.device) as messages_s, ThreadPoolExecutor(1) as beside:
+        message_s = summarise(messages_s(MESSAGES)[1:]).seconds
+        # As many on every rank, and enough for the rounds, because beside them messages take longer.
+        enough = slowest(Timing(ROUNDS * IN_FLIGHT * compute_s / message_s, 0.0)).seconds
+        under_way = beside.submit(messages_s, MESSAGES + math.ceil(enough))
+        slow_compute_s = []
+        while not under_way.done():
+            slow_compute_s.append(computed_s())
+        slow_message_s = under_way.result()
+    # The last round has seen the messages end.
+    together_s = summarise(slow_compute_s[:-1] or slow_compute_s).seconds
+    return together_s / compute_s, summarise(slow_message_s[1:]).seconds / message_s
+
+
+@contextmanager
+def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
+    """A function that passes so many messages round the ranks and tells the seconds of each.
+
+    It has a process group of its own, so that it may run in a thread.
+    """
+    group = dist.new_group()
+    try:
+        yield partial(_pass_round, group, device)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def _pass_round(group: dist.ProcessGroup | None, device: torch.device, messages: int) -> list[float]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sent, received = (torch.zeros(MESSAGE_BYTES // 4, device=device) for _ in range(2))
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    seconds = []
+    with torch.cuda.stream(stream):
+        for _ in range(messages):
+            start = time.perf_counter()
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, sent, (rank + 1) % ranks, group),
+                    dist.P2POp(dist.irecv, received, (rank - 1) % ranks, group),
+                ]
+            )
+            for work in works:
+                work.wait()
+            if stream is not None:
+                stream.synchronize()
+            seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def _recorded(
@@ -139,10 +201,3 @@ def _between_computations(records: npt.NDArray[np.void]) -> float:
     same_step = records["step"][1:] == records["step"][:-1]
     gaps = (records["start_ns"][1:] - records["end_ns"][:-1])[same_step]
     return float(np.median(gaps)) * 1e-9
-
-
-def _computing_s(records: npt.NDArray[np.void], program: Program) -> float:
-    """Mean seconds of a forward plus of a backward: a step is their sum, the delayed ones included."""
-    kind = program.columns.kind[records["position"]]
-    took = (records["end_ns"] - records["start_ns"]) * 1e-9
-    return sum(float(np.mean(took[kind == code])) for code in (FORWARD, BACKWARD))

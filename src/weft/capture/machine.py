@@ -57,6 +57,7 @@ def measure_machine(
         memory=memory,
         launch_s=launch.seconds,
         instruction_s=interference.instruction_s,
+        compute_slowdown=interference.compute_slowdown,
         communication_slowdown=interference.communication_slowdown,
         message=tuple(messages),
         all_reduce=tuple(reductions),

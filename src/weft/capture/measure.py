@@ -80,6 +80,7 @@ def _machine_from(record: dict[str, Any]) -> MachineMeasurement:
         memory=table(record["memory"]),
         launch_s=record["launch_s"],
         instruction_s=record["instruction_s"],
+        compute_slowdown=record["compute_slowdown"],
         communication_slowdown=record["communication_slowdown"],
         message=table(record["message"]),
         all_reduce=table(record["all_reduce"]),

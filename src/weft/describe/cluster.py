@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from weft.describe.device import Device
 
@@ -26,13 +27,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """`count` equal nodes of `devices` equal devices each; `link` joins two devices of one node."""
+    """`count` equal nodes of `devices` devices each; `link` joins two devices of one node.
+
+    `speeds` says how fast each device of a node computes, relative to `device`; empty when all are as fast.
+    """
 
     name: str
     count: int
     device: Device
     devices: int
     link: Link
+    speeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +70,26 @@ class Cluster:
     def device_of(self, rank: int) -> Device:
         return self.group_of(rank).device
 
+    def speed_of(self, rank: int) -> float:
+        """How fast a rank computes, relative to its `device_of`."""
+        index, place = self._place_of(rank)
+        group = self.groups[index]
+        return group.speeds[place % group.devices] if group.speeds else 1.0
+
+    @property
+    def highest_speed(self) -> float:
+        """Of all devices, each relative to its own `device_of`."""
+        return max(speed for group in self.groups for speed in group.speeds or (1.0,))
+
     def node_of(self, rank: int) -> tuple[int, int]:
         """(group index, node index inside the group) of a rank."""
+        index, place = self._place_of(rank)
+        return index, place // self.groups[index].devices
+
+    def _place_of(self, rank: int) -> tuple[int, int]:
+        """(group index, how many ranks of the group come before)."""
         index = self.group_index_of(rank)
-        first = self._group_ends[index - 1] if index else 0
-        return index, (rank - first) // self.groups[index].devices
+        return index, rank - (self._group_ends[index - 1] if index else 0)
 
     def link_between(self, rank: int, other: int) -> Link:
         """The link that joins two different devices."""
@@ -83,7 +103,15 @@ class Cluster:
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when anything a planner reads changes."""
         record = {
-            "groups": [asdict(group) for group in self.groups],
+            "groups": [_record(group) for group in self.groups],
             "links": {" ".join(pair): asdict(link) for pair, link in sorted(self.links.items())},
         }
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _record(group: NodeGroup) -> dict[str, Any]:
+    """Groups of equally fast devices are the same however that is said."""
+    record = asdict(group)
+    if set(group.speeds) <= {1.0}:
+        del record["speeds"]
+    return record

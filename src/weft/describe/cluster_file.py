@@ -41,6 +41,9 @@ from weft.describe.units import (
 )
 from weft.errors import InputError, Violation, nearest
 
+# Beyond them a number is a mistake, and times would leave the range of ticks.
+LOWEST_SPEED, HIGHEST_SPEED = 0.001, 1000.0
+
 
 def _quantity(example: str) -> WithJsonSchema:
     return WithJsonSchema(
@@ -54,6 +57,7 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity("3 us")]
 Flops = Annotated[float, BeforeValidator(parse_flops_per_second), _quantity("312 TFLOP/s")]
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+Speed = Annotated[float, Field(ge=LOWEST_SPEED, le=HIGHEST_SPEED)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
@@ -70,6 +74,9 @@ class NodeTable(_Table):
     devices: Count | None = None
     bandwidth: Bandwidth | None = Field(default=None, description="per device and direction")
     latency: Seconds | None = None
+    speeds: list[Speed] | None = Field(
+        default=None, description="how fast each device of a node computes, relative to the device"
+    )
 
 
 class LinkTable(_Table):
@@ -165,6 +172,7 @@ def to_toml(cluster: Cluster) -> str:
             "device": group.device.name,
             "devices": group.devices,
             **_link_values(group.link),
+            **({"speeds": list(group.speeds)} if group.speeds else {}),
         }
         for group in cluster.groups
     ]
@@ -244,6 +252,10 @@ def _groups(
             for key, value in values.items()
             if value is None
         ]
+        speeds = tuple(node.speeds or ())
+        if node.speeds is not None and size and len(speeds) != size:
+            problem = f"has {len(speeds)} numbers, but a node has {size} devices; one for each is needed"
+            problems.append(Violation(f"{place}.speeds", problem))
         if node.device in devices and size and bandwidth and latency is not None:
             groups.append(
                 NodeGroup(
@@ -252,6 +264,7 @@ def _groups(
                     device=devices[node.device],
                     devices=size,
                     link=Link(bandwidth, latency),
+                    speeds=speeds,
                 )
             )
     return tuple(groups)

@@ -113,6 +113,22 @@ class LayerGraph:
         return round(sum(layer.parameters(shape) for layer in self.layers))
 
     @cached_property
+    def divided_sizes(self) -> frozenset[int]:
+        """The counts and inner sizes of products that tensor ranks divide among them as they are.
+
+        The vocabulary, a number of columns, is padded, as in Megatron-LM (Shoeybi et al., arXiv 1909.08053).
+        """
+        passes = {id(layer.forward): layer.forward for layer in self.layers}
+        return frozenset(
+            round(term.coefficient)
+            for work in passes.values()
+            for product in work.matmuls
+            for amount in (product.count, product.inner)
+            for term in amount.terms
+            if term.tensor
+        )
+
+    @cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when anything a planner reads changes."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

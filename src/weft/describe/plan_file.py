@@ -59,6 +59,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_order(plan, graph),
         *_ranks(plan, cluster),
         *_batch(plan),
+        *_sharding(plan),
         *_precision(plan, cluster),
     ]
 
@@ -142,6 +143,20 @@ def _batch(plan: Plan) -> Iterable[Violation]:
         if total != plan.micro_batches:
             problem = f"{shown(total)} micro-batches in all replicas, the global batch has"
             yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
+
+
+def _sharding(plan: Plan) -> Iterable[Violation]:
+    single = [index for index, stage in enumerate(plan.stages) if len(stage.replicas) == 1]
+    if plan.sharding != "zero-0" and single:
+        problem = f"{plan.sharding} shares states out over replicas; stages {_listed(single)} have one"
+        yield Violation("plan: sharding", problem, "zero-0")
+    if plan.sharding in ("zero-2", "zero-3") and "reductions" in plan.blocking:
+        problem = (
+            f"'reductions' at the step's end need room for every gradient, which {plan.sharding} has not"
+        )
+        yield Violation("plan: blocking", problem, "zero-1")
+    if len(set(plan.blocking)) < len(plan.blocking):
+        yield Violation("plan: blocking", f"{', '.join(plan.blocking)}: each can be named once")
 
 
 def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from weft.describe.plan import Recompute, Sharding
 from weft.describe.reading import parse_toml, read_toml, violations_of
 from weft.describe.toml_text import table_text
 from weft.describe.units import shown
@@ -121,7 +122,14 @@ class PlanTable(_Table):
     loops: Count | None = Field(default=None, description="stages per device on a looped pipeline")
     pp: Count | None = Field(default=None, description="devices of one pipeline")
     dp: Count | None = Field(default=None, description="replicas of the pipeline")
+    tp: Count | None = Field(default=None, description="devices that divide every layer among them")
     micro_batch_size: Count | None = None
+    sharding: Sharding | None = Field(
+        default=None, description="what replicas share out: nothing, optimizer states, gradients, weights"
+    )
+    recompute: Recompute | None = Field(
+        default=None, description="full: backward passes run layers forward again to keep less"
+    )
     planner: Word | None = None
 
 
@@ -267,7 +275,10 @@ contract = "exact"              # what may change: exact < function-preserving <
 # loops = 2                     # stages per device
 # pp = 2                        # devices of one pipeline
 # dp = 1                        # replicas of the pipeline
+# tp = 1                        # devices that divide every layer among them
 # micro_batch_size = 4
+# sharding = "zero-0"           # or "zero-1", "zero-2", "zero-3": what replicas share out
+# recompute = "none"            # or "full": backward passes run layers forward again to keep less
 # planner = "homogeneous"
 
 [sync]

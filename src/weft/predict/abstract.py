@@ -20,22 +20,19 @@ from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
 from weft.predict.stage_times import Number, StageTimes, exact
-from weft.program.buffers import gathers, reductions
+from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
 from weft.program.build import build_training_program
 from weft.program.exchange import program_orders
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, MESSAGES
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Options, Pipeline
+from weft.program.schedules.base import Options, Pipeline, placements
 from weft.timeline.figures import busy_by_kind, peak_in_flight
 from weft.timeline.timeline import Timeline
 
 # Longest simulated time in ticks; sums of two such times still fit into 64 bits.
 MOST_TICKS = 2**62
-
-# Of weights and of gradients, with fully sharded states.
-SHARDED_BUFFERS = 2
 
 _COMPUTATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
@@ -117,13 +114,14 @@ def simulate_schedule(
     hop: Number = 0,
     weight_share: Number = "1/2",
     stage_times: Sequence[StageTimes] | None = None,
+    frozen_stages: int = 0,
     options: Options | None = None,
 ) -> ScheduleFigures:
     """Simulate one isolated step, without optimizer and data-parallel traffic.
 
     Stages are uniform, with 1 loop, forward 1 and backward 2 unless given, or have the `stage_times`, one for
     each, which take the place of `loops`, `forward` and `backward`. `weight_share` only matters to schedules
-    that split the backward.
+    that split the backward. The first `frozen_stages` stages are not trained.
 
     Raises:
         InputError: for an unknown schedule or option, counts below one, negative or unreadable times, or a
@@ -136,11 +134,17 @@ def simulate_schedule(
     reason = schedule.refuse(pipeline, options)
     if reason is not None:
         raise InputError(Violation(f"schedule {name}", reason))
-    placement = schedule.placement(pipeline)
+    placement = placements(schedule, pipeline)
+    paths = len(placement)
     layout = PipelineLayout(
-        stages=tuple(StageLayout(replicas=((int(device),),)) for device in placement),
-        micro_batches=(micro_batches,),
+        stages=tuple(
+            StageLayout(replicas=tuple((device,) for device in devices_of))
+            for devices_of in placement.T.tolist()
+        ),
+        micro_batches=(micro_batches // paths,) * paths,
         message_bytes={(stage, stage + 1): 1 for stage in range(pipeline.stages - 1)},
+        paths=paths,
+        frozen_stages=frozen_stages,
     )
     program = build_training_program(layout, schedule, options)
     ticks_per_unit = lcm(*(time.denominator for time in times.all()))

@@ -26,6 +26,12 @@ class Costs:
         links: shape (instructions, 2): numbers of the two links that a message occupies, where it leaves its
             node and where it enters another; -1 where it does not. Both have the same capacity: messages that
             overlap on a link share it, and each takes its occupancy when alone. None: nothing is shared.
+        lead: ticks before the end of what an instruction waits for at which it may already start: the first
+            gradients of a stage are ready to be reduced before its backward has ended. None: none may.
+        compute_slowdown: per rank, how many times longer a computation takes while a message or collective of
+            the rank is under way; at least 1. None: nothing is slowed.
+        communication_slowdown: per rank, how many times longer a message or collective takes while the rank
+            computes; at least 1. None: nothing is slowed.
     """
 
     occupancy: Ints
@@ -35,3 +41,6 @@ class Costs:
     live_bytes: Ints
     base_bytes: Ints
     links: Ints | None = None
+    lead: Ints | None = None
+    compute_slowdown: npt.NDArray[np.float64] | None = None
+    communication_slowdown: npt.NDArray[np.float64] | None = None

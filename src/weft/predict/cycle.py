@@ -1,15 +1,29 @@
-"""Running one cycle of a Program: when instructions start and end, and how messages share links.
+"""Running one cycle of a Program: when instructions start and end, and what slows them meanwhile.
 
 Where nothing is shared every start is a maximum over ends that come before it, so a worklist in any
-topological order gives the same times. Only flows that can meet on a link must be served in order of time:
-they wait in a heap until the worklist is empty, for then whatever has not started yet waits for one of them,
-and the earliest event is the next. A program without such flows never touches the heap.
+topological order gives the same times. Only tasks must be served in order of time: messages that can meet on
+a link, and what runs on a rank where computations and transfers disturb each other. They wait in a heap until
+the worklist is empty, for then whatever has not started yet waits for one of them, and the earliest event is
+the next. A program without tasks never touches the heap.
 
-A flow is a message under way over two links: the one by which it leaves its node and the one by which it
-enters the other. Both have the same capacity, called 1, so that a flow at rate 1 takes the time it takes
-alone. Flows that overlap on a link share it max-min fairly: the links that give each of their flows least
-decide first, and what these flows leave over elsewhere goes to the others (Bertsekas and Gallager, Data
-Networks, section 6.5.2).
+A message is under way over two links: the one by which it leaves its node and the one by which it enters the
+other. Both have the same capacity, called 1, so that a message at rate 1 takes the time it takes alone.
+Messages that overlap on a link share it max-min fairly: the links that give each of their messages least
+decide first, and what these leave over elsewhere goes to the others (Bertsekas and Gallager, Data Networks,
+section 6.5.2). One that is alone on both links runs at rate 1 from its start to its end; it has no event in
+between unless another comes.
+
+Interference, as in Galvatron (Miao et al., VLDB 2023): while a rank computes and a transfer of it is under
+way, both are slow; as soon as one of them ends, the other goes on at full speed. A computation runs at
+1 / `compute_slowdown` of its rank while a message leaves or enters the rank or a collective of it runs, and
+at 1 otherwise; one that several ranks do together runs at the rate of the slowest. A transfer runs at most at
+1 / `communication_slowdown` of each of its ranks that computes: what a rank puts on a link or takes from it
+is what its computations leave of its cores and memory, so that this limits the flow wherever it goes, and the
+rest of its share is left to others: max-min fairness with limited rates. A computation of c ticks and a
+transfer of d that begin together, with factors a and b, thus overlap for min(a c, b d), after which what is
+left of one goes on at full speed, which is Galvatron's formula. How many transfers a rank has under way makes
+no difference: they contend for links, which is counted there. A reduction that begins before what it waits
+for has ended has gone at full speed until then.
 
 The functions below run as they stand on lists and compiled by numba, with equal results: on times they use
 integers, on rates float64 in one order. They are in one file because numba's cache asks only whether the file
@@ -22,20 +36,26 @@ import heapq
 import math
 from typing import Any, NamedTuple
 
-# A message ends at the first tick by which all of it has passed; less than this part of a tick is rounding.
+# A task ends at the first tick by which all of it has passed; less than this part of a tick is rounding.
 TICK_ROUNDING = 2.0**-20
 # Links whose shares differ by less than rounding decide together.
 SHARE_ROUNDING = 1.0 + 1e-12
+# States of a task.
+UNPOSTED, WAITING, UNDER_WAY = 0, 1, 2
 
 
-class Flows(NamedTuple):
-    """State of the flows of one cycle; slots 2 f and 2 f + 1 are flow f on its two links.
+class Tasks(NamedTuple):
+    """State of the tasks of one cycle; slots 2 t and 2 t + 1 are task t on its two links, or have link -1.
 
-    All are lists in plain Python, arrays under numba. `row` is where the program has the flow, `link` the
+    All are lists in plain Python, arrays under numba. `row` is where the program has the task, `link` the
     link of a slot; `head`, `following` and `preceding` chain the slots that are under way on a link. `rate`
-    is a share of a link, `remaining` the ticks alone that were left at `since`. An event is (tick, flow,
-    version), void when the flow's version has moved on; version 0 has not been posted, 1 waits for its
-    start. `spare`, `users` and `fresh` are the working space of `share_links`.
+    is the speed, 1 when undisturbed, `remaining` the ticks alone that were left at `since`. An event is
+    (tick, task, version), void when the task's version has moved on. `spare`, `users` and `fresh` are the
+    working space of `share_links`, `limit` the most that a task's ranks let it have.
+
+    Task t disturbs and is disturbed on the ranks `rank[first_rank[t] : first_rank[t + 1]]`, which are places:
+    `owner` is the task of a place, `rank_head`, `rank_following` and `rank_preceding` chain the places of the
+    transfers under way on a rank, and `computation` is the computation under way there, or -1.
     """
 
     row: Any
@@ -46,123 +66,299 @@ class Flows(NamedTuple):
     remaining: Any
     since: Any
     rate: Any
+    limit: Any
+    state: Any
     version: Any
     spare: Any
     users: Any
     fresh: Any
+    computes: Any
+    first_rank: Any
+    rank: Any
+    owner: Any
+    rank_head: Any
+    rank_following: Any
+    rank_preceding: Any
+    computation: Any
+    computing_rate: Any
+    transfer_rate: Any
 
 
-def next_end(flows: Flows, events: Any, touched: Any, ticks_alone: Any, now: int) -> tuple[int, int]:
-    """(tick, flow) of the next flow that ends, or (`now`, -1) when none is under way.
+def next_end(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> tuple[int, int]:
+    """(tick, task) of the next task that ends, or (`now`, -1) when none is under way.
 
-    `touched` are the links whose flows have changed since they were shared: that is done only when all that
-    happens at a tick has happened. `ticks_alone` is by row of the program.
+    `touched` are the links and `stirred` the ranks whose tasks have changed since rates were set: that is
+    done only when all that happens at a tick has happened.
     """
-    while len(events) > 0 or len(touched) > 0:
-        if len(touched) > 0 and (len(events) == 0 or events[0][0] > now):
-            share_links(flows, events, touched, now)
+    while len(events) > 0 or len(touched) > 0 or len(stirred) > 0:
+        if len(events) == 0 or events[0][0] > now:
+            if len(stirred) > 0:
+                disturb(tasks, events, touched, stirred, now)
+            if len(touched) > 0:
+                share_links(tasks, events, touched, now)
+                continue
+            if len(events) == 0:
+                continue
+        tick, task, version = heapq.heappop(events)
+        if version != tasks.version[task]:
             continue
-        now, flow, version = heapq.heappop(events)
-        if version != flows.version[flow]:
-            continue
-        touched.append(flows.link[2 * flow])
-        touched.append(flows.link[2 * flow + 1])
-        if version > 1:
-            leave_links(flows, flow)
-            return now, flow
-        enter_links(flows, flow, now, ticks_alone[flows.row[flow]])
+        now = max(now, tick)
+        if tasks.state[task] == UNDER_WAY:
+            leave_links(tasks, touched, task)
+            leave_ranks(tasks, stirred, task)
+            return now, task
+        tasks.state[task] = UNDER_WAY
+        tasks.remaining[task] -= now - tick
+        tasks.since[task] = now
+        alone = enter_links(tasks, events, touched, task, now)
+        if tasks.first_rank[task] < tasks.first_rank[task + 1]:
+            enter_ranks(tasks, stirred, task)
+        elif alone:
+            tasks.fresh[task] = 1.0
+            set_rate(tasks, events, task, now)
     return now, -1
 
 
-def enter_links(flows: Flows, flow: int, now: int, ticks_alone: int) -> None:
-    """Put a flow on its links; it has no rate yet."""
-    flows.remaining[flow] = 1.0 * ticks_alone
-    flows.since[flow] = now
-    for slot in range(2 * flow, 2 * flow + 2):
-        first = flows.head[flows.link[slot]]
-        flows.following[slot] = first
+def post(
+    state: Any,
+    link: Any,
+    head: Any,
+    since: Any,
+    rate: Any,
+    first_rank: Any,
+    events: Any,
+    task: int,
+    start: int,
+    ticks_alone: int,
+) -> None:
+    """Let a task start at `start`: now if it has its links to itself, which is undone when others come.
+
+    This and `end_alone` take the lists one by one, for handing over all of them costs more than they do.
+    """
+    first = link[2 * task]
+    free = first >= 0 and first_rank[task] == first_rank[task + 1]
+    if free and head[first] < 0 and head[link[2 * task + 1]] < 0:
+        state[task] = UNDER_WAY
+        since[task] = start
+        head[first] = 2 * task
+        head[link[2 * task + 1]] = 2 * task + 1
+        heapq.heappush(events, (start + ticks_alone, task, 0))
+    else:
+        state[task] = WAITING
+        rate[task] = 0.0
+        heapq.heappush(events, (start, task, 0))
+
+
+def end_alone(link: Any, head: Any, following: Any, version: Any, first_rank: Any, events: Any) -> int:
+    """The message whose end is the next event and changes no rate, taken off its links, else -1."""
+    first: tuple[int, int, int] = events[0]
+    _, task, at = first
+    if at != version[task] or first_rank[task] < first_rank[task + 1]:
+        return -1
+    for slot in range(2 * task, 2 * task + 2):
+        if head[link[slot]] != slot or following[slot] >= 0:
+            return -1
+    heapq.heappop(events)
+    head[link[2 * task]] = -1
+    head[link[2 * task + 1]] = -1
+    return task
+
+
+def enter_links(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> bool:
+    """Put a task on its links, if any, and say whether it is alone there."""
+    if tasks.link[2 * task] < 0:
+        return True
+    alone = True
+    for slot in range(2 * task, 2 * task + 2):
+        link = tasks.link[slot]
+        first = tasks.head[link]
+        if first >= 0 and tasks.since[first // 2] > now:
+            # It was let in ahead of its start, which must wait for its turn now.
+            early = first // 2
+            for own in range(2 * early, 2 * early + 2):
+                tasks.head[tasks.link[own]] = -1
+            tasks.state[early] = WAITING
+            tasks.rate[early] = 0.0
+            tasks.version[early] += 1
+            heapq.heappush(events, (tasks.since[early], early, tasks.version[early]))
+            first = -1
+        tasks.following[slot] = first
         if first >= 0:
-            flows.preceding[first] = slot
-        flows.head[flows.link[slot]] = slot
+            tasks.preceding[first] = slot
+            alone = False
+        tasks.head[link] = slot
+    if not alone:
+        touched.append(tasks.link[2 * task])
+        touched.append(tasks.link[2 * task + 1])
+    return alone
 
 
-def leave_links(flows: Flows, flow: int) -> None:
-    """Take a flow off its links."""
-    for slot in range(2 * flow, 2 * flow + 2):
-        before, after = flows.preceding[slot], flows.following[slot]
+def leave_links(tasks: Tasks, touched: Any, task: int) -> None:
+    """Take a task off its links, if any."""
+    if tasks.link[2 * task] < 0:
+        return
+    for slot in range(2 * task, 2 * task + 2):
+        before, after = tasks.preceding[slot], tasks.following[slot]
         if before >= 0:
-            flows.following[before] = after
+            tasks.following[before] = after
         else:
-            flows.head[flows.link[slot]] = after
+            tasks.head[tasks.link[slot]] = after
         if after >= 0:
-            flows.preceding[after] = before
-        flows.preceding[slot] = -1
+            tasks.preceding[after] = before
+        if before >= 0 or after >= 0:
+            touched.append(tasks.link[slot])
+        tasks.preceding[slot] = -1
 
 
-def share_links(flows: Flows, events: Any, touched: Any, now: int) -> None:
-    """New rates and ends for all flows connected to the links that were touched."""
+def enter_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
+    """Begin to disturb what runs on a task's ranks."""
+    for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
+        rank = tasks.rank[place]
+        stirred.append(rank)
+        if tasks.computes[task] == 1:
+            tasks.computation[rank] = task
+            continue
+        first = tasks.rank_head[rank]
+        tasks.rank_following[place] = first
+        if first >= 0:
+            tasks.rank_preceding[first] = place
+        tasks.rank_head[rank] = place
+
+
+def leave_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
+    """Disturb nothing any more."""
+    for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
+        rank = tasks.rank[place]
+        stirred.append(rank)
+        if tasks.computes[task] == 1:
+            tasks.computation[rank] = -1
+            continue
+        before, after = tasks.rank_preceding[place], tasks.rank_following[place]
+        if before >= 0:
+            tasks.rank_following[before] = after
+        else:
+            tasks.rank_head[rank] = after
+        if after >= 0:
+            tasks.rank_preceding[after] = before
+        tasks.rank_preceding[place] = -1
+
+
+def disturb(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> None:
+    """New limits for all tasks on the ranks that were stirred, and new rates where no link has a say."""
+    for rank in stirred:
+        if tasks.computation[rank] >= 0:
+            set_limit(tasks, events, touched, tasks.computation[rank], now)
+        place = tasks.rank_head[rank]
+        while place >= 0:
+            set_limit(tasks, events, touched, tasks.owner[place], now)
+            place = tasks.rank_following[place]
+    stirred.clear()
+
+
+def set_limit(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> None:
+    """The most a task's ranks let it have: all of it when it is the only thing they do."""
+    limit = 1.0
+    for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
+        rank = tasks.rank[place]
+        if tasks.computes[task] == 1:
+            if tasks.rank_head[rank] >= 0:
+                limit = min(limit, tasks.computing_rate[rank])
+        elif tasks.computation[rank] >= 0:
+            limit = min(limit, tasks.transfer_rate[rank])
+    if tasks.link[2 * task] < 0:
+        tasks.fresh[task] = limit
+        set_rate(tasks, events, task, now)
+    elif limit != tasks.limit[task] or tasks.rate[task] == 0.0:
+        tasks.limit[task] = limit
+        touched.append(tasks.link[2 * task])
+        touched.append(tasks.link[2 * task + 1])
+
+
+def share_links(tasks: Tasks, events: Any, touched: Any, now: int) -> None:
+    """New rates and ends for all messages connected to the links that were touched."""
     affected = [0 for _ in range(0)]
     links = [0 for _ in range(0)]
+    limited = 0
     for link in touched:
-        if flows.users[link] < 0:
-            flows.users[link] = 0
+        if tasks.users[link] < 0:
+            tasks.users[link] = 0
             links.append(link)
     touched.clear()
     reached = 0
     while reached < len(links):
         link = links[reached]
         reached += 1
-        flows.spare[link] = 1.0
-        slot = flows.head[link]
+        tasks.spare[link] = 1.0
+        slot = tasks.head[link]
         while slot >= 0:
-            flows.users[link] += 1
-            other = flows.link[slot ^ 1]
-            if flows.users[other] < 0:
-                flows.users[other] = 0
+            tasks.users[link] += 1
+            other = tasks.link[slot ^ 1]
+            if tasks.users[other] < 0:
+                tasks.users[other] = 0
                 links.append(other)
             if slot % 2 == 0:
                 affected.append(slot // 2)
-                flows.fresh[slot // 2] = 0.0
-            slot = flows.following[slot]
-    fill_links(flows, links, len(affected))
+                tasks.fresh[slot // 2] = 0.0
+                if tasks.limit[slot // 2] < 1.0:
+                    limited += 1
+            slot = tasks.following[slot]
+    fill_links(tasks, links, affected, limited)
     for link in links:
-        flows.users[link] = -1
-    for flow in affected:
-        set_rate(flows, events, flow, now)
+        tasks.users[link] = -1
+    for task in affected:
+        set_rate(tasks, events, task, now)
 
 
-def fill_links(flows: Flows, links: Any, undecided: int) -> None:
-    """Max-min fair rates in `fresh`, by rising levels of the scarcest links."""
+def fill_links(tasks: Tasks, links: Any, affected: Any, limited: int) -> None:
+    """Max-min fair rates in `fresh`, by rising levels of the scarcest links and the lowest limits."""
+    undecided = len(affected)
     while undecided > 0:
         level = 1.0
         for link in links:
-            if flows.users[link] > 0:
-                level = min(level, flows.spare[link] / flows.users[link])
-        for link in links:
-            if flows.users[link] == 0 or flows.spare[link] > level * SHARE_ROUNDING * flows.users[link]:
+            if tasks.users[link] > 0:
+                level = min(level, tasks.spare[link] / tasks.users[link])
+        if limited > 0:
+            lowest = level
+            for task in affected:
+                if tasks.fresh[task] == 0.0:
+                    lowest = min(lowest, tasks.limit[task])
+            if lowest < level:
+                for task in affected:
+                    if tasks.fresh[task] == 0.0 and tasks.limit[task] == lowest:
+                        decide(tasks, task, lowest)
+                        undecided -= 1
+                        limited -= 1
                 continue
-            slot = flows.head[link]
+        for link in links:
+            if tasks.users[link] == 0 or tasks.spare[link] > level * SHARE_ROUNDING * tasks.users[link]:
+                continue
+            slot = tasks.head[link]
             while slot >= 0:
-                if flows.fresh[slot // 2] == 0.0:
-                    flows.fresh[slot // 2] = level
+                if tasks.fresh[slot // 2] == 0.0:
+                    decide(tasks, slot // 2, level)
                     undecided -= 1
-                    for own in (flows.link[slot], flows.link[slot ^ 1]):
-                        flows.spare[own] -= level
-                        flows.users[own] -= 1
-                slot = flows.following[slot]
+                slot = tasks.following[slot]
 
 
-def set_rate(flows: Flows, events: Any, flow: int, now: int) -> None:
-    """Give a flow its fresh rate and enter its end, unless the rate is what it was."""
-    rate = flows.fresh[flow]
-    if rate == flows.rate[flow]:
+def decide(tasks: Tasks, task: int, level: float) -> None:
+    """Give a message its share of both its links."""
+    tasks.fresh[task] = level
+    for slot in range(2 * task, 2 * task + 2):
+        tasks.spare[tasks.link[slot]] -= level
+        tasks.users[tasks.link[slot]] -= 1
+
+
+def set_rate(tasks: Tasks, events: Any, task: int, now: int) -> None:
+    """Give a task its fresh rate and enter its end, unless the rate is what it was."""
+    rate = tasks.fresh[task]
+    if rate == tasks.rate[task]:
         return
-    flows.remaining[flow] -= flows.rate[flow] * (now - flows.since[flow])
-    flows.since[flow] = now
-    flows.rate[flow] = rate
-    flows.version[flow] += 1
-    ticks = max(0, math.ceil(flows.remaining[flow] / rate - TICK_ROUNDING))
-    heapq.heappush(events, (now + ticks, flow, flows.version[flow]))
+    tasks.remaining[task] -= tasks.rate[task] * (now - tasks.since[task])
+    tasks.since[task] = now
+    tasks.rate[task] = rate
+    tasks.version[task] += 1
+    ticks = max(0, math.ceil(tasks.remaining[task] / rate - TICK_ROUNDING))
+    heapq.heappush(events, (now + ticks, task, tasks.version[task]))
 
 
 # `Any`: lists in plain Python, int64 arrays under numba.
@@ -176,14 +372,14 @@ def run_cycle(
     meeting: Any,
     first_member: Any,
     members: Any,
-    flow_of: Any,
-    flows: Flows,
+    task_of: Any,
+    tasks: Tasks,
     end: Any,
 ) -> tuple[Any, Any, Any]:
-    """Kahn's worklist between the events of flows. `start` holds the release times, `end` zeros; both are
+    """Kahn's worklist between the events of tasks. `start` holds the release times, `end` zeros; both are
     filled in.
 
-    What is left in `waiting` belongs to instructions that never started; a collective some of whose members
+    What is left in `waiting` belongs to instructions that never started; a meeting some of whose members
     never came leaves 1 at the members that did.
     """
     length = len(start)
@@ -191,35 +387,41 @@ def run_cycle(
     missing = [first_member[m + 1] - first_member[m] for m in range(len(first_member) - 1)]
     together = [0 for _ in missing]
     for member in members:
-        # Until its collective starts, a member counts as waiting for it.
+        # Until its meeting starts, a member counts as waiting for it.
         waiting[member] += 1
     events = [(0, 0, 0) for _ in range(0)]
     touched = [0 for _ in range(0)]
+    stirred = [0 for _ in range(0)]
     now = 0
+    row, link, head, following = tasks.row, tasks.link, tasks.head, tasks.following
+    since, rate, state = tasks.since, tasks.rate, tasks.state
+    version, first_rank = tasks.version, tasks.first_rank
     while len(worklist) > 0:
         node = worklist.pop()
         low, high = 0, 1
         room = meeting[node]
-        flow = flow_of[node]
+        task = task_of[node]
+        # A task comes back to the worklist at the moment it ends.
+        begins = task < 0 or state[task] == UNPOSTED
+        ready = start[node]
         if room >= 0:
-            missing[room] -= 1
-            together[room] = max(together[room], start[node])
-            if missing[room] > 0:
-                high = 0
-            else:
-                low, high = first_member[room], first_member[room + 1]
-        elif flow >= 0 and flows.version[flow] == 0:
-            flows.version[flow] = 1
-            heapq.heappush(events, (start[node], flow, 1))
-            high = 0
+            low, high = first_member[room], first_member[room + 1]
+            if begins:
+                missing[room] -= 1
+                together[room] = max(together[room], ready)
+                ready = together[room]
+                if missing[room] > 0:
+                    high = low
+        if begins and task >= 0 and high > low:
+            post(state, link, head, since, rate, first_rank, events, task, ready, occupancy[node])
+            high = low
         for index in range(low, high):
             starting = node
             if room >= 0:
                 starting = members[index]
                 start[starting] = together[room]
                 waiting[starting] = 0
-            # A flow comes back to the worklist at the moment it ends.
-            ended = now if flow >= 0 else start[starting] + occupancy[starting]
+            ended = now if task >= 0 else start[starting] + occupancy[starting]
             end[starting] = ended
             for edge in range(first_successor[starting], first_successor[starting + 1]):
                 follower = successor[edge]
@@ -229,11 +431,33 @@ def run_cycle(
                 if waiting[follower] == (1 if meeting[follower] >= 0 else 0):
                     worklist.append(follower)
         if len(worklist) == 0:
-            now, flow = next_end(flows, events, touched, occupancy, now)
-            if flow >= 0:
-                worklist.append(flows.row[flow])
+            task = -1
+            if len(touched) == 0 and len(stirred) == 0 and len(events) > 0:
+                tick = events[0][0]
+                task = end_alone(link, head, following, version, first_rank, events)
+                if task >= 0:
+                    now = tick
+            if task < 0:
+                now, task = next_end(tasks, events, touched, stirred, now)
+            if task >= 0:
+                worklist.append(row[task])
     return start, end, waiting
 
 
 # What numba compiles, each after those it calls.
-COMPILED = (enter_links, leave_links, fill_links, set_rate, share_links, next_end, run_cycle)
+COMPILED = (
+    post,
+    end_alone,
+    enter_links,
+    leave_links,
+    enter_ranks,
+    leave_ranks,
+    decide,
+    fill_links,
+    set_rate,
+    set_limit,
+    share_links,
+    disturb,
+    next_end,
+    run_cycle,
+)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from weft.predict import cycle
-from weft.program.program import NONE, Ints
+from weft.predict.tasks import TaskTable
+from weft.program.program import Ints
 
 # Work above which loading the compiled engine pays for itself: plain Python takes about 0.2 us for each
-# instruction and edge and 5 us for each flow, in three cycles or so; the compiled engine takes about 0.4 s to
+# instruction and edge and 5 us for each task, in three cycles or so; the compiled engine takes about 0.4 s to
 # load from its cache.
 COMPILED_FROM = 600_000
-WORK_OF_FLOW = 20
+WORK_OF_TASK = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,7 @@ class CycleGraph:
         occupancy: ticks from start to end, per instruction.
         meeting: number of the collective an instruction takes part in, or -1; its members start together
             when the last one is ready.
-        flow_rows, flow_links: flows that can meet others, rising, and their links, shape (flows, 2); see
-            `flows_that_meet`. They take their occupancy when alone.
+        tasks: instructions that can slow each other, which take their occupancy when undisturbed.
     """
 
     source: Ints
@@ -43,15 +43,14 @@ class CycleGraph:
     delay: Ints
     occupancy: Ints
     meeting: Ints
-    flow_rows: Ints
-    flow_links: Ints
+    tasks: TaskTable
 
     def __len__(self) -> int:
         return len(self.occupancy)
 
     @cached_property
     def _arrays(self) -> tuple[Ints, ...]:
-        """Predecessor counts, successors in rows, members of the meetings in rows, flows."""
+        """Predecessor counts, successors in rows, members of the meetings in rows, tasks."""
         length = len(self)
         order = np.argsort(self.source, kind="stable")
         waiting = np.bincount(self.target, minlength=length)
@@ -60,34 +59,9 @@ class CycleGraph:
         members = taking_part[np.argsort(self.meeting[taking_part], kind="stable")]
         sizes = np.bincount(self.meeting[taking_part], minlength=1)
         first_member = np.concatenate([[0], np.cumsum(sizes)])
-        flow_of = np.full(length, NONE)
-        flow_of[self.flow_rows] = np.arange(len(self.flow_rows))
-        arrays = (waiting, first, self.target[order], self.delay[order], self.occupancy, self.meeting)
-        return tuple(
-            array.astype(np.int64, copy=False) for array in (*arrays, first_member, members, flow_of)
-        )
-
-    def _flows(self) -> cycle.Flows:
-        """Flows before the first has been posted."""
-        flows, links = len(self.flow_rows), int(self.flow_links.max(initial=NONE)) + 1
-
-        def filled(length: int, value: int) -> Ints:
-            return np.full(length, value, dtype=np.int64)
-
-        return cycle.Flows(
-            row=self.flow_rows.astype(np.int64),
-            link=self.flow_links.ravel().astype(np.int64),
-            head=filled(links, NONE),
-            following=filled(2 * flows, NONE),
-            preceding=filled(2 * flows, NONE),
-            remaining=np.zeros(flows),
-            since=filled(flows, 0),
-            rate=np.zeros(flows),
-            version=filled(flows, 0),
-            spare=np.zeros(links),
-            users=filled(links, NONE),
-            fresh=np.zeros(flows),
-        )
+        edges = (waiting, first, self.target[order], self.delay[order])
+        arrays = (*edges, self.occupancy, self.meeting, first_member, members, self.tasks.of_row)
+        return tuple(array.astype(np.int64, copy=False) for array in arrays)
 
     @cached_property
     def _lists(self) -> tuple[list[int], ...]:
@@ -100,36 +74,19 @@ class CycleGraph:
         `compiled` picks the engine; by default the size of the graph does.
         """
         if compiled is None:
-            work = len(self) + len(self.source) + WORK_OF_FLOW * len(self.flow_rows)
+            work = len(self) + len(self.source) + WORK_OF_TASK * len(self.tasks)
             compiled = work >= COMPILED_FROM
-        flows = self._flows()
+        tasks = self.tasks.before_the_first()
         if compiled:
             waiting, *rest = self._arrays
-            arguments = (release, waiting.copy(), *rest, flows, np.zeros_like(release))
+            arguments = (release, waiting.copy(), *rest, tasks, np.zeros_like(release))
             return _compiled_engine()(*arguments)  # type: ignore[no-any-return]
         waiting_list, *lists = self._lists
         engine: Callable[..., Any] = cycle.run_cycle
-        flows = cycle.Flows(*(array.tolist() for array in flows))
-        answer = engine(release.tolist(), waiting_list.copy(), *lists, flows, [0] * len(release))
+        tasks = cycle.Tasks(*(array.tolist() for array in tasks))
+        answer = engine(release.tolist(), waiting_list.copy(), *lists, tasks, [0] * len(release))
         start, end, left = (np.array(values, dtype=np.int64) for values in answer)
         return start, end, left
-
-
-def flows_that_meet(links: Ints, queue: Ints) -> tuple[Ints, Ints]:
-    """Rows of the flows that can meet another one, and their links, numbered densely, shape (flows, 2).
-
-    Args:
-        links: shape (rows, 2), the links of each row; -1 where it uses none.
-        queue: of each row. Flows of one queue follow each other, so that they never meet.
-    """
-    rows = np.flatnonzero(links[:, 0] != NONE)
-    numbers, dense = np.unique(links[rows], return_inverse=True)
-    dense = dense.reshape(-1, 2)
-    count = int(queue.max(initial=0)) + 1
-    pairs = np.unique(dense.ravel() * count + np.repeat(queue[rows], 2))
-    queues = np.bincount(pairs // count, minlength=len(numbers))
-    meeting = np.flatnonzero((queues[dense] > 1).any(axis=1))
-    return rows[meeting], dense[meeting].astype(np.int64)
 
 
 @cache

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Prediction
 from weft.predict.cost.price import Priced, price
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.predict.simulator import Simulation, simulate
+from weft.program.fold import twins_of
 from weft.program.program import Ints, Program
 
 
@@ -36,8 +35,8 @@ def predict(
 ) -> PredictedStep:
     """Predict one steady step of a plan.
 
-    A program folded to one replica gives the peaks of all of them: a rank without instructions holds what
-    the rank at its place in the simulated replica holds.
+    A folded program gives the peaks of all ranks: a rank without instructions holds what the rank that
+    stands for it holds.
 
     Raises:
         InputError: as `price` and `simulate` do.
@@ -56,12 +55,9 @@ def predict(
 
 
 def _unfolded(plan: Plan, program: Program, peak_bytes: Ints) -> Ints:
-    """Peaks of all ranks from those of the replica that was simulated."""
-    if "folded" not in program.meta:
-        return peak_bytes
-    simulated = int(program.meta["folded"])
+    """Peaks of all ranks from those of the ranks that were simulated."""
     peaks = peak_bytes.copy()
-    for stage in plan.stages:
-        copies = np.array([copy.ranks for copy in stage.replicas], dtype=np.int64)
-        peaks[copies] = peak_bytes[copies[simulated]]
+    stages = ([copy.ranks for copy in stage.replicas] for stage in plan.stages)
+    for rank, twins in twins_of(program, stages).items():
+        peaks[list(twins)] = peak_bytes[rank]
     return peaks

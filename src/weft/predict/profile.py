@@ -58,8 +58,9 @@ class MachineMeasurement:
         memory: (bytes moved, bytes/s reached), rising in size.
         launch_s: host time per kernel.
         instruction_s: host time the executor adds per compute instruction.
-        communication_slowdown: how many times longer a computation takes in a program with messages or
-            collectives under way than alone; at least 1.
+        compute_slowdown: how many times longer a computation takes while a transfer is under way on its rank;
+            at least 1.
+        communication_slowdown: how many times longer a transfer takes while its rank computes; at least 1.
         message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
         all_reduce: (bytes reduced by each of two ranks, seconds), rising.
         spread: relative half-width of 90 % of the repeated measurements around their median.
@@ -70,6 +71,7 @@ class MachineMeasurement:
     memory: tuple[tuple[float, float], ...]
     launch_s: float
     instruction_s: float
+    compute_slowdown: float
     communication_slowdown: float
     message: tuple[tuple[float, float], ...]
     all_reduce: tuple[tuple[float, float], ...]

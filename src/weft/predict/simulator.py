@@ -1,9 +1,11 @@
 """Simulate a Program: when every instruction starts and ends, until one cycle is like the next.
 
 An instruction starts when its queue is free, its host has reached it and its edges have ended (plus the
-source's latency); a collective starts on all members when the last one is ready. A synchronous rank posts
+source's latency); a collective starts on all members when the last one is ready, and so does a computation
+in which tensor ranks all-reduce; it takes all of them as long as the slowest. A synchronous rank posts
 nothing while it computes; an asynchronous one posts at once. Messages of one cycle that are under way on the
-same link at once share it. Time is int64 ticks.
+same link at once share it, and computations and transfers of one rank slow each other while they overlap.
+Time is int64 ticks.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import numpy.typing as npt
 
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
-from weft.predict.engine import CycleGraph, flows_that_meet
+from weft.predict.engine import CycleGraph
 from weft.predict.live_bytes import peak_live_bytes
+from weft.predict.tasks import tasks_of
+from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Edges, Ints, Program
 from weft.timeline.timeline import Timeline
@@ -33,12 +37,13 @@ class Simulation:
     """What the simulator says about a Program.
 
     Attributes:
-        timeline: the last cycle simulated, which is a steady one if `steady`. Instructions posted before
-            that cycle began count as posted at its beginning.
+        timeline: the last cycle simulated, like all later ones if `steady`. Instructions posted before that
+            cycle began count as posted at its beginning.
         first_step_s: from nothing to the end of the first step, the prologue included; `first_step_ticks`
             is the same, exact.
         step_s: time per step of a steady cycle; the mean over the later half of the cycles if not `steady`.
-        steady: whether every instruction of the last cycle came exactly one period after its predecessor.
+        steady: whether every instruction of the next cycle would come exactly one period after that of the
+            last, and so on.
         cycles: how many cycles were simulated.
         peak_bytes: per rank, the most bytes live at once.
         peak_positions: per rank, the instruction at whose end that happens; -1 where nothing changes.
@@ -96,30 +101,31 @@ def simulate(
     """
     began = time.perf_counter()
     unrolled = _unroll(program, costs)
-    starts: list[Ints] = []
     ends: list[Ints] = []
-    period: Ints = np.zeros(0, dtype=np.int64)
+    start = period = np.zeros(0, dtype=np.int64)
     steady_for, reach = 0, max(1, int(unrolled.carried.distance.max(initial=1)))
-    body = program.columns.iteration != NONE
+    carrying = np.unique(unrolled.carried.source)
     while len(ends) < max_cycles and steady_for < reach:
         graph = unrolled.later if ends else unrolled.first
         start, end, left = graph.run(_release(unrolled, ends), compiled)
         if left.any():
             raise InputError(_stuck(program, graph, left))
-        starts.append(start)
         ends.append(end)
         if len(ends) > 1:
-            # As many equal periods in a row as edges reach back make all later ones equal.
-            shifts = np.unique((ends[-1] - ends[-2])[body])
+            # A cycle depends on earlier ones by what reaches over to it alone: as many equal periods of that
+            # in a row as edges reach back make the next cycle, and all later ones, like the last.
+            shifts = np.unique((ends[-1] - ends[-2])[carrying])
             same = len(shifts) <= 1 and np.array_equal(shifts, period)
             steady_for = steady_for + 1 if same else int(len(shifts) <= 1)
             period = shifts
     steady = steady_for >= reach
-    ticks = _period(ends, body, steady)
+    ticks = int(period[0]) if steady and len(period) else _mean_period(program, ends)
     peak, positions = peak_live_bytes(program, costs, ends[-1], ticks)
     first_step_ticks = int(ends[0][program.columns.iteration <= 0].max(initial=0))
     return Simulation(
-        timeline=_timeline(program, costs, run, plan_id, _posted(unrolled, ends), starts[-1], ends[-1]),
+        timeline=_timeline(
+            program, costs, run, plan_id, _posted(unrolled, ends, ticks if steady else None), start, ends[-1]
+        ),
         first_step_ticks=first_step_ticks,
         first_step_s=first_step_ticks * costs.tick_s,
         step_s=ticks * costs.tick_s / program.steps_per_cycle,
@@ -132,12 +138,13 @@ def simulate(
     )
 
 
-def _period(ends: list[Ints], body: Mask, steady: bool) -> float:
-    """Ticks per cycle: of the last cycle when steady, the mean over the later half otherwise."""
+def _mean_period(program: Program, ends: list[Ints]) -> float:
+    """Ticks per cycle over the later half of the cycles."""
+    body = program.columns.iteration != NONE
     finish = [int(end[body].max(initial=0)) for end in ends]
     if len(finish) == 1:
         return finish[0]
-    first = len(finish) - 2 if steady else (len(finish) - 1) // 2
+    first = (len(finish) - 1) // 2
     return (finish[-1] - finish[first]) / (len(finish) - 1 - first)
 
 
@@ -164,14 +171,14 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
     distance = np.concatenate([np.broadcast_to(np.asarray(item[2]), item[0].shape) for item in inner])
     explicit = np.repeat([item[3] for item in inner], [len(item[0]) for item in inner])
     delay = np.where(explicit, costs.latency[source], 0)
+    if costs.lead is not None:
+        delay -= np.where(explicit, costs.lead[target], 0)
     # The prologue runs before everything, so that its edges hold in the first cycle whatever their distance.
     distance = np.where(prologue[source], 0, distance)
     now = distance == 0
     over = ~now & ~prologue[target]
-    recurring = now & ~prologue[source] & ~prologue[target]
     occupancy, meeting = _meetings(program, costs)
-    links = np.full((len(program), 2), NONE, dtype=np.int64) if costs.links is None else costs.links
-    flow_rows, flow_links = flows_that_meet(links, program.queue)
+    tasks = tasks_of(program, costs, occupancy, meeting)
 
     def graph(kept: Mask) -> CycleGraph:
         return CycleGraph(
@@ -180,14 +187,13 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
             delay=delay[kept],
             occupancy=occupancy,
             meeting=meeting,
-            flow_rows=flow_rows,
-            flow_links=flow_links,
+            tasks=tasks,
         )
 
     first_graph = graph(now)
     return _Unrolled(
         first=first_graph,
-        later=graph(recurring) if prologue.any() else first_graph,
+        later=graph(now & ~prologue[source] & ~prologue[target]) if prologue.any() else first_graph,
         carried=Edges(source=source[over], target=target[over], distance=distance[over]),
         carried_delay=delay[over],
         posted_after=host,
@@ -217,19 +223,29 @@ def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
 
 
 def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
-    """Occupancies, with the longest of a collective's members for all of them, and the collective of each."""
+    """Occupancies, with the longest of a meeting's members for all of them, and the meeting of each row.
+
+    Members of a collective meet, and tensor ranks in a computation that all-reduces among them.
+    """
     columns = program.columns
+    together = {("kind", "stage", "iteration", "group", "part"): [kind.collective for kind in KINDS]}
+    if any(len(ranks) > 1 for ranks in program.obligations.owners.values()):
+        names = ("kind", "stage", "iteration", "replica", "micro_batch")
+        together[names] = [kind.tensor_reduced for kind in KINDS]
     meeting = np.full(len(program), NONE, dtype=np.int64)
-    rows = np.flatnonzero(np.array([kind.collective for kind in KINDS])[columns.kind])
-    if not len(rows):
-        return costs.occupancy, meeting
-    names = ("kind", "stage", "iteration", "group", "part")
-    key = np.stack([getattr(columns, name)[rows] for name in names], axis=1)
-    meeting[rows] = np.unique(key, axis=0, return_inverse=True)[1].ravel()
-    longest = np.zeros(int(meeting.max()) + 1, dtype=np.int64)
-    np.maximum.at(longest, meeting[rows], costs.occupancy[rows])
     occupancy = costs.occupancy.copy()
-    occupancy[rows] = longest[meeting[rows]]
+    meetings = 0
+    for names, kinds in together.items():
+        rows = np.flatnonzero(np.array(kinds)[columns.kind])
+        if not len(rows):
+            continue
+        key = codes(*(getattr(columns, name)[rows] for name in names))
+        distinct, members = np.unique(key, return_inverse=True)
+        longest = np.zeros(len(distinct), dtype=np.int64)
+        np.maximum.at(longest, members, costs.occupancy[rows])
+        occupancy[rows] = longest[members]
+        meeting[rows] = meetings + members
+        meetings += len(distinct)
     return occupancy, meeting
 
 
@@ -244,10 +260,16 @@ def _release(unrolled: _Unrolled, ends: list[Ints]) -> Ints:
     return release
 
 
-def _posted(unrolled: _Unrolled, ends: list[Ints]) -> Ints:
-    """When the host reached each instruction of the last cycle; 0 on asynchronous ranks."""
+def _posted(unrolled: _Unrolled, ends: list[Ints], period: float | None) -> Ints:
+    """When the host reached each instruction of the last cycle; 0 on asynchronous ranks.
+
+    The cycle before a steady one came a `period` earlier.
+    """
     after = np.maximum(unrolled.posted_after, 0)
-    before = ends[-2][after] if len(ends) > 1 else np.zeros_like(after)
+    if period is not None:
+        before = ends[-1][after] - int(period)
+    else:
+        before = ends[-2][after] if len(ends) > 1 else np.zeros_like(after)
     posted = np.where(unrolled.posted_later, before, ends[-1][after])
     return np.where(unrolled.posted_after == NONE, 0, posted)
 
@@ -256,8 +278,10 @@ def _timeline(
     program: Program, costs: Costs, run: str, plan_id: str, posted: Ints, start: Ints, end: Ints
 ) -> Timeline:
     columns = program.columns
-    # Rows are in order of rank already.
-    order = np.argsort(columns.iteration, kind="stable")
+    # Rows are in order of rank already, and mostly of one step: to put millions in order takes its time.
+    order: Ints | slice = slice(None)
+    if (np.diff(columns.iteration) < 0).any():
+        order = np.argsort(columns.iteration, kind="stable")
     origin = start.min(initial=np.iinfo(np.int64).max)
 
     def nanoseconds(ticks: Ints) -> Ints:
@@ -270,7 +294,7 @@ def _timeline(
         clock="predicted",
         step=columns.iteration[order],
         id=program.ids[order],
-        position=order.astype(np.int64),
+        position=np.arange(len(program), dtype=np.int64)[order],
         kind=columns.kind[order],
         stage=columns.stage[order],
         micro_batch=columns.micro_batch[order],

@@ -50,6 +50,7 @@ MACHINE = MachineMeasurement(
     memory=((65536.0, 1e9), (1e8, 1e10)),
     launch_s=4e-6,
     instruction_s=3e-5,
+    compute_slowdown=1.0,
     communication_slowdown=1.0,
     message=((0.0, 1e-4), (1e6, 1.1e-3)),
     all_reduce=((4096.0, 2e-4), (1e6, 1.2e-3)),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,16 @@ def test_what_was_never_measured_is_nothing(tmp_path: Path) -> None:
     save_profile(PROFILE, tmp_path)
     assert load_machine("cpu", tmp_path) is None
     assert load_profile(KEY[0], "cpu", PROFILE.sequence + 1, "fp32", tmp_path) is None
+
+
+def test_the_one_slowdown_of_older_files_is_that_of_computations(tmp_path: Path) -> None:
+    path = save_machine(MACHINE, tmp_path)
+    older = {**json.loads(path.read_text()), "communication_slowdown": 1.25}
+    del older["compute_slowdown"]
+    path.write_text(json.dumps(older))
+    assert load_machine("cpu", tmp_path) == replace(
+        MACHINE, compute_slowdown=1.25, communication_slowdown=1.0
+    )
 
 
 def test_a_new_measurement_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path: Path) -> None:

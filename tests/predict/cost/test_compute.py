@@ -19,6 +19,7 @@ from weft.predict.cost.compute import (
     StageTimes,
     pass_s,
 )
+from weft.predict.cost.memory import stage_input_bytes
 from weft.predict.cost.speeds import MATMUL_SHARE, MEMORY_SHARE, DataSheetSpeeds, MeasuredSpeeds
 from weft.predict.cost.tables import value_at
 
@@ -62,6 +63,26 @@ def test_a_stage_is_the_sum_of_its_layers(model: ComputeModel) -> None:
     single = [model.stage_times(GRAPH, (layer,), SHAPE, "fp32", CPU) for layer in ALL]
     for part in PARTS:
         assert getattr(whole, part) == pytest.approx(sum(getattr(times, part) for times in single))
+
+
+@pytest.mark.parametrize("model", [ComputeModel(), ComputeModel(profile=profile_of(GRAPH))])
+def test_recomputing_runs_forward_again_before_the_input_gradient(model: ComputeModel) -> None:
+    kept = model.stage_times(GRAPH, ALL, SHAPE, "fp32", CPU)
+    again = model.stage_times(GRAPH, ALL, SHAPE, "fp32", CPU, recompute="full", update_share=0.25)
+    assert again.forward_s == kept.forward_s
+    assert again.backward_input_s == pytest.approx(kept.backward_input_s + kept.forward_s)
+    assert again.backward_weight_s == kept.backward_weight_s
+    assert again.update_s == pytest.approx(kept.update_s / 4)
+
+
+@pytest.mark.parametrize("model", [ComputeModel(), ComputeModel(profile=profile_of(GRAPH))])
+def test_recomputing_keeps_inputs_and_needs_room_for_the_largest_layer(model: ComputeModel) -> None:
+    each = [model.kept_bytes(GRAPH, (layer,), SHAPE, "fp32", CPU) for layer in ALL]
+    assert model.all_kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU) == pytest.approx(sum(each), abs=len(each))
+    inputs = stage_input_bytes(GRAPH, ALL, SHAPE, "fp32")
+    assert model.kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "full") == inputs
+    assert model.recomputed_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "full") == max(each)
+    assert model.recomputed_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "none") == 0
 
 
 def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:

@@ -11,10 +11,17 @@ from predict.plans import plan_of
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
+from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.memory import ALLOCATOR_SLACK, stage_kept_bytes, stage_parameters, state_bytes
+from weft.predict.cost.memory import (
+    ALLOCATOR_SLACK,
+    stage_input_bytes,
+    stage_kept_bytes,
+    stage_parameters,
+    state_bytes,
+)
 from weft.predict.cost.network import Network
 from weft.predict.cost.price import price, register_cost_hook
 from weft.predict.predict import predict
@@ -144,6 +151,60 @@ def test_tensor_ranks_pay_for_their_reductions() -> None:
     seconds = times.forward_s + sum(Network(cluster=where).all_reduce_s((0, 1), size) for size in reduced)
     mine = (program.columns.kind == FORWARD) & (program.columns.stage == 0)
     assert set(costs.occupancy[mine].tolist()) == {round(seconds * 1e9)}
+
+
+def recomputing(plan: Plan) -> Plan:
+    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
+    return plan.model_copy(update={"stages": stages})
+
+
+def test_recomputing_stages_run_forward_again_and_reduce_over_tensor_ranks_again() -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, pp=2, tp=2)
+    program = compile_plan(plan, GRAPH)
+    once, twice = (price(program, each, GRAPH, where).costs.occupancy for each in (plan, recomputing(plan)))
+    columns = program.columns
+    for stage in range(2):
+        of_stage = columns.stage == stage
+        forward = once[of_stage & (columns.kind == FORWARD)][0]
+        backward = of_stage & (columns.kind == BACKWARD)
+        assert (twice - once)[backward] == pytest.approx(forward, abs=2)
+    others = columns.kind != BACKWARD
+    assert (once[others] == twice[others]).all()
+
+
+@given(st.sampled_from(["1f1b", "gpipe", "zb-h1"]), st.integers(1, 4))
+def test_recomputing_ranks_keep_inputs_only_and_room_for_one_layer(schedule: str, micro_batches: int) -> None:
+    where = cluster()
+    plan = recomputing(plan_of(GRAPH, where, pp=2, schedule=schedule, micro_batches=micro_batches))
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where).costs
+    change = np.bincount(program.columns.rank, weights=costs.live_bytes, minlength=program.ranks)
+    assert change.tolist() == [0.0] * program.ranks
+    kept = price(program, plan_of(GRAPH, where, pp=2, schedule=schedule), GRAPH, where).costs
+    shape = Shape(plan.micro_batch_size, plan.sequence)
+    for rank, stage in enumerate(plan.stages):
+        largest = max(stage_kept_bytes(GRAPH, (layer,), shape, plan.precision) for layer in stage.layers)
+        extra = largest * (1 + ALLOCATOR_SLACK)
+        assert costs.base_bytes[rank] - kept.base_bytes[rank] == pytest.approx(extra, abs=2)
+        inputs = stage_input_bytes(GRAPH, stage.layers, shape, plan.precision) * (1 + ALLOCATOR_SLACK)
+        forwards = (program.columns.kind == FORWARD) & (program.columns.rank == rank)
+        sent = 0 if rank == 1 else (1 + ALLOCATOR_SLACK) * program.columns.bytes.max()
+        received = 0 if rank == 0 else (1 + ALLOCATOR_SLACK) * program.columns.bytes.max()
+        assert costs.live_bytes[forwards] == pytest.approx(inputs + sent - received, abs=4)
+
+
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-2", "zero-3"])
+def test_replicas_that_share_states_out_step_their_share(sharding: str) -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, pp=1, dp=4)
+    shared = plan.model_copy(update={"sharding": sharding})
+    whole, share = (
+        (program.columns.kind, price(program, each, GRAPH, where).costs.occupancy)
+        for each in (plan, shared)
+        for program in [compile_plan(each, GRAPH)]
+    )
+    assert share[1][share[0] == STEP] * 4 == pytest.approx(whole[1][whole[0] == STEP], abs=4)
 
 
 def test_ranks_hold_states_and_keep_activations() -> None:

@@ -119,12 +119,17 @@ def _read(path: Path, parse: Callable[[str], Measured]) -> Measured | None:
 def _machine_from(text: str) -> MachineMeasurement:
     record: dict[str, Any] = json.loads(text)
     _require_version(record)
+    if "compute_slowdown" not in record:
+        # The only factor of older files, under the other's name, is that of computations.
+        record["compute_slowdown"] = record["communication_slowdown"]
+        record["communication_slowdown"] = 1.0
     return MachineMeasurement(
         device=str(record["device"]),
         matmul={str(name): _table(rows, least=1) for name, rows in record["matmul"].items()},
         memory=_table(record["memory"], least=1),
         launch_s=_number(record["launch_s"]),
         instruction_s=_number(record["instruction_s"]),
+        compute_slowdown=max(1.0, _number(record["compute_slowdown"])),
         communication_slowdown=max(1.0, _number(record["communication_slowdown"])),
         # One rank alone has nobody to measure messages with.
         message=_table(record["message"], least=0, from_zero=True),

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
-from weft.predict.cost.memory import stage_kept_bytes, state_bytes
+from weft.describe.plan import Recompute
+from weft.predict.cost.memory import stage_input_bytes, stage_kept_bytes, state_bytes
 from weft.predict.cost.profiled import profile_rows, require_same_model
 from weft.predict.cost.speeds import DataSheetSpeeds, MeasuredSpeeds, Speeds
 from weft.predict.cost.tables import value_at
@@ -68,9 +69,20 @@ class ComputeModel:
     profile: LayerProfile | None = None
 
     def stage_times(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        *,
+        recompute: Recompute = "none",
+        update_share: float = 1.0,
     ) -> StageTimes:
         """Times of the layers at positions `layers`, run one after the other as one stage.
+
+        With `recompute` the input part of the backward pass begins with the forward pass of the same layers.
+        `update_share` is the part of the stage's parameters that one rank steps.
 
         Raises:
             InputError: when the device lacks the precision, or a profile of this device was taken of
@@ -87,19 +99,44 @@ class ComputeModel:
             speeds, source, half_width = self._speeds(device, precision)
             for layer, count in _distinct(graph, layers):
                 total = total.plus(_roofline(layer, shape, precision, device, speeds), count)
+        again_s = total.forward_s if recompute == "full" else 0.0
         return StageTimes(
             forward_s=total.forward_s,
-            backward_input_s=total.backward_input_s,
+            backward_input_s=total.backward_input_s + again_s,
             backward_weight_s=total.backward_weight_s,
-            update_s=total.update_s,
+            update_s=total.update_s * update_share,
             half_width=half_width,
             source=source,
         )
 
     def kept_bytes(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        recompute: Recompute = "none",
     ) -> int:
         """Bytes that one micro-batch leaves in a stage from its forward to its backward pass.
+
+        Raises:
+            InputError: as `stage_times` does.
+        """
+        if recompute == "full":
+            return stage_input_bytes(graph, layers, shape, precision)
+        return self.all_kept_bytes(graph, layers, shape, precision, device)
+
+    def all_kept_bytes(
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        recompute: Recompute = "none",
+    ) -> int:
+        """Bytes of everything that backward passes of the layers need, kept or recomputed.
 
         Raises:
             InputError: as `stage_times` does.
@@ -115,17 +152,34 @@ class ComputeModel:
             kept += count * value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], size)
         return round(kept)
 
+    def recomputed_bytes(
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        recompute: Recompute,
+    ) -> int:
+        """Bytes of the activations of the largest layer where layers are recomputed one by one, else 0.
+
+        Raises:
+            InputError: as `stage_times` does.
+        """
+        if recompute == "none":
+            return 0
+        return max(self.all_kept_bytes(graph, (layer,), shape, precision, device) for layer in layers)
+
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""
         return self.machine.instruction_s if self.machine is not None and self._measured(device) else 0.0
 
-    def communication_slowdown(self, device: Device) -> float:
-        """How many times longer a computation takes beside communication, where it was measured."""
-        return (
-            self.machine.communication_slowdown
-            if self.machine is not None and self._measured(device)
-            else 1.0
-        )
+    def slowdowns(self, device: Device) -> tuple[float, float]:
+        """How many times longer a computation takes beside a transfer and a transfer beside a computation,
+        where it was measured."""
+        if self.machine is None or not self._measured(device):
+            return 1.0, 1.0
+        return self.machine.compute_slowdown, self.machine.communication_slowdown
 
     def _measured(self, device: Device) -> bool:
         return self.machine is not None and self.machine.device == device.name

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
+from weft.program.buffers import SHARDED_BUFFERS
+from weft.program.program import Ints
+
+# From nothing shared out to everything.
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
 # Share of all allocated bytes that a caching allocator loses to rounding and fragments.
 ALLOCATOR_SLACK = 0.03
@@ -57,6 +66,46 @@ def state_bytes(precision: str, optimizer: str = "adamw") -> StateBytes:
     return known
 
 
+def resident_bytes(
+    stages: Iterable[tuple[Ints, int | Ints, int]], ranks: int, states: StateBytes, sharding: Sharding
+) -> Ints:
+    """Bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
+
+    `stages` are (ranks that hold a stage, parameters of each or of all, replicas of the stage), in the order
+    in which a rank's stages take its buffers. With phi parameters and n replicas a rank holds (Rajbhandari et
+    al., ZeRO, arXiv 1910.02054; buffers after Lamy-Poirier, arXiv 2211.05953)
+
+        zero-0  (w + g + o) phi            zero-1  (w + g) phi + o phi / n
+        zero-2  w phi + (g + o) phi / n    zero-3  (w + g + o) phi / n
+
+    and buffers, each as large as the largest stage that uses it, for gradients from zero-2 and for weights
+    with zero-3. Where replicas reduce gradients, what arrives needs as much room as the largest of them.
+    """
+    level = SHARDINGS.index(sharding)
+    held = np.zeros(ranks, dtype=np.int64)
+    arriving = np.zeros_like(held)
+    local = np.zeros_like(held)
+    buffers = np.zeros((ranks, SHARDED_BUFFERS), dtype=np.int64)
+    for holders, parameters, replicas in stages:
+        share = -(-parameters // replicas)
+        parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
+        held[holders] += sum(size * (share if level >= first else parameters) for size, first in parts)
+        if replicas > 1:
+            arriving[holders] = np.maximum(arriving[holders], parameters * states.gradients)
+        used = local[holders] % SHARDED_BUFFERS
+        buffers[holders, used] = np.maximum(buffers[holders, used], parameters)
+        local[holders] += 1
+    buffered = (states.gradients if level >= 2 else 0) + (states.weights if level >= 3 else 0)
+    resident: Ints = held + arriving + buffered * buffers.sum(axis=1)
+    return resident
+
+
+def with_slack(held: Ints) -> Ints:
+    """Bytes that an allocator needs for so many."""
+    slack: Ints = np.rint(held * ALLOCATOR_SLACK).astype(np.int64)
+    return held + slack
+
+
 def gradient_element_bytes(precision: str) -> int:
     """Bytes of one gradient element, as it is accumulated and reduced."""
     return state_bytes(precision).gradients
@@ -72,3 +121,17 @@ def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pre
     element = PRECISION_BYTES[precision]
     chosen = [graph.layers[index] for index in layers]
     return round(sum(layer.kept(shape) * element + layer.kept_bytes(shape) for layer in chosen))
+
+
+def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
+    """Bytes of the inputs of all layers of a stage, which is what one micro-batch leaves to recompute from.
+
+    A layer's input is what the layers before it send; a layer with none before it keeps what it keeps anyway.
+    """
+    feeders: dict[int, set[int]] = {layer: set() for layer in layers}
+    for producer, consumer in graph.edges:
+        if consumer in feeders:
+            feeders[consumer].add(producer)
+    sent = [graph.layers[producer].sent(shape) for before in feeders.values() for producer in before]
+    first = [layer for layer, before in feeders.items() if not before]
+    return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
@@ -16,6 +17,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
+from weft.program.codes import distinct_rows
+from weft.program.fold import KEPT_REPLICA, twins_of
 from weft.program.kinds import MESSAGES
 from weft.program.program import NONE, Ints, Program
 
@@ -42,44 +45,44 @@ class Pricing:
     def twins(self) -> Mapping[int, tuple[int, ...]]:
         """The ranks that each rank with instructions stands for.
 
-        A program folded to one replica stands for all of them, which are as slow as the slowest: each of its
+        Those of a folded program stand for several, which are as slow as the slowest: each of its
         instructions costs what it costs the worst of the twins.
         """
-        if "folded" not in self.program.meta:
-            return {rank: (rank,) for rank in range(self.program.ranks)}
-        simulated = int(self.program.meta["folded"])
-        twins: dict[int, tuple[int, ...]] = {}
-        for stage in self.plan.stages:
-            lanes = zip(*(copy.ranks for copy in stage.replicas), strict=True)
-            twins.update((lane[simulated], lane) for lane in lanes)
-        return twins
+        return twins_of(self.program, ([copy.ranks for copy in stage.replicas] for stage in self.plan.stages))
 
     @cached_property
-    def _device_sets(self) -> tuple[tuple[tuple[Device, ...], ...], Ints]:
-        sets: dict[tuple[int, ...], int] = {}
+    def _paces(self) -> tuple[tuple[tuple[tuple[int, float], ...], ...], Ints]:
+        """The combinations of (group of nodes, speed) among the twins of a rank, and that of each rank."""
+        sets: dict[tuple[tuple[int, float], ...], int] = {}
         index = np.zeros(self.program.ranks, dtype=np.int64)
         for rank, twins in self.twins.items():
-            groups = tuple(sorted({self.cluster.group_index_of(twin) for twin in twins}))
-            index[rank] = sets.setdefault(groups, len(sets))
-        groups_of = self.cluster.groups
-        return tuple(tuple(groups_of[group].device for group in groups) for groups in sets), index
+            paces = {(self.cluster.group_index_of(twin), self.cluster.speed_of(twin)) for twin in twins}
+            index[rank] = sets.setdefault(tuple(sorted(paces)), len(sets))
+        return tuple(sets), index
 
-    @property
+    @cached_property
     def device_sets(self) -> tuple[tuple[Device, ...], ...]:
         """The combinations of devices that occur among the twins of a rank."""
-        return self._device_sets[0]
+        groups = self.cluster.groups
+        return tuple(tuple(groups[group].device for group, _ in paces) for paces in self._paces[0])
+
+    @cached_property
+    def speed_sets(self) -> tuple[tuple[float, ...], ...]:
+        """Relative speed of each device of `device_sets`."""
+        return tuple(tuple(speed for _, speed in paces) for paces in self._paces[0])
 
     @property
     def device_set_of_rank(self) -> Ints:
-        """Index into `device_sets`, shape (ranks,)."""
-        return self._device_sets[1]
+        """Index into `device_sets` and `speed_sets`, shape (ranks,)."""
+        return self._paces[1]
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
         """The pairs of (stage, device set) that occur."""
         sets = self.device_set_of_rank[self.program.columns.rank]
-        pairs = np.unique(np.stack([self.program.columns.stage, sets], axis=1), axis=0)
-        return tuple((stage, devices) for stage, devices in pairs.tolist())
+        stages = self.program.columns.stage
+        first = distinct_rows(stages, sets)[0]
+        return tuple(sorted(zip(stages[first].tolist(), sets[first].tolist(), strict=True)))
 
     @cached_property
     def stage_times(self) -> Mapping[tuple[int, int], tuple[StageTimes, ...]]:
@@ -87,27 +90,40 @@ class Pricing:
         return {
             (stage, devices): tuple(
                 self.compute.stage_times(
-                    self.graph, self.plan.stages[stage].layers, self.shape(stage), self.plan.precision, device
+                    self.graph,
+                    self.plan.stages[stage].layers,
+                    self.shape(stage),
+                    self.plan.precision,
+                    device,
+                    recompute=self.plan.stages[stage].recompute,
+                    update_share=self._update_share(stage),
                 )
                 for device in self.device_sets[devices]
             )
             for stage, devices in self.places
         }
 
-    @cached_property
-    def communicates(self) -> bool:
-        """Whether anything is sent or reduced beside the computations."""
-        return bool((self.program.columns.bytes > 0).any())
+    def _update_share(self, stage: int) -> float:
+        """Part of a stage's parameters that each replica steps: its own where states are shared out."""
+        return 1.0 if self.plan.sharding == "zero-0" else 1.0 / len(self.plan.stages[stage].replicas)
 
-    def in_program_s(self, alone_s: float, device: Device) -> float:
-        """Seconds of a computation of the program that takes `alone_s` by itself."""
-        slowdown = self.compute.communication_slowdown(device) if self.communicates else 1.0
-        return alone_s * slowdown + self.compute.instruction_s(device)
+    @cached_property
+    def slowdowns(self) -> npt.NDArray[np.float64]:
+        """Factors of computations and of transfers that overlap, of each rank's worst twin; (2, ranks)."""
+        sets = [[self.compute.slowdowns(device) for device in devices] for devices in self.device_sets]
+        worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
+        slowdowns: npt.NDArray[np.float64] = worst[self.device_set_of_rank].T
+        return slowdowns
+
+    def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
+        """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
+        return (alone_s + self.compute.instruction_s(device)) / speed
 
     @cached_property
     def tensor_s(self) -> Mapping[tuple[int, int], float]:
         """Seconds that the tensor ranks of (stage, replica) spend on all-reduces in one pass, if several."""
         seconds: dict[tuple[int, int], float] = {}
+        known: dict[tuple[tuple[int, ...], int], float] = {}
         for stage, described in enumerate(self.plan.stages):
             shape = self.shape(stage)
             if shape.tensor_parallel == 1:
@@ -115,18 +131,34 @@ class Pricing:
             reduced = [self.graph.layers[layer].tensor_reduced(shape) for layer in described.layers]
             sizes = [round(elements * self.plan.element_bytes) for elements in reduced if elements]
             each = [
-                sum(self.network.all_reduce_s(copy.ranks, size) for size in sizes)
+                sum(self._tensor_reduce_s(copy.ranks, size, known) for size in sizes)
                 for copy in described.replicas
             ]
             worst = max(each)
-            folded = "folded" in self.program.meta
+            folded = KEPT_REPLICA in self.program.meta
             seconds.update(((stage, copy), worst if folded else own) for copy, own in enumerate(each))
         return seconds
+
+    def _tensor_reduce_s(
+        self, ranks: tuple[int, ...], reduced_bytes: int, known: dict[tuple[tuple[int, ...], int], float]
+    ) -> float:
+        """Seconds of one all-reduce; in `known` ranks inside a node go by its group and how many they are."""
+        nodes = {self._nodes[rank] for rank in ranks}
+        # No rank is NONE, so that the two kinds of place never mix.
+        place = (NONE, nodes.pop()[0], len(ranks)) if len(nodes) == 1 else ranks
+        if (place, reduced_bytes) not in known:
+            known[place, reduced_bytes] = self.network.all_reduce_s(ranks, reduced_bytes)
+        return known[place, reduced_bytes]
+
+    @cached_property
+    def _nodes(self) -> tuple[tuple[int, int], ...]:
+        """Node of each rank of the cluster."""
+        return tuple(self.cluster.node_of(rank) for rank in range(self.cluster.ranks))
 
     @cached_property
     def reduce_sharing(self) -> Ints:
         """For each group of the program, how many groups use the link of one of its nodes at once."""
-        nodes = [{self.cluster.node_of(rank) for rank in group} for group in self.program.groups]
+        nodes = [{self._nodes[rank] for rank in group} for group in self.program.groups]
         users: dict[tuple[int, int], int] = defaultdict(int)
         for touched in nodes:
             if len(touched) > 1:
@@ -141,13 +173,17 @@ class Pricing:
         Twins run in step, so that their messages share links; where others meet them the simulator finds out.
         """
         pairs = list(zip(self.twins[rank], self.twins[peer], strict=True))
-        sharing = Counter(link for pair in pairs for link in self._links_between(*pair))
+        used = [self._links_between(*pair) for pair in pairs]
+        sharing = Counter(link for links in used for link in links)
+        # Of the pairs between the same groups of nodes one will do.
+        alike: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for pair, links in zip(pairs, used, strict=True):
+            flows = max((sharing[link] for link in links), default=0)
+            alike.setdefault((self._nodes[pair[0]][0], self._nodes[pair[1]][0], flows), pair)
         return max(
             (
-                self.network.message_s(
-                    *pair, sent_bytes, max((sharing[link] for link in self._links_between(*pair)), default=1)
-                )
-                for pair in pairs
+                self.network.message_s(*pair, sent_bytes, max(1, flows))
+                for (_, _, flows), pair in alike.items()
             ),
             key=sum,
         )
@@ -161,16 +197,15 @@ class Pricing:
         columns = self.program.columns
         links = np.full((len(columns), 2), NONE, dtype=np.int64)
         sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]))
-        ends, which = np.unique(
-            np.stack([columns.rank[sends], columns.peer[sends]], axis=1), axis=0, return_inverse=True
-        )
+        ranks, peers = columns.rank[sends], columns.peer[sends]
+        first, which = distinct_rows(ranks, peers)
         numbers: dict[_NodeLink, int] = {}
-        table = np.full_like(ends, NONE)
-        for index, pair in enumerate(ends.tolist()):
+        table = np.full((len(first), 2), NONE, dtype=np.int64)
+        for index, pair in enumerate(zip(ranks[first].tolist(), peers[first].tolist(), strict=True)):
             used = self._links_between(*pair)
             if used:
                 table[index] = [numbers.setdefault(link, len(numbers)) for link in used]
-        links[sends] = table[which.ravel()]
+        links[sends] = table[which]
         return links
 
     def _links_between(self, rank: int, peer: int) -> tuple[_NodeLink, ...]:
@@ -178,7 +213,7 @@ class Pricing:
 
         A node has one link in each direction for every group of nodes it talks to.
         """
-        here, there = self.cluster.node_of(rank), self.cluster.node_of(peer)
+        here, there = self._nodes[rank], self._nodes[peer]
         if here == there:
             return ()
         return (here, there[0], True), (there, here[0], False)

@@ -1,62 +1,107 @@
 """Bytes that ranks hold: all the time, and from instruction to instruction.
 
-A forward pass keeps activations until its backward pass (or its weight part) has ended. A message is held by
+A forward pass keeps activations, or what to recompute them from, until its backward pass (or its weight part)
+has ended. A message is held by
 its maker until it is sent, and by its receiver until its user has run. All of it grows by the allocator's
 slack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 
-from weft.predict.cost.memory import ALLOCATOR_SLACK, stage_parameters, state_bytes
+from weft.describe.amount import Shape
+from weft.describe.device import Device
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Recompute, Stage
+from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
 from weft.predict.cost.pricing import Pricing
-from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, MESSAGES
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES
 from weft.program.program import Ints
 
 
 def base_bytes(pricing: Pricing) -> Ints:
-    """Per rank of the program: states of its stages and the buffer of its largest reduction."""
-    plan = pricing.plan
-    states = state_bytes(plan.precision)
-    held = np.zeros(pricing.program.ranks, dtype=np.int64)
-    bucket = np.zeros_like(held)
-    for index, stage in enumerate(plan.stages):
-        parameters = stage_parameters(pricing.graph, stage.layers, pricing.shape(index))
-        ranks = np.array([rank for copy in stage.replicas for rank in copy.ranks], dtype=np.int64)
-        np.add.at(held, ranks, parameters * states.total)
-        # Gradients are reduced in place, one stage after the other, with as much room for what arrives.
-        if len(stage.replicas) > 1:
-            np.maximum.at(bucket, ranks, parameters * states.gradients)
-    return _with_slack(held + bucket)
+    """Per rank of the program: states and buffers of its stages, and room to recompute its largest layer."""
+    plan, ranks = pricing.plan, pricing.program.ranks
+    stages = (
+        (
+            _holders(stage),
+            stage_parameters(pricing.graph, stage.layers, pricing.shape(index)),
+            len(stage.replicas),
+        )
+        for index, stage in enumerate(plan.stages)
+    )
+    resident = resident_bytes(stages, ranks, state_bytes(plan.precision), plan.sharding)
+    return with_slack(resident + _recomputed_bytes(pricing))
+
+
+def _recomputed_bytes(pricing: Pricing) -> Ints:
+    """Activations of the one layer that a backward pass has run forward again; shape (ranks,)."""
+    room = np.zeros(pricing.program.ranks, dtype=np.int64)
+    if pricing.program.obligations.purpose != "train":
+        return room
+    largest = _per_place(pricing, pricing.compute.recomputed_bytes)
+    for index, stage in enumerate(pricing.plan.stages):
+        ranks = _holders(stage)
+        room[ranks] = np.maximum(room[ranks], largest[index, pricing.device_set_of_rank[ranks]])
+    return room
+
+
+def _holders(stage: Stage) -> Ints:
+    return np.array([rank for copy in stage.replicas for rank in copy.ranks], dtype=np.int64)
 
 
 def live_bytes(pricing: Pricing) -> Ints:
-    """Change of its rank's live bytes at the end of every instruction; sums to zero over a cycle."""
-    program, plan = pricing.program, pricing.plan
-    columns = program.columns
-    change = np.zeros(len(program), dtype=np.int64)
-    if program.obligations.purpose == "train":
-        sets = pricing.device_set_of_rank[columns.rank]
-        kept = np.zeros((len(plan.stages), len(pricing.device_sets)), dtype=np.int64)
-        for stage, devices in pricing.places:
-            layers, shape = plan.stages[stage].layers, pricing.shape(stage)
-            kept[stage, devices] = max(
-                pricing.compute.kept_bytes(pricing.graph, layers, shape, plan.precision, device)
-                for device in pricing.device_sets[devices]
-            )
-        kept = _with_slack(kept)
-        makes = columns.kind == FORWARD
-        frees = np.isin(columns.kind, (BACKWARD, BACKWARD_WEIGHT))
-        change[makes] += kept[columns.stage, sets][makes]
-        change[frees] -= kept[columns.stage, sets][frees]
+    """Change of its rank's live bytes at the end of every instruction; sums to zero over a cycle.
+
+    Where a backward pass is split, what its input part has recomputed stays until its weight part has ended.
+    """
+    columns = pricing.program.columns
+    change = np.zeros(len(columns), dtype=np.int64)
+    if pricing.program.obligations.purpose == "train":
+        left = with_slack(_per_place(pricing, pricing.compute.kept_bytes))
+        whole = with_slack(_per_place(pricing, pricing.compute.all_kept_bytes))
+        for kind, changes in kept_changes(left, whole).items():
+            rows = np.flatnonzero(columns.kind == kind)
+            change[rows] += changes[columns.stage[rows], pricing.device_set_of_rank[columns.rank[rows]]]
     return change + _message_changes(pricing)
+
+
+def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
+    """By kind of computation, the change of what a stage keeps: `left` by a forward, `whole` for weights.
+
+    Where stages keep everything both are the same, and the input part of a backward changes nothing.
+    """
+    return {
+        FORWARD: left,
+        BACKWARD: -left,
+        BACKWARD_INPUT: whole - left,
+        BACKWARD_WEIGHT: -whole,
+    }
+
+
+_BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
+
+
+def _per_place(pricing: Pricing, bytes_of: _BytesOf) -> Ints:
+    """What a stage takes on the worst device of a device set; shape (stages, device sets)."""
+    plan = pricing.plan
+    table = np.zeros((len(plan.stages), len(pricing.device_sets)), dtype=np.int64)
+    for index, devices in pricing.places:
+        stage, shape = plan.stages[index], pricing.shape(index)
+        table[index, devices] = max(
+            bytes_of(pricing.graph, stage.layers, shape, plan.precision, device, stage.recompute)
+            for device in pricing.device_sets[devices]
+        )
+    return table
 
 
 def _message_changes(pricing: Pricing) -> Ints:
     columns, edges = pricing.program.columns, pricing.program.edges
     change = np.zeros(len(columns), dtype=np.int64)
-    payload = _with_slack(columns.bytes)
+    payload = with_slack(columns.bytes)
     sends, receives = (np.array(kinds) for kinds in zip(*MESSAGES, strict=True))
     is_send, is_receive = np.isin(columns.kind, sends), np.isin(columns.kind, receives)
     into_send = is_send[edges.target] & (edges.distance == 0)
@@ -71,8 +116,3 @@ def _message_changes(pricing: Pricing) -> Ints:
     np.subtract.at(change, users, payload[messages])
     change[messages] += payload[messages]
     return change
-
-
-def _with_slack(held: Ints) -> Ints:
-    slack: Ints = np.rint(held * ALLOCATOR_SLACK).astype(np.int64)
-    return held + slack

@@ -1,0 +1,178 @@
+"""Which instructions of a Program can slow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.predict import cycle
+from weft.predict.costs import Costs
+from weft.program.codes import distinct_rows
+from weft.program.kinds import KINDS, MESSAGES
+from weft.program.program import NONE, Ints, Program
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskTable:
+    """The instructions that must be served in order of time.
+
+    Attributes:
+        rows: of each task, rising: where the program has it; of a meeting its first member.
+        of_row: of each row of the program, its task or -1.
+        ticks: what each takes when undisturbed.
+        links: shape (tasks, 2), dense numbers of the links that it can share; -1 where it shares none.
+        computes: whether it is a computation.
+        place_task, place_rank: pairs of a task and a rank on which it can be disturbed, in order of tasks;
+            ranks have dense numbers.
+        computing_rate, transfer_rate: by those ranks, the rates of what is disturbed, at most 1.
+    """
+
+    rows: Ints
+    of_row: Ints
+    ticks: Ints
+    links: Ints
+    computes: Mask
+    place_task: Ints
+    place_rank: Ints
+    computing_rate: Floats
+    transfer_rate: Floats
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def _first_place(self) -> Ints:
+        return np.searchsorted(self.place_task, np.arange(len(self) + 1)).astype(np.int64)
+
+    def before_the_first(self) -> cycle.Tasks:
+        """The state of all tasks before anything has started."""
+        tasks, places, ranks = len(self), len(self.place_task), len(self.computing_rate)
+        links = int(self.links.max(initial=NONE)) + 1
+
+        def filled(length: int, value: int) -> Ints:
+            return np.full(length, value, dtype=np.int64)
+
+        return cycle.Tasks(
+            row=self.rows,
+            link=self.links.ravel(),
+            head=filled(links, NONE),
+            following=filled(2 * tasks, NONE),
+            preceding=filled(2 * tasks, NONE),
+            remaining=self.ticks.astype(np.float64),
+            since=filled(tasks, 0),
+            rate=np.ones(tasks),
+            limit=np.ones(tasks),
+            state=filled(tasks, cycle.UNPOSTED),
+            version=filled(tasks, 0),
+            spare=np.zeros(links),
+            users=filled(links, NONE),
+            fresh=np.zeros(tasks),
+            computes=self.computes.astype(np.int64),
+            first_rank=self._first_place,
+            rank=self.place_rank,
+            owner=self.place_task,
+            rank_head=filled(ranks, NONE),
+            rank_following=filled(places, NONE),
+            rank_preceding=filled(places, NONE),
+            computation=filled(ranks, NONE),
+            computing_rate=self.computing_rate,
+            transfer_rate=self.transfer_rate,
+        )
+
+
+def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> TaskTable:
+    """The tasks of a program.
+
+    Args:
+        occupancy, meeting: of each row, ticks and the number of the meeting it takes part in, or -1; members
+            of one meeting start and end together.
+    """
+    computing, transferring = (
+        np.ones(program.ranks) if factors is None else factors
+        for factors in (costs.compute_slowdown, costs.communication_slowdown)
+    )
+    row, rank = _places(program, (computing > 1.0) | (transferring > 1.0), occupancy)
+    flows, numbers = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
+    if costs.links is not None:
+        flows, numbers = flows_that_meet(costs.links, program.queue)
+    leader = _leaders(meeting)
+    is_task = np.zeros(len(program), dtype=np.bool_)
+    is_task[flows] = is_task[leader[row]] = True
+    rows = np.flatnonzero(is_task)
+    links = np.full((len(rows), 2), NONE, dtype=np.int64)
+    links[np.searchsorted(rows, flows)] = numbers
+    of_row = np.full(len(program), NONE, dtype=np.int64)
+    of_row[rows] = np.arange(len(rows))
+    of_row = of_row[leader]
+    ranks, dense = np.unique(rank, return_inverse=True)
+    order = np.lexsort((dense, of_row[row]))
+    return TaskTable(
+        rows=rows,
+        of_row=of_row,
+        ticks=occupancy[rows],
+        links=links,
+        computes=np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind[rows]],
+        place_task=of_row[row][order],
+        place_rank=dense[order].astype(np.int64),
+        computing_rate=1.0 / computing[ranks],
+        transfer_rate=1.0 / transferring[ranks],
+    )
+
+
+def _leaders(meeting: Ints) -> Ints:
+    """Of each row the first row of its meeting, or itself."""
+    leader = np.arange(len(meeting), dtype=np.int64)
+    together = np.flatnonzero(meeting != NONE)
+    first = np.zeros(int(meeting.max(initial=NONE)) + 1, dtype=np.int64)
+    # Of several values for one place the last stays.
+    first[meeting[together[::-1]]] = together[::-1]
+    leader[together] = first[meeting[together]]
+    return leader
+
+
+def _places(program: Program, slowed: Mask, occupancy: Ints) -> tuple[Ints, Ints]:
+    """(row, rank) of all that can be disturbed or disturb.
+
+    A rank matters when something would be `slowed` there and it has both computations and transfers.
+    """
+    columns = program.columns
+    if not slowed.any():
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    computes = np.array([kind.stream == "compute" for kind in KINDS])[columns.kind]
+    lasts = occupancy > 0
+    computing = np.flatnonzero(computes & lasts)
+    collectives = np.array([kind.collective for kind in KINDS])[columns.kind]
+    sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]) & lasts)
+    own = np.concatenate([np.flatnonzero(collectives & lasts), sends])
+    transferring = np.concatenate([own, sends])
+    at = np.concatenate([columns.rank[own], columns.peer[sends]])
+    ranks = np.arange(program.ranks)
+    slowed = slowed & np.isin(ranks, columns.rank[computing]) & np.isin(ranks, at)
+    row = np.concatenate([computing, transferring])
+    rank = np.concatenate([columns.rank[computing], at])
+    return row[slowed[rank]], rank[slowed[rank]]
+
+
+def flows_that_meet(links: Ints, queue: Ints) -> tuple[Ints, Ints]:
+    """Rows of the messages that can meet another one, and their links, numbered densely, shape (flows, 2).
+
+    Args:
+        links: shape (rows, 2), the links of each row; -1 where it uses none.
+        queue: of each row. Messages of one queue follow each other, so that they never meet.
+    """
+    rows = np.flatnonzero(links[:, 0] != NONE)
+    first, which = distinct_rows(queue[rows], links[rows, 0], links[rows, 1])
+    queues, used = queue[rows[first]], links[rows[first]]
+    numbers, dense = np.unique(used, return_inverse=True)
+    dense = dense.reshape(-1, 2).astype(np.int64)
+    one_each, _ = distinct_rows(np.repeat(queues, 2), dense.ravel())
+    users = np.bincount(dense.ravel()[one_each], minlength=len(numbers))
+    shared = users[dense] > 1
+    meeting = (shared[:, 0] | shared[:, 1])[which]
+    return rows[meeting], dense[which[meeting]]

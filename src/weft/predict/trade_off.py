@@ -1,0 +1,140 @@
+"""Time against cost of training over the number of devices: small batches are cheap, large ones are quick.
+
+McCandlish et al. (arXiv 1812.06162): with a batch of B samples a target loss takes
+E(B) = E_min (1 + B / B_crit) samples and K(B) = E(B) / B steps. Lamy-Poirier (arXiv 2211.05953) joins this to
+the utilisation U(beta) that a cluster reaches with beta samples per device: N devices take a time in
+proportion to (1 + beta N / B_crit) / (N U(beta)) and cost N times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.errors import InputError, Violation
+
+# Kaplan et al. (arXiv 2001.08361): a model of n parameters reaches a loss of (PARAMETERS / n)^0.076 nats per
+# token, where the critical batch is TOKENS / loss^(1 / 0.21).
+_KAPLAN_PARAMETERS, _KAPLAN_PARAMETERS_POWER = 8.8e13, 0.076
+_KAPLAN_TOKENS, _KAPLAN_TOKENS_POWER = 2e8, 0.21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeOff:
+    """The cheapest way to train on a number of devices.
+
+    Attributes:
+        devices: N.
+        samples_per_device: beta, of the batch with the least cost.
+        utilisation: U(beta), fraction of the devices' peak.
+        cost: (1 + beta N / B_crit) / U(beta): device time over that of the least samples at full utilisation.
+        samples: E(B) / E_min: samples over the least that reach the target.
+    """
+
+    devices: int
+    samples_per_device: float
+    utilisation: float
+    cost: float
+    samples: float
+
+    @property
+    def batch(self) -> float:
+        """B, samples per step."""
+        return self.devices * self.samples_per_device
+
+    @property
+    def time(self) -> float:
+        """Time over that of one device at full utilisation with the least samples: cost / N."""
+        return self.cost / self.devices
+
+
+def samples_to_target(batch: float, critical_batch: float, *, least_samples: float = 1.0) -> float:
+    """E(B): samples that reach the target loss with `batch` samples per step.
+
+    Raises:
+        InputError: when a count is not positive.
+    """
+    _require_positive(batch=batch, critical_batch=critical_batch, least_samples=least_samples)
+    return least_samples * (1.0 + batch / critical_batch)
+
+
+def steps_to_target(batch: float, critical_batch: float, *, least_samples: float = 1.0) -> float:
+    """K(B) = E(B) / B: optimizer steps that reach the target loss; K_min is `least_samples / critical_batch`.
+
+    Raises:
+        InputError: when a count is not positive.
+    """
+    return samples_to_target(batch, critical_batch, least_samples=least_samples) / batch
+
+
+def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: float) -> TradeOff:
+    """The samples per device with the least cost on `devices`; of equal ones the fewest.
+
+    Each cost is a straight line in N with slope beta / U(beta) and intercept 1 / U(beta), so that the best
+    beta never grows with N.
+
+    Args:
+        utilisation: U(beta) in (0, 1] by beta, samples per device.
+        devices: N.
+        critical_batch: B_crit, samples.
+
+    Raises:
+        InputError: when there is no utilisation to choose from, or a number is not positive.
+    """
+    violations = [
+        Violation(
+            f"utilisation at {beta:g} samples per device", f"{value:g}; more than 0, at most 1 is allowed"
+        )
+        for beta, value in utilisation.items()
+        if not 0.0 < value <= 1.0
+    ]
+    if not utilisation:
+        violations.append(Violation("utilisation", "no samples per device to choose from"))
+    if violations:
+        raise InputError(violations)
+    _require_positive(devices=devices)
+    choices = [
+        TradeOff(
+            devices=devices,
+            samples_per_device=beta,
+            utilisation=utilisation[beta],
+            cost=samples_to_target(beta * devices, critical_batch) / utilisation[beta],
+            samples=samples_to_target(beta * devices, critical_batch),
+        )
+        for beta in sorted(utilisation)
+    ]
+    return min(choices, key=lambda choice: choice.cost)
+
+
+def trade_offs(
+    utilisation: Mapping[float, float], devices: Sequence[int], critical_batch: float
+) -> tuple[TradeOff, ...]:
+    """`cheapest` for every number of devices: the curve of time against cost.
+
+    Raises:
+        InputError: as `cheapest` does.
+    """
+    return tuple(cheapest(utilisation, count, critical_batch) for count in devices)
+
+
+def critical_batch_tokens(parameters: int) -> float:
+    """An estimate of B_crit in tokens at the loss a language model of that size converges to.
+
+    Kaplan et al., arXiv 2001.08361, equations 1.1 and 1.4. Measured noise scales are better.
+
+    Raises:
+        InputError: when there are no parameters.
+    """
+    _require_positive(parameters=parameters)
+    loss = (_KAPLAN_PARAMETERS / parameters) ** _KAPLAN_PARAMETERS_POWER
+    return float(_KAPLAN_TOKENS / loss ** (1.0 / _KAPLAN_TOKENS_POWER))
+
+
+def _require_positive(**numbers: float) -> None:
+    violations = [
+        Violation(name.replace("_", " "), f"{value:g}; more than 0 is needed")
+        for name, value in numbers.items()
+        if not value > 0
+    ]
+    if violations:
+        raise InputError(violations)
