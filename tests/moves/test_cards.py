@@ -1,6 +1,7 @@
 """Every move through the same laws: it says why not, or its plan is legal and owes the same work."""
 
 import pytest
+from moves.contexts import context
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
@@ -14,20 +15,6 @@ from weft.planning.compile import compile_plan
 from weft.program.verify import verify
 
 MOVES = all_moves()
-
-
-def context(pipeline_parallel=2, data_parallel=2, micro_batch_size=2, schedule="1f1b", loops=1):
-    graph = layer_graph(resolve_model("gpt-1m"))
-    job = Job(graph=graph, cluster=parse_cluster("8xa100-80gb"), global_batch=16, sequence=256)
-    layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=data_parallel,
-        loops=loops,
-        micro_batch_size=micro_batch_size,
-        schedule=schedule,
-    )
-    plan = build_plan(job, layout, flops_per_layer(job))
-    return Context(plan=plan, graph=graph, cluster=job.cluster)
 
 
 @pytest.mark.parametrize("name", sorted(MOVES))
@@ -67,6 +54,16 @@ def test_more_and_less_pipeline_parallelism_undo_each_other():
     before = context()
     there = MOVES["more pipeline parallelism"].apply(before)
     back = MOVES["more data parallelism"].apply(
+        Context(plan=there, graph=before.graph, cluster=before.cluster)
+    )
+    assert back.plan_id == before.plan.plan_id
+
+
+def test_more_and_less_tensor_parallelism_undo_each_other():
+    before = context()
+    there = MOVES["more tensor parallelism"].apply(before)
+    assert there.mesh == {"pp": 2, "dp": 1, "tp": 2}
+    back = MOVES["less tensor parallelism"].apply(
         Context(plan=there, graph=before.graph, cluster=before.cluster)
     )
     assert back.plan_id == before.plan.plan_id

@@ -10,6 +10,7 @@ from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
+from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Pins, problem_of
 from weft.program.verify import verify
 
@@ -62,15 +63,13 @@ def test_pins_are_kept():
         assert (layout.schedule, layout.loops, layout.pipeline_parallel) == ("breadth-first", 2, 2)
 
 
-def test_split_backwards_are_only_planned_when_they_are_pinned():
-    names = {candidate.layout.schedule for candidate in SEARCH(small_problem(4, 16)).candidates}
-    assert names == {"gpipe", "1f1b", "depth-first", "breadth-first", "hybrid"}
+def test_an_order_with_split_backwards_keeps_its_bound_when_it_is_pinned():
     for name in ("zb-h1", "zb-v"):
         pinned = SEARCH(small_problem(4, 16, schedule=name))
         assert {candidate.layout.schedule for candidate in pinned.candidates} == {name}
         for candidate in pinned.fitting:
             assert candidate.plan.prediction.step_s >= candidate.bound_s * (1 - 1e-6)
-    assert pinned.fitting
+        assert pinned.fitting
 
 
 def test_folding_replicas_predicts_what_the_whole_program_predicts():
@@ -94,6 +93,89 @@ def test_a_model_that_fits_nowhere_is_too_big_by_a_stated_amount():
     assert not ranking.fitting
     assert ranking.candidates[0].verdict is Verdict.TOO_BIG
     assert "more than any device has" in ranking.candidates[0].reason
+
+
+def test_what_does_not_fit_names_what_fills_the_memory():
+    problem = problem_of(
+        model="llama-7b",
+        on="8xa100-40gb",
+        global_batch=64,
+        pins=Pins(tensor_parallel=1, recompute="none", schedule="gpipe", micro_batch_size=4),
+    )
+    reasons = {c.reason for c in SEARCH(problem).candidates if c.verdict is Verdict.TOO_BIG}
+    assert any("states and buffers alone" in reason for reason in reasons)
+    assert any("of activations beside" in reason for reason in reasons)
+
+
+def test_tensor_ranks_or_recomputation_let_a_large_model_fit_small_devices():
+    problem = problem_of(model="gpt-52b", on="64xv100-32gb", global_batch=32, precision="fp16")
+
+    def fitting(**pins):
+        return SEARCH(replace(problem, pins=Pins(pipeline_parallel=8, **pins))).fitting
+
+    assert not fitting(tensor_parallel=1, sharding="zero-0")
+    assert fitting(tensor_parallel=8, sharding="zero-0", recompute="none")
+    assert fitting(tensor_parallel=4, sharding="zero-1", recompute="full")
+
+
+def test_minimising_memory_finds_the_least_that_any_layout_holds():
+    problem = replace(small_problem(4, 8, pipeline_parallel=2), minimise="memory")
+    fitting = SEARCH(problem).fitting
+    peaks = [candidate.peak_bytes for candidate in fitting]
+    everything = HomogeneousPlanner(finalists=10**6).search(problem).fitting
+    assert peaks == sorted(peaks)
+    assert len(everything) > len(fitting)
+    assert peaks[:8] == [candidate.peak_bytes for candidate in everything[:8]]
+
+
+def test_an_order_that_waits_for_itself_is_refused_and_not_an_error():
+    class Blocking(HomogeneousPlanner):
+        def space(self, problem):
+            for layout in super().space(problem):
+                yield replace(layout, blocking=("messages",))
+
+    pins = {"schedule": "breadth-first", "pipeline_parallel": 2, "data_parallel": 1, "tensor_parallel": 1}
+    looped, plain = (
+        Blocking().search(small_problem(2, 16, **pins, loops=loops, micro_batch_size=1)) for loops in (2, 1)
+    )
+    assert {candidate.verdict for candidate in looped.candidates} == {Verdict.REFUSED}
+    assert "wait for each other" in looped.candidates[0].reason
+    assert plain.fitting
+
+
+def family(layout):
+    return str(replace(layout, sharding="zero-0", recompute="none"))
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from(["1f1b", "breadth-first", "zb-h1"]), st.sampled_from([1, 2]), st.sampled_from([1, 4]))
+def test_a_variant_skipped_for_one_that_fits_is_not_faster(schedule, tensor_parallel, micro_batch_size):
+    problem = small_problem(
+        8,
+        32,
+        pipeline_parallel=2,
+        loops=2 if schedule == "breadth-first" else 1,
+        tensor_parallel=tensor_parallel,
+        schedule=schedule,
+        micro_batch_size=micro_batch_size,
+    )
+    ranking = SEARCH(problem)
+    skipped = [c.layout for c in ranking.candidates if "the same layout with" in c.reason]
+    assert skipped
+    best = min(candidate.plan.prediction.step_s for candidate in ranking.fitting)
+    for layout in skipped:
+        pins = replace(problem.pins, sharding=layout.sharding, recompute=layout.recompute)
+        (alone,) = SEARCH(replace(problem, pins=pins)).fitting
+        assert family(alone.layout) == family(layout)
+        assert alone.plan.prediction.step_s >= best * (1 - 1e-9)
+
+
+def test_pinned_recomputation_and_sharding_are_kept():
+    ranking = SEARCH(small_problem(4, 16, recompute="full", sharding="zero-3", tensor_parallel=2))
+    assert ranking.fitting
+    for candidate in ranking.candidates:
+        layout = candidate.layout
+        assert (layout.recompute, layout.sharding, layout.tensor_parallel) == ("full", "zero-3", 2)
 
 
 def test_less_memory_never_makes_more_layouts_fit():

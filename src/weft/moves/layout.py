@@ -1,23 +1,24 @@
 """From the degrees of a homogeneous layout to a Plan.
 
-A `Layout` is what planners search: sizes of the mesh axes, loops, micro-batch size and schedule. `build_plan`
-turns it into stages, ranks and shares; `refuse` says why it cannot.
+A `Layout` is what planners search: sizes of the mesh axes, loops, micro-batch size, schedule, sharding and
+recomputation. `build_plan` turns it into stages, ranks and shares; `refuse` says why it cannot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.describe.plan import Blocking, Choice, Plan, Recompute, Replica, Sharding, Stage
 from weft.errors import InputError, Violation
 from weft.moves.move import Context
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline
+from weft.program.schedules.base import Pipeline, paths_of, placements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees and choices of one homogeneous layout; `options` are the schedule's."""
+    """Degrees and choices of one homogeneous layout; `options` are the schedule's.
+
+    `recompute` is that of all stages; see `weft.describe.plan.Plan` for `sharding` and `blocking`.
+    """
 
     pipeline_parallel: int
     data_parallel: int
@@ -42,16 +46,34 @@ class Layout:
     schedule: str
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     sync: str = "dense"
+    tensor_parallel: int = 1
+    sharding: Sharding = "zero-0"
+    recompute: Recompute = "none"
+    blocking: tuple[Blocking, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.pipeline_parallel * self.data_parallel * self.tensor_parallel
 
     @property
     def stages(self) -> int:
         return self.pipeline_parallel * self.loops
 
     def __str__(self) -> str:
-        text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}, {self.schedule}"
+        text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}"
+        if self.tensor_parallel > 1:
+            text += f" x tp {self.tensor_parallel}"
+        text += f", {self.schedule}"
         if self.loops > 1:
             text += f", {self.loops} loops"
-        return f"{text}, micro-batch size {self.micro_batch_size}"
+        text += f", micro-batch size {self.micro_batch_size}"
+        if self.sharding != "zero-0":
+            text += f", {self.sharding}"
+        if self.recompute != "none":
+            text += f", recompute {self.recompute}"
+        if self.blocking:
+            text += f", blocking {' and '.join(self.blocking)}"
+        return text
 
 
 def job_of(context: Context) -> Job:
@@ -78,11 +100,16 @@ def pipeline_of(job: Job, layout: Layout) -> Pipeline:
     return Pipeline(layout.pipeline_parallel, layout.stages, micro_batches)
 
 
+def replicas_of(layout: Layout) -> int:
+    """Copies of every stage: one for each path of each pipeline."""
+    return layout.data_parallel * paths_of(get_schedule(layout.schedule))
+
+
 def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
-    ranks = layout.pipeline_parallel * layout.data_parallel
-    if ranks > job.cluster.ranks:
-        return f"pp x dp = {ranks} ranks, the cluster has {job.cluster.ranks}"
+    if layout.ranks > job.cluster.ranks:
+        axes = "pp x dp" if layout.tensor_parallel == 1 else "pp x dp x tp"
+        return f"{axes} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
     samples = layout.data_parallel * layout.micro_batch_size
     if job.global_batch % samples:
         near = max(samples, samples * round(job.global_batch / samples))
@@ -95,14 +122,38 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return f"pp x loops = {layout.stages} stages, the model has {layers} layers to spread"
     if not job.graph.is_chain and layout.stages > 1:
         return "the model's layers are not a chain; only one stage is supported for it"
-    return get_schedule(layout.schedule).refuse(pipeline_of(job, layout), layout.options)
+    if layout.sharding != "zero-0" and replicas_of(layout) == 1:
+        return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
+    if layout.sharding in ("zero-2", "zero-3") and "reductions" in layout.blocking:
+        return (
+            f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
+        )
+    return refuse_tensor(job.graph, layout.tensor_parallel) or get_schedule(layout.schedule).refuse(
+        pipeline_of(job, layout), layout.options
+    )
+
+
+def refuse_tensor(graph: LayerGraph, tensor_parallel: int) -> str | None:
+    """Why the layers of a model cannot be divided over so many tensor ranks, or None."""
+    if tensor_parallel == 1:
+        return None
+    divided = graph.divided_sizes
+    if not divided:
+        return f"tp {tensor_parallel}: no layer of the model can be divided over tensor ranks"
+    common = gcd(*divided)
+    if common % tensor_parallel == 0:
+        return None
+    possible = (degree for degree in range(1, 2 * tensor_parallel) if common % degree == 0)
+    near = min(possible, key=lambda degree: abs(degree - tensor_parallel))
+    size = next(size for size in sorted(divided) if size % tensor_parallel)
+    return f"tp {tensor_parallel} does not divide {size} heads or columns of a layer; nearest tp: {near}"
 
 
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
     """The Plan of a layout: contiguous stages balanced by `layer_seconds` (one weight per layer).
 
-    Ranks are numbered with the data-parallel axis innermost, so that the replicas of a stage, whose
-    gradients are large, are neighbours.
+    Ranks are numbered with the tensor-parallel axis innermost, whose ranks meet several times in every layer,
+    then the replicas of a stage, whose gradients are large.
 
     Raises:
         InputError: when the layout cannot run the job.
@@ -111,18 +162,20 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     if reason is not None:
         raise InputError(Violation(str(layout), reason))
     pipeline = pipeline_of(job, layout)
-    placement = get_schedule(layout.schedule).placement(pipeline)
+    placement = placements(get_schedule(layout.schedule), pipeline)
     parts = balanced_partition(layer_seconds, layout.stages)
-    degree = layout.data_parallel
+    share = pipeline.micro_batches // len(placement)
     stages = tuple(
         Stage(
             layers=tuple(layers),
             replicas=tuple(
-                Replica(ranks=(int(device) * degree + copy,), micro_batches=pipeline.micro_batches)
-                for copy in range(degree)
+                Replica(ranks=ranks_of(layout, device, copy), micro_batches=share)
+                for copy in range(layout.data_parallel)
+                for device in devices
             ),
+            recompute=layout.recompute,
         )
-        for layers, device in zip(parts, placement, strict=True)
+        for layers, devices in zip(parts, placement.T.tolist(), strict=True)
     )
     return Plan(
         model=job.graph.name,
@@ -133,31 +186,51 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         global_batch=job.global_batch,
         micro_batch_size=layout.micro_batch_size,
         precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
-        mesh={"pp": layout.pipeline_parallel, "dp": degree},
+        mesh=_mesh(layout),
         stages=stages,
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
+        sharding=layout.sharding,
+        blocking=layout.blocking,
         sync=Choice(name=layout.sync),
     )
+
+
+def _mesh(layout: Layout) -> dict[str, int]:
+    mesh = {"pp": layout.pipeline_parallel, "dp": layout.data_parallel}
+    return mesh if layout.tensor_parallel == 1 else {**mesh, "tp": layout.tensor_parallel}
+
+
+def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
+    """The tensor ranks of one device of one pipeline."""
+    first = (device * layout.data_parallel + pipeline) * layout.tensor_parallel
+    return tuple(range(first, first + layout.tensor_parallel))
 
 
 def layout_of(plan: Plan) -> Layout:
     """The layout that `plan` was built from.
 
     Raises:
-        InputError: when the plan is not a homogeneous layout of one-rank replicas.
+        InputError: when the plan's stages or replicas differ in what a layout says of all of them.
     """
     copies = {len(stage.replicas) for stage in plan.stages}
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
     widths = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
-    if len(copies) != 1 or len(shares) != 1 or widths != {1}:
+    recomputes = {stage.recompute for stage in plan.stages}
+    if max(len(kinds) for kinds in (copies, shares, widths)) != 1:
         raise InputError(Violation("plan", "its replicas differ in number, share or width; not homogeneous"))
+    if len(recomputes) != 1:
+        raise InputError(Violation("plan", "its stages differ in recompute; not homogeneous"))
     pipeline_parallel = plan.mesh.get("pp", 1)
     return Layout(
         pipeline_parallel=pipeline_parallel,
-        data_parallel=copies.pop(),
+        data_parallel=copies.pop() // paths_of(get_schedule(plan.schedule.name)),
         loops=-(-len(plan.stages) // pipeline_parallel),
         micro_batch_size=plan.micro_batch_size,
         schedule=plan.schedule.name,
         options=plan.schedule.options,
         sync=plan.sync.name,
+        tensor_parallel=widths.pop(),
+        sharding=plan.sharding,
+        recompute=recomputes.pop(),
+        blocking=plan.blocking,
     )

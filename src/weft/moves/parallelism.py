@@ -28,6 +28,22 @@ def _more_data(layout: Layout) -> Layout | None:
     )
 
 
+def _more_tensor(layout: Layout) -> Layout | None:
+    if layout.data_parallel % 2:
+        return None
+    return replace(
+        layout, tensor_parallel=2 * layout.tensor_parallel, data_parallel=layout.data_parallel // 2
+    )
+
+
+def _less_tensor(layout: Layout) -> Layout | None:
+    if layout.tensor_parallel % 2:
+        return None
+    return replace(
+        layout, tensor_parallel=layout.tensor_parallel // 2, data_parallel=2 * layout.data_parallel
+    )
+
+
 def _more_loops(layout: Layout) -> Layout | None:
     return replace(layout, loops=2 * layout.loops)
 
@@ -78,6 +94,20 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
         "Li et al., PyTorch Distributed, arXiv 2006.15704",
         _more_data,
         "the number of pipeline devices is odd",
+    ),
+    _layout_move(
+        "more tensor parallelism",
+        "Every layer divided over twice the ranks, half the replicas.",
+        "Shoeybi et al., Megatron-LM, arXiv 1909.08053",
+        _more_tensor,
+        "the number of replicas is odd",
+    ),
+    _layout_move(
+        "less tensor parallelism",
+        "Every layer divided over half the ranks, twice the replicas.",
+        "Shoeybi et al., Megatron-LM, arXiv 1909.08053",
+        _less_tensor,
+        "the number of tensor ranks is odd",
     ),
     _layout_move(
         "more loops",

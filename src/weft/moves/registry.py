@@ -12,7 +12,9 @@ from importlib.metadata import entry_points
 from weft.errors import InputError, Violation, nearest
 from weft.moves.move import Move
 from weft.moves.parallelism import PARALLELISM_MOVES
+from weft.moves.recompute import RECOMPUTE_MOVES
 from weft.moves.schedules import schedule_moves
+from weft.moves.sharding import SHARDING_MOVES
 from weft.moves.synchronisation import SYNCHRONISATION_MOVES
 
 
@@ -22,7 +24,13 @@ def all_moves() -> Mapping[str, Move]:
     Raises:
         InputError: when two moves share a name.
     """
-    moves = [*schedule_moves(), *PARALLELISM_MOVES, *SYNCHRONISATION_MOVES]
+    moves = [
+        *schedule_moves(),
+        *PARALLELISM_MOVES,
+        *SHARDING_MOVES,
+        *RECOMPUTE_MOVES,
+        *SYNCHRONISATION_MOVES,
+    ]
     for entry in entry_points(group="weft.moves"):
         moves.extend(entry.load()())
     table: dict[str, Move] = {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from weft.describe.amount import Shape
+from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Stage
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes
 from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
+from weft.program.schedules.base import paths_of
 
 
 def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = None) -> Program:
@@ -24,12 +27,36 @@ def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = No
     """
     layout = pipeline_layout(plan, graph)
     schedule = get_schedule(plan.schedule.name)
-    return build_training_program(layout, schedule, plan.schedule.options, only_replica=only_replica)
+    return build_training_program(
+        layout,
+        schedule,
+        plan.schedule.options,
+        sharding=plan.sharding,
+        blocking=plan.blocking,
+        only_replica=only_replica,
+    )
+
+
+def compile_folded(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Program:
+    """The training program with one pipeline in place of all, and one tensor lane where lanes are equal.
+
+    Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do the same
+    at the same time over the same links. Replicas need not be equal: prices are those of the slowest.
+
+    Raises:
+        InputError: as `compile_plan` does.
+    """
+    program = compile_plan(plan, graph, only_replica=0)
+    places = (copy.ranks for stage in plan.stages for copy in stage.replicas)
+    equal = all(
+        len({(cluster.node_of(rank), cluster.speed_of(rank)) for rank in ranks}) == 1 for ranks in set(places)
+    )
+    return fold_lanes(program) if equal else program
 
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
     """The forward-only program of a plan, for held-out losses."""
-    return build_evaluation_program(pipeline_layout(plan, graph))
+    return build_evaluation_program(pipeline_layout(plan, graph), sharding=plan.sharding)
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
@@ -47,11 +74,13 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
             StageLayout(
                 replicas=tuple(copy.ranks for copy in stage.replicas),
                 gradient_bytes=gradient_bytes * _parameters(stage, plan, graph),
+                weight_bytes=plan.element_bytes * _parameters(stage, plan, graph),
             )
             for stage in plan.stages
         ),
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
+        paths=paths_of(get_schedule(plan.schedule.name)),
     )
 
 

@@ -12,6 +12,7 @@ from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job
@@ -31,6 +32,9 @@ class Pins:
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
     micro_batch_size: int | None = None
+    tensor_parallel: int | None = None
+    sharding: Sharding | None = None
+    recompute: Recompute | None = None
     sync: str = "dense"
 
 
@@ -117,6 +121,9 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             pipeline_parallel=run.plan.pp,
             data_parallel=run.plan.dp,
             micro_batch_size=run.plan.micro_batch_size,
+            tensor_parallel=run.plan.tp,
+            sharding=run.plan.sharding,
+            recompute=run.plan.recompute,
             sync=run.sync.method,
         ),
         minimise=run.goal.minimise,

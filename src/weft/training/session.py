@@ -9,16 +9,25 @@ from typing import Any
 
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import load_run
+from weft.errors import InputError
 from weft.planning.planned import PlannedJob, given_plan
 from weft.predict.ledger import Ledger
 from weft.run.launch import launch_workers
+from weft.run.supported import unsupported
 from weft.training.run_directory import RunDirectory
 
 WORKER_MODULE = "weft.training.worker"
 
 
 def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
-    """Write the run directory of a planned job."""
+    """Write the run directory of a planned job.
+
+    Raises:
+        InputError: when its plan asks for what the runtime does not execute.
+    """
+    problems = unsupported(planned.plan)
+    if problems:
+        raise InputError(problems)
     directory = RunDirectory(path)
     directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
     return directory

@@ -1,0 +1,50 @@
+"""Exact moves that share the states of a stage out over its replicas (ZeRO), one card per level."""
+
+from __future__ import annotations
+
+from weft.describe.plan import Plan, Sharding
+from weft.moves.move import Context, Contract, Move
+
+
+def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
+    def applies(context: Context) -> str | None:
+        plan = context.plan
+        # The names of the stages of sharding rise with what is shared out.
+        if plan.sharding >= sharding:
+            return f"the plan already has {plan.sharding}"
+        if sharding != "zero-1" and "reductions" in plan.blocking:
+            return "the plan reduces gradients at the step's end, until when all of them must stay"
+        fewest = min(len(stage.replicas) for stage in plan.stages)
+        return "a stage has one replica, and nobody to share its states with" if fewest == 1 else None
+
+    def apply(context: Context) -> Plan:
+        return context.plan.model_copy(update={"sharding": sharding, "prediction": None})
+
+    return Move(
+        name=name,
+        contract=Contract.EXACT,
+        summary=summary,
+        source="Rajbhandari et al., ZeRO, arXiv 1910.02054",
+        verify="states, gathers and reductions of every rank equal the closed forms of the method",
+        applies=applies,
+        apply=apply,
+    )
+
+
+SHARDING_MOVES: tuple[Move, ...] = (
+    _sharding_move(
+        "shard optimizer states",
+        "zero-1",
+        "Every replica keeps and steps its share of the optimizer's states; weights are gathered after it.",
+    ),
+    _sharding_move(
+        "shard gradients",
+        "zero-2",
+        "Replicas also keep only their share of the summed gradients, beside buffers for what is computed.",
+    ),
+    _sharding_move(
+        "shard weights",
+        "zero-3",
+        "Replicas also keep only their share of the weights and gather a stage's before computing with it.",
+    ),
+)

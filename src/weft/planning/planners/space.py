@@ -1,0 +1,143 @@
+"""The space of homogeneous layouts: degrees, micro-batch size, schedule, loops, sharding, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import get_args
+
+from weft.describe.cluster import Cluster
+from weft.describe.plan import Recompute
+from weft.moves.layout import Job, Layout, replicas_of
+from weft.planning.problem import Pins, Problem
+from weft.predict.cost.memory import SHARDINGS
+from weft.program.kinds import BACKWARD_INPUT
+from weft.program.schedules import SCHEDULES, get_schedule
+from weft.program.schedules.base import Pipeline
+
+# With one device in line all orders compute the same things; 1f1b keeps the least.
+SINGLE_DEVICE_SCHEDULE = "1f1b"
+MAX_LOOPS = 8
+
+
+def layouts(problem: Problem) -> Iterator[Layout]:
+    """Every layout to consider, restricted by the user's pins; variants of a layout follow each other.
+
+    On a cluster of synchronous devices, the only ones that the runtime computes on, tensor ranks, sharded
+    states and recomputation, which it does not run, and backwards in two parts, which no profile measures,
+    are considered when they are pinned.
+    """
+    job, pins = problem.job, problem.pins
+    opened = any(not group.device.synchronous for group in job.cluster.groups)
+    for tensor_parallel in _tensor_degrees(job.cluster, pins, opened=opened):
+        for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, tensor_parallel, pins):
+            for micro_batch_size in _micro_batch_sizes(job, data_parallel, pins):
+                for schedule in _schedules(pipeline_parallel, pins, opened=opened):
+                    for loops in _loops(job, pipeline_parallel, schedule, pins):
+                        layout = Layout(
+                            pipeline_parallel=pipeline_parallel,
+                            data_parallel=data_parallel,
+                            tensor_parallel=tensor_parallel,
+                            loops=loops,
+                            micro_batch_size=micro_batch_size,
+                            schedule=schedule,
+                            sync=pins.sync,
+                        )
+                        yield from _variants(layout, pins, opened=opened)
+
+
+def _variants(layout: Layout, pins: Pins, *, opened: bool) -> Iterator[Layout]:
+    """The layout with every sharding and recomputation; without replicas there is nobody to share with."""
+    shardings = SHARDINGS
+    recomputes: tuple[Recompute, ...] = get_args(Recompute)
+    if pins.sharding is not None:
+        shardings = (pins.sharding,)
+    elif replicas_of(layout) == 1 or not opened:
+        shardings = shardings[:1]
+    if pins.recompute is not None:
+        recomputes = (pins.recompute,)
+    elif not opened:
+        recomputes = recomputes[:1]
+    for recompute in recomputes:
+        for sharding in shardings:
+            yield replace(layout, sharding=sharding, recompute=recompute)
+
+
+def _tensor_degrees(cluster: Cluster, pins: Pins, *, opened: bool) -> Iterator[int]:
+    """Powers of two that divide the devices of every node, or the pinned degree."""
+    if pins.tensor_parallel is not None:
+        yield pins.tensor_parallel
+        return
+    degree = 1
+    while all(group.devices % degree == 0 for group in cluster.groups):
+        yield degree
+        degree *= 2
+        if not opened:
+            return
+
+
+def _meshes(ranks: int, tensor_parallel: int, pins: Pins) -> Iterator[tuple[int, int]]:
+    """(pp, dp) with pp x dp x tp = ranks; fewer ranks only when the user pins both degrees."""
+    if pins.pipeline_parallel is not None and pins.data_parallel is not None:
+        yield pins.pipeline_parallel, pins.data_parallel
+        return
+    if ranks % tensor_parallel:
+        return
+    places = ranks // tensor_parallel
+    for pipeline_parallel in range(1, places + 1):
+        if places % pipeline_parallel:
+            continue
+        data_parallel = places // pipeline_parallel
+        if pins.pipeline_parallel in (None, pipeline_parallel) and pins.data_parallel in (
+            None,
+            data_parallel,
+        ):
+            yield pipeline_parallel, data_parallel
+
+
+def _micro_batch_sizes(job: Job, data_parallel: int, pins: Pins) -> Iterator[int]:
+    """Powers of two that divide one replica's share of the batch, or the pinned size."""
+    if pins.micro_batch_size is not None:
+        yield pins.micro_batch_size
+        return
+    size = 1
+    while size * data_parallel <= job.global_batch:
+        if job.global_batch % (size * data_parallel) == 0:
+            yield size
+        size *= 2
+
+
+def _schedules(pipeline_parallel: int, pins: Pins, *, opened: bool) -> Iterator[str]:
+    if pins.schedule is not None:
+        yield get_schedule(pins.schedule).name
+    elif pipeline_parallel == 1:
+        yield SINGLE_DEVICE_SCHEDULE
+    else:
+        yield from (name for name in SCHEDULES if opened or not splits_backward(name, pipeline_parallel))
+
+
+@cache
+def splits_backward(name: str, pipeline_parallel: int) -> bool:
+    """Whether a schedule computes backwards in two parts."""
+    schedule = get_schedule(name)
+    probes = (Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel) for loops in (1, 2))
+    return any(
+        BACKWARD_INPUT in schedule.order(probe, 0, {}).kind
+        for probe in probes
+        if schedule.refuse(probe, {}) is None
+    )
+
+
+def _loops(job: Job, pipeline_parallel: int, schedule: str, pins: Pins) -> Iterator[int]:
+    """One, and the powers of two that the schedule can loop and the model has layers for."""
+    if pins.loops is not None:
+        yield pins.loops
+        return
+    yield 1
+    loops = 2
+    while loops <= MAX_LOOPS and loops * pipeline_parallel <= len(job.graph.layers):
+        looped = Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel)
+        if pipeline_parallel > 1 and get_schedule(schedule).refuse(looped, {}) is None:
+            yield loops
+        loops *= 2

@@ -1,0 +1,80 @@
+"""Bounds are below what the simulator finds, whatever the degrees, the order and the shards."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from weft.describe.plan import Plan
+from weft.moves.layout import Layout, build_plan, refuse
+from weft.planning.compile import compile_plan
+from weft.planning.planners.bounds import Bounds
+from weft.planning.problem import problem_of
+from weft.predict.predict import predict
+from weft.program.fold import fold_lanes
+from weft.program.schedules import SCHEDULES
+
+PROBLEM = problem_of(model="gpt-1m", on="16xa100-40gb", global_batch=16)
+BOUNDS = Bounds(PROBLEM)
+SHARDINGS = ("zero-0", "zero-1", "zero-2", "zero-3")
+
+layouts = st.builds(
+    Layout,
+    pipeline_parallel=st.sampled_from([1, 2, 4]),
+    data_parallel=st.sampled_from([1, 2, 4]),
+    tensor_parallel=st.sampled_from([1, 2]),
+    loops=st.sampled_from([1, 2]),
+    micro_batch_size=st.sampled_from([1, 2]),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    sharding=st.sampled_from(SHARDINGS),
+    recompute=st.sampled_from(["none", "full"]),
+    blocking=st.sampled_from([(), ("reductions",)]),
+)
+# Without a pipeline nothing is sent.
+alone = st.builds(
+    Layout,
+    pipeline_parallel=st.just(1),
+    data_parallel=st.sampled_from([2, 4]),
+    tensor_parallel=st.sampled_from([1, 2]),
+    loops=st.just(1),
+    micro_batch_size=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "breadth-first"]),
+    sharding=st.sampled_from(SHARDINGS),
+    recompute=st.sampled_from(["none", "full"]),
+)
+
+
+def simulated(layout: Layout) -> Plan:
+    job = PROBLEM.job
+    plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
+    program = fold_lanes(compile_plan(plan, job.graph, only_replica=0))
+    prediction = predict(plan, program, job.graph, job.cluster).prediction
+    return plan.model_copy(update={"prediction": prediction})
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts)
+def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
+    assume(refuse(PROBLEM.job, layout) is None)
+    prediction = simulated(layout).prediction
+    assert prediction is not None
+    assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
+    holding = BOUNDS.holding(layout)
+    assert BOUNDS.resident_bytes(layout) <= holding.total <= max(prediction.peak_bytes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(alone)
+def test_without_messages_the_memory_bound_is_the_peak(layout):
+    prediction = simulated(layout).prediction
+    assert prediction is not None
+    # The bound sums whole bytes stage by stage.
+    assert BOUNDS.holding(layout).total == pytest.approx(max(prediction.peak_bytes), rel=1e-4)
+
+
+def test_recomputing_and_tensor_ranks_raise_the_time_bound_by_what_they_add():
+    base = {"pipeline_parallel": 2, "data_parallel": 2, "loops": 1, "micro_batch_size": 1}
+    plain = Layout(**base, schedule="1f1b")
+    again = Layout(**base, schedule="1f1b", recompute="full")
+    assert 1.2 < BOUNDS.step_s(again) / BOUNDS.step_s(plain) < 1.5
+    halved = Layout(**base, schedule="1f1b", tensor_parallel=2)
+    assert BOUNDS.step_s(halved) > BOUNDS.step_s(plain) / 2
