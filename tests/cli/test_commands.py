@@ -68,6 +68,22 @@ def test_plan_options_pin_decisions(capsys, run_toml):
     assert {(item["pp"], item["schedule"]) for item in record["candidates"]} == {(2, "gpipe")}
 
 
+def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
+    pins = ("--tp", "2", "--sharding", "zero-1", "--recompute", "full")
+    record = json.loads(answer(capsys, "plan", run_toml, *pins, "--json"))
+    given = {(item["tp"], item["sharding"], item["recompute"]) for item in record["candidates"]}
+    assert given == {(2, "zero-1", "full")}
+    assert record["candidates"][0]["verdict"] == "fits"
+
+
+def test_a_plan_that_the_runtime_does_not_execute_starts_nothing(capsys, run_toml, tmp_path):
+    run_toml.write_text(RUN + '[plan]\ntp = 2\nsharding = "zero-1"\nrecompute = "full"\n')
+    lines = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
+    assert len(lines) == 3
+    assert all("not supported by this runtime yet" in line for line in lines)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_plan_file_can_be_written_checked_and_simulated(capsys, run_toml, tmp_path):
     plan = tmp_path / "plan.json"
     answer(capsys, "plan", run_toml, "--out", plan)
@@ -103,6 +119,24 @@ def test_schedule_gives_the_closed_form(capsys):
     record = json.loads(answer(capsys, *words))
     assert record["bubble_overhead"] == pytest.approx(3 / (8 * 2))
     assert record["peak_in_flight"] == [16] * 4
+
+
+def test_schedule_leaves_the_backwards_of_frozen_stages_out(capsys):
+    words = ("schedule", "1f1b", "--ranks", 4, "--micro-batches", 8, "--frozen-stages")
+    record = json.loads(answer(capsys, *words, 2, "--json"))
+    assert record["peak_in_flight"] == [0, 0, 2, 1]
+    assert record["breakdown"]["backward"] == record["breakdown"]["forward"]
+    assert refusal(capsys, *words, 4) == [
+        "weft: frozen stages: 4 is not one of 0..3; one stage must train (nearest valid: 3)"
+    ]
+
+
+def test_schedule_draws_two_paths(capsys):
+    words = ("schedule", "chimera", "--ranks", 4, "--micro-batches")
+    record = json.loads(answer(capsys, *words, 4, "--json"))
+    assert record["makespan_s"] == 16
+    assert record["peak_in_flight"] == [3, 4, 4, 3]
+    assert "nearest: 8 micro-batches" in refusal(capsys, *words, 9)[0]
 
 
 def test_schedule_takes_the_options_of_the_schedules(capsys):
@@ -164,6 +198,12 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "llama-13b", "--on", "64xa100-81gb"), "a100-80gb"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--schedule", "1f1c"), "1f1b"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--micro-batch-size", "0"), "micro_batch_size"),
+        (("plan", "llama-13b", "--on", "64xa100-80gb", "--sharding", "zero-4"), "zero-3"),
+        (("plan", "llama-13b", "--on", "64xa100-80gb", "--recompute", "half"), "full"),
+        (
+            ("plan", "llama-13b", "--on", "64xa100-80gb", "--tp", "7", "--pp", "1", "--dp", "1"),
+            "nearest tp: 8",
+        ),
         (("plan", "gpt3-175b", "--on", "8xt4"), "no layout fits"),
         (("plan", "missing.toml"), "missing.toml"),
         (("plan", "gpt-1m", "--on", "missing-cluster.toml"), "missing-cluster.toml"),

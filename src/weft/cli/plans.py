@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from weft.api import changed, plan_file_job, words_to_run
+from weft.cli.curve import refuse_options, show_curve
 from weft.cli.output import Json, console, print_json
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
@@ -40,10 +41,16 @@ def plan(
     loops: int | None = None,
     pp: int | None = None,
     dp: int | None = None,
+    tp: int | None = None,
     micro_batch_size: int | None = None,
+    sharding: str | None = None,
+    recompute: str | None = None,
     planner: str | None = None,
     top: int = SHOWN,
     out: Path | None = None,
+    curve: Annotated[bool, Parameter(negative=())] = False,
+    critical_batch: float | None = None,
+    svg: Path | None = None,
     json: Json = False,
 ) -> None:
     """Rank the layouts of a model on a cluster, with reasons.
@@ -51,6 +58,8 @@ def plan(
     Example: weft plan run.toml
 
     Example: weft plan llama-13b --on 64xa100-80gb
+
+    Example: weft plan gpt-52b --on 64xv100-32gb --precision fp16 --curve --svg curve.svg
 
     Parameters
     ----------
@@ -72,24 +81,49 @@ def plan(
         Pin the pipeline-parallel degree.
     dp
         Pin the data-parallel degree.
+    tp
+        Pin the tensor-parallel degree.
     micro_batch_size
         Pin the samples per micro-batch.
+    sharding
+        Pin what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients
+        too, zero-3 weights too.
+    recompute
+        Pin whether backward passes run layers forward again, to keep less: none or full.
     planner
         Which planner searches.
     top
         How many candidates to show.
     out
         Write the best plan to this file.
+    curve
+        Compare orders of micro-batches over samples per device, and time with cost on larger clusters.
+    critical_batch
+        With --curve: samples per step at which training needs twice the least samples.
+    svg
+        With --curve: write both charts to this file.
     """
+    only_curve = {"--critical-batch": critical_batch, "--svg": svg}
+    never_curve = {"--global-batch": global_batch, "--out": out, "--planner": planner}
+    refuse_options(
+        [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
+        "not with --curve, which searches every batch" if curve else "only with --curve",
+    )
     words = {
         "schedule": schedule,
         "loops": loops,
         "pp": pp,
         "dp": dp,
+        "tp": tp,
         "micro_batch_size": micro_batch_size,
+        "sharding": sharding,
+        "recompute": recompute,
         "planner": planner,
     }
     run = _run_of(source, on, global_batch, sequence, precision, words)
+    if curve:
+        show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
+        return
     planned = plan_run(run)
     assert planned.ranking is not None, "a searched plan has a ranking"
     if out is not None:
@@ -272,6 +306,7 @@ def schedule(
     weight_share: float = 0.5,
     group_size: int | None = None,
     depth: int | None = None,
+    frozen_stages: int = 0,
     stage_times: Path | None = None,
     dump: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
@@ -304,6 +339,8 @@ def schedule(
         With depth-first: micro-batches that go through a stage before the device turns to its next one.
     depth
         With hybrid: rounds of breadth-first.
+    frozen_stages
+        So many stages from the first on are not trained: they have no backward.
     stage_times
         A CSV file with the heading forward,backward and the times of every stage, instead of uniform ones.
     dump
@@ -322,6 +359,7 @@ def schedule(
         hop=hop,
         weight_share=weight_share,
         stage_times=None if stage_times is None else read_stage_times(stage_times),
+        frozen_stages=frozen_stages,
         options={option: value for option, value in options.items() if value is not None},
     )
     record = figures.record(dump=dump and json)

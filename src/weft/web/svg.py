@@ -27,10 +27,10 @@ _TOP = 40
 _LETTER = 6.6
 
 # Class names start with the project's name, because a notebook puts several pictures into one page.
-_STYLE = (
-    ".weft-timeline{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;"
+STYLE = (
+    ".weft-picture{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;"
     "--weft-ink:#1c1f24;--weft-soft:#5c6470;--weft-lane:#f1f2f4;--weft-page:#fff}"
-    "@media(prefers-color-scheme:dark){.weft-timeline{"
+    "@media(prefers-color-scheme:dark){.weft-picture{"
     "--weft-ink:#e8eaed;--weft-soft:#9aa3b0;--weft-lane:#1e232a;--weft-page:#14181d}}"
     ".weft-page{fill:var(--weft-page)}.weft-lane{fill:var(--weft-lane)}"
     ".weft-ink{fill:var(--weft-ink)}.weft-soft{fill:var(--weft-soft);font-size:11px}"
@@ -56,10 +56,10 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
     scale = _LENGTH / span
     drawn = lane_of_rows(timeline, lanes)
     parts = [
-        f'<svg class="weft-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
         f'aria-label="{escape(_description(timeline, title))}">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>',
         f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
         _lanes(lanes, tops),

@@ -1,0 +1,69 @@
+"""The methods that `weft.planning.curve` compares: orders of micro-batches, and how they are carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.describe.plan import Blocking, Sharding
+from weft.moves.layout import Job, Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One line of the curve: an order of micro-batches, and how it is carried out.
+
+    Attributes:
+        name: how tables call it.
+        schedule: its schedule.
+        looped: with several stages per device, or with one.
+        pipelined: over several devices, or layer by layer on one.
+        blocking: communication that is not overlapped with computation.
+        sharding: what it is restricted to; None leaves it to the planner.
+    """
+
+    name: str
+    schedule: str
+    looped: bool = False
+    pipelined: bool = True
+    blocking: tuple[Blocking, ...] = ()
+    sharding: Sharding | None = None
+
+    def admits(self, layout: Layout) -> bool:
+        """Whether a layout of the schedule is one of the method."""
+        if not self.pipelined:
+            return layout.pipeline_parallel == 1
+        return layout.pipeline_parallel > 1 and (layout.loops > 1) == self.looped
+
+    def loops(self, job: Job) -> tuple[int | None, ...]:
+        """What to pin the stages per device to; None leaves it to the planner.
+
+        Without a pipeline the stages are what sharded weights are gathered by, up to one layer each.
+        """
+        if self.pipelined:
+            return (None if self.looped else 1,)
+        layers = len(job.graph.layers)
+        return tuple(1 << power for power in range(layers.bit_length()))
+
+
+def _as_shipped(method: Method) -> Method:
+    """The method as Megatron-LM first shipped it (Narayanan et al., arXiv 2104.04473)."""
+    return replace(
+        method,
+        name=f"{method.name} as shipped",
+        blocking=("messages", "reductions"),
+        sharding="zero-0",
+    )
+
+
+BREADTH_FIRST = Method(name="breadth-first", schedule="breadth-first", looped=True)
+DEPTH_FIRST = Method(name="depth-first", schedule="depth-first", looped=True)
+ONE_FORWARD_ONE_BACKWARD = Method(name="1f1b", schedule="1f1b")
+GPIPE = Method(name="gpipe", schedule="gpipe")
+# Each layer runs all its micro-batches before the next one does, so that it is gathered once in a pass.
+NO_PIPELINE = Method(name="no pipeline", schedule="breadth-first", pipelined=False)
+# What breadth-first is compared with: each rival with its communication overlapped, and as it was shipped.
+RIVALS = {
+    DEPTH_FIRST: _as_shipped(DEPTH_FIRST),
+    ONE_FORWARD_ONE_BACKWARD: _as_shipped(ONE_FORWARD_ONE_BACKWARD),
+}
+METHODS = (BREADTH_FIRST, DEPTH_FIRST, ONE_FORWARD_ONE_BACKWARD, GPIPE, NO_PIPELINE, *RIVALS.values())

@@ -1,0 +1,52 @@
+"""The examples of breadth-first pipelines: their parts, on small questions."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.planning.curve import curve
+from weft.planning.problem import problem_of
+
+FOLDER = Path(__file__).parents[2] / "examples" / "breadth-first"
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+def test_efficiency_grows_with_loops_at_one_micro_batch_per_device() -> None:
+    efficiency = importlib.import_module("efficiency")
+    job = replace(problem_of(model="gpt-52b", on="64xv100-32gb", precision="fp16").job, global_batch=8)
+    one, four = (efficiency.efficiency(job, "breadth-first", loops) for loops in (1, 4))
+    assert 0 < one < four < 1
+    assert efficiency.peak_in_flight("breadth-first") == efficiency.peak_in_flight("depth-first") == 64
+
+
+def test_claims_say_whether_they_hold_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    claims = importlib.import_module("claims")
+    claims.say("a", paper="1", predicted="2", holds=True, why_not="never")
+    claims.say("b", paper="1", predicted="0", holds=False, why_not="rain")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "holds a",
+        "paper: 1; predicted: 2",
+        "DOES NOT HOLD b",
+        "paper: 1; predicted: 0",
+        "because rain",
+    ]
+
+
+def test_methods_says_all_gains_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = importlib.import_module("methods")
+    answer = curve(
+        problem_of(model="gpt-1m", on="16xv100-32gb", precision="fp16"), samples_per_device=(0.5, 1.0)
+    )
+    methods.say_gains(answer, "some")
+    said = capsys.readouterr().out
+    assert said.count("breadth-first is best at") == 2
+    assert said.count("schedule ") == said.count("implementation ") == 4

@@ -1,0 +1,165 @@
+"""The best layout of each method over the batch per device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from weft.errors import InputError
+from weft.planning.curve import (
+    Curve,
+    curve,
+    default_cluster_sizes,
+    default_critical_batch,
+    default_samples_per_device,
+    gains,
+    least_memory,
+    model_flops_utilisation,
+)
+from weft.planning.methods import (
+    BREADTH_FIRST,
+    DEPTH_FIRST,
+    GPIPE,
+    METHODS,
+    NO_PIPELINE,
+    ONE_FORWARD_ONE_BACKWARD,
+    RIVALS,
+)
+from weft.planning.planners import get_planner
+from weft.planning.problem import Pins, Problem, problem_of
+from weft.predict.trade_off import cheapest
+
+SHARES = (0.25, 2.0)
+
+
+def problem(model: str = "gpt-1m", on: str = "16xv100-32gb", pins: Pins | None = None) -> Problem:
+    return problem_of(model=model, on=on, precision="fp16", pins=pins)
+
+
+@pytest.fixture(scope="module")
+def small() -> Curve:
+    return curve(problem(), samples_per_device=SHARES)
+
+
+def test_there_is_a_point_for_every_method_and_batch(small: Curve) -> None:
+    assert small.methods == METHODS
+    assert small.samples_per_device == SHARES
+    assert len(small.points) == len(METHODS) * len(SHARES)
+
+
+def test_every_layout_is_one_of_its_method(small: Curve) -> None:
+    for point in small.points:
+        assert point.candidate is not None
+        layout, method = point.candidate.layout, point.method
+        assert method.admits(layout)
+        assert (layout.pipeline_parallel > 1) == method.pipelined
+        assert layout.schedule == method.schedule
+        assert layout.blocking == method.blocking
+        assert method.sharding in (None, layout.sharding)
+    loops = {method: small.point(method.name, 2.0) for method in (BREADTH_FIRST, DEPTH_FIRST)}
+    assert all(point.candidate and point.candidate.layout.loops > 1 for point in loops.values())
+
+
+def test_every_plan_runs_the_batch_of_its_point_in_the_time_its_utilisation_says(small: Curve) -> None:
+    for point in small.points:
+        assert point.candidate is not None
+        assert point.candidate.plan is not None
+        assert point.candidate.plan.global_batch == point.samples_per_device * 16
+        job = replace(small.problem.job, global_batch=point.candidate.plan.global_batch)
+        assert point.utilisation == model_flops_utilisation(job, point.step_s)
+        assert 0 < point.utilisation < 1
+
+
+def test_no_layout_of_the_schedule_that_the_planner_finds_is_better(small: Curve) -> None:
+    for method in (ONE_FORWARD_ONE_BACKWARD, GPIPE):
+        posed = replace(
+            small.problem,
+            job=replace(small.problem.job, global_batch=32),
+            pins=Pins(schedule=method.schedule, loops=1),
+        )
+        found = [
+            item for item in get_planner("homogeneous").search(posed).fitting if method.admits(item.layout)
+        ]
+        steps = [item.plan.prediction.step_s for item in found if item.plan and item.plan.prediction]
+        assert small.point(method.name, 2.0).step_s == min(steps)
+
+
+def test_a_rival_as_shipped_is_never_faster_than_the_rival(small: Curve) -> None:
+    for rival, shipped in RIVALS.items():
+        for share in SHARES:
+            assert small.point(shipped.name, share).step_s >= small.point(rival.name, share).step_s
+
+
+def test_the_trade_off_is_that_of_the_method_s_utilisation(small: Curve) -> None:
+    utilisation = small.utilisation("1f1b")
+    assert set(utilisation) == set(SHARES)
+    assert small.trade_offs("1f1b", (16, 4096), 512) == tuple(
+        cheapest(utilisation, devices, 512) for devices in (16, 4096)
+    )
+
+
+def test_gains_split_into_schedule_and_implementation(small: Curve) -> None:
+    found = gains(small)
+    assert len(found) == len(RIVALS) * len(SHARES)
+    for gain in found:
+        ours = small.point(BREADTH_FIRST.name, gain.samples_per_device).step_s
+        shipped = small.point(RIVALS[gain.rival].name, gain.samples_per_device).step_s
+        assert gain.total == pytest.approx(shipped / ours - 1)
+        assert gain.implementation >= 0
+
+
+def test_pins_hold_for_every_method() -> None:
+    answer = curve(problem(pins=Pins(tensor_parallel=2, micro_batch_size=1)), samples_per_device=(1.0,))
+    fitting = [point.candidate.layout for point in answer.points if point.candidate is not None]
+    assert fitting
+    assert {(layout.tensor_parallel, layout.micro_batch_size) for layout in fitting} == {(2, 1)}
+    pipelines = curve(problem(pins=Pins(pipeline_parallel=2)), samples_per_device=(1.0,))
+    assert pipelines.point(NO_PIPELINE.name, 1.0).candidate is None
+    assert pipelines.point(NO_PIPELINE.name, 1.0).reason == "no layout satisfies the given degrees"
+    looped = curve(problem(pins=Pins(loops=2)), samples_per_device=(1.0,))
+    assert looped.point("gpipe", 1.0).candidate is None
+    assert looped.point("breadth-first", 1.0).candidate is not None
+
+
+def test_a_model_that_fits_nowhere_says_why() -> None:
+    answer = curve(problem("gpt-52b", "4xv100-32gb"), samples_per_device=(1.0,), methods=(GPIPE,))
+    (point,) = answer.points
+    assert point.candidate is None
+    assert "more than any device has" in point.reason
+    assert answer.utilisation("gpipe") == {}
+
+
+def test_the_least_memory_is_not_above_that_of_the_fastest_layout(small: Curve) -> None:
+    for method in METHODS:
+        found = least_memory(small.problem, method, 2.0).candidate
+        fastest = small.point(method.name, 2.0).candidate
+        assert found is not None
+        assert fastest is not None
+        assert method.admits(found.layout)
+        assert found.layout.recompute == "full"
+        assert found.peak_bytes <= fastest.peak_bytes
+    pinned = replace(small.problem, pins=Pins(sharding="zero-1", recompute="none"))
+    found = least_memory(pinned, GPIPE, 2.0).candidate
+    assert found is not None
+    assert (found.layout.sharding, found.layout.recompute) == ("zero-1", "none")
+    nothing = least_memory(problem("gpt-52b", "4xv100-32gb"), GPIPE, 1.0)
+    assert nothing.candidate is None
+    assert "more than any device has" in nothing.reason
+
+
+def test_defaults_follow_the_cluster_and_the_model() -> None:
+    job = problem("gpt-52b", "64xv100-32gb").job
+    assert default_samples_per_device(job) == (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
+    assert default_cluster_sizes(job)[:3] == (64, 128, 256)
+    assert 10_000 < default_critical_batch(job) < 16_000
+
+
+def test_impossible_questions_are_refused_at_once() -> None:
+    with pytest.raises(InputError) as refused:
+        curve(problem(pins=Pins(schedule="gpipe")), samples_per_device=(0.3, 1))
+    assert [str(item) for item in refused.value.violations] == [
+        "samples per device: 0.3 on 16 devices is 4.8 samples; a whole number is needed "
+        "(nearest valid: 0.3125)",
+        "schedule: 'gpipe' is pinned; the curve compares schedules",
+    ]
