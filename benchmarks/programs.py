@@ -19,8 +19,8 @@ from weft.program.verify import require_valid
 DEVICES, LOOPS, MICRO_BATCHES = 64, 8, 128
 
 
-def build(devices: int = DEVICES, micro_batches: int = MICRO_BATCHES) -> Program:
-    stages = devices * LOOPS
+def build(devices: int = DEVICES, micro_batches: int = MICRO_BATCHES, loops: int = LOOPS) -> Program:
+    stages = devices * loops
     layout = PipelineLayout(
         stages=tuple(StageLayout(replicas=((stage % devices,),)) for stage in range(stages)),
         micro_batches=(micro_batches,),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("start_up", "programs", "simulator", "recorder", "prediction", "sleep_compute")
+BENCHMARKS = ("start_up", "programs", "simulator", "recorder", "prediction", "sleep_compute", "slow_link")
 
 
 def main() -> int:

@@ -10,13 +10,15 @@ import numpy as np
 from harness import median_s, print_machine, report
 from programs import DEVICES, build, unit_costs
 
+from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage
-from weft.planning.compile import compile_plan
+from weft.planning.compile import compile_folded, compile_plan
+from weft.predict.cost.price import price
 from weft.predict.costs import Costs
-from weft.predict.predict import predict
 from weft.predict.simulator import simulate
 from weft.program.kinds import MESSAGES
 from weft.program.program import Program
@@ -24,6 +26,8 @@ from weft.program.verify import require_valid
 
 MILLION_PER_S = 5.0
 PIPELINE_S, CLUSTER_S, CLUSTER_GB = 1.0, 5.0, 2.0
+UNEQUAL_S, UNEQUAL_GB = 60.0, 16.0
+LARGE, SLOW = 12288, 0.8
 
 
 def costs_on_nodes(program: Program, devices_of_node: int) -> Costs:
@@ -61,7 +65,11 @@ def pipeline() -> None:
     shared = costs_on_nodes(program, 8)
     rate(program, replace(shared, links=None), "nothing shared")
     rate(program, shared, "8 devices share a node's link")
-    rate(program, costs_on_nodes(program, 1), "every message on a shared link")
+    every = costs_on_nodes(program, 1)
+    rate(program, every, "every message on a shared link")
+    factors = np.full(program.ranks, 1.25)
+    disturbed = replace(every, compute_slowdown=factors, communication_slowdown=factors)
+    rate(program, disturbed, "and every rank's messages and computations slow each other")
 
     def whole() -> None:
         built = build()
@@ -71,11 +79,12 @@ def pipeline() -> None:
     report(f"compile, verify and simulate {len(program)} instructions", median_s(whole, 3), PIPELINE_S)
 
 
-def gpt3_plan() -> Plan:
-    """`gpt3-175b` on 12,288 A100: 8 tensor lanes, 8 devices, 6 loops, 192 replicas, batch 6144."""
+def gpt3_plan(graph: LayerGraph, cluster: Cluster) -> Plan:
+    """`gpt3-175b` on 12,288 A100: 8 tensor lanes, 8 devices, 6 loops, 192 replicas, batch 6144.
+
+    Made by hand: it shards nothing, so that it would not fit the devices' memory.
+    """
     tensor, devices, loops, replicas, batch = 8, 8, 6, 192, 6144
-    graph = layer_graph(resolve_model("gpt3-175b"))
-    cluster = parse_cluster("12288xa100-80gb")
     stages = devices * loops
     cuts = [len(graph.layers) * stage // stages for stage in range(stages + 1)]
 
@@ -104,45 +113,75 @@ def gpt3_plan() -> Plan:
     )
 
 
-def large_cluster() -> None:
-    """The plan is made by hand and shards nothing, so that it would not fit the devices' memory; its replicas
-    are folded, its tensor lanes are not."""
-    graph, cluster = layer_graph(resolve_model("gpt3-175b")), parse_cluster("12288xa100-80gb")
-    start = time.perf_counter()
-    plan = gpt3_plan()
-    planned = time.perf_counter()
-    program = compile_plan(plan, graph, only_replica=0)
-    compiled = time.perf_counter()
-    predicted = predict(plan, program, graph, cluster)
-    end = time.perf_counter()
-    report("gpt3-175b on 12,288 A100: write the plan down", planned - start)
-    report(f"compile it to {len(program)} instructions of one replica", compiled - planned)
-    report(f"price and simulate {predicted.simulation.cycles} cycles of it", end - compiled)
-    report("together", end - start, CLUSTER_S)
+def one_step(what: str, cluster: Cluster, *, folded: bool, target_s: float, target_gb: float) -> None:
+    """Plan, compile, price and simulate one step; the peak is that of the whole process so far."""
+    graph = layer_graph(resolve_model("gpt3-175b"))
+    marks = [time.perf_counter()]
+    core_s = time.process_time()
+
+    def mark(phase: str) -> None:
+        marks.append(time.perf_counter())
+        report(f"  {phase}", marks[-1] - marks[-2])
+
+    print(what)
+    plan = gpt3_plan(graph, cluster)
+    mark("write the plan down")
+    program = compile_folded(plan, graph, cluster) if folded else compile_plan(plan, graph)
+    mark(f"compile it to {len(program)} instructions of {len(np.unique(program.columns.rank))} ranks")
+    priced = price(program, plan, graph, cluster)
+    mark("price")
+    simulation = simulate(program, priced.costs)
+    mark(f"simulate {simulation.cycles} cycles")
+    core_s = time.process_time() - core_s
+    report("  together", marks[-1] - marks[0], target_s)
+    report("  of which this process had a core", core_s)
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    verdict = "met" if peak_gb <= CLUSTER_GB else "MISSED"
-    print(f"peak memory of the process {peak_gb:.2f} GB (target {CLUSTER_GB:g} GB: {verdict})")
-    print(
-        f"predicted step {predicted.prediction.step_s:.2f} s; peak {max(predicted.prediction.peak_bytes)} B"
-    )
+    verdict = "met" if peak_gb <= target_gb else "MISSED"
+    print(f"  peak memory of the process {peak_gb:.2f} GB (target {target_gb:g} GB: {verdict})")
+    print(f"  step {simulation.step_s:.2f} s, {'steady' if simulation.steady else 'NOT STEADY'}")
+
+
+def folded_cluster() -> None:
+    """Equal devices: one replica and one tensor lane stand for all."""
+    cluster = parse_cluster(f"{LARGE}xa100-80gb")
+    for state in ("cold", "warm"):
+        what = f"gpt3-175b on {LARGE} A100, folded, {state}"
+        one_step(what, cluster, folded=True, target_s=CLUSTER_S, target_gb=CLUSTER_GB)
+
+
+def unequal_cluster() -> None:
+    """One device of every node is slower, so that every device of the cluster is simulated."""
+    cluster = parse_cluster(f"{LARGE}xa100-80gb")
+    (group,) = cluster.groups
+    speeds = (1.0,) * (group.devices - 1) + (SLOW,)
+    cluster = replace(cluster, groups=(replace(group, speeds=speeds),))
+    what = f"gpt3-175b on {LARGE} A100, one device of each node at {SLOW:g} of its speed, nothing folded"
+    one_step(what, cluster, folded=False, target_s=UNEQUAL_S, target_gb=UNEQUAL_GB)
 
 
 def growth() -> None:
-    """One cycle, 8 devices to a node, by pipeline devices and by micro-batches."""
-    for devices, micro_batches in ((16, 128), (32, 128), (64, 128), (64, 32), (64, 64), (64, 256)):
-        program = build(devices=devices, micro_batches=micro_batches)
+    """One cycle, 8 devices to a node, by devices, by micro-batches and by loops."""
+    print(f"{'devices':>8} {'micro-batches':>14} {'loops':>6} {'instructions':>13} {'ms':>9} {'ns each':>8}")
+    sizes = [(devices, 128, 8) for devices in (8, 16, 32, 64)]
+    sizes += [(64, micro_batches, 8) for micro_batches in (32, 64, 128, 256)]
+    sizes += [(64, 128, loops) for loops in (1, 2, 4, 8)]
+    for devices, micro_batches, loops in sizes:
+        program = build(devices, micro_batches, loops)
         costs = costs_on_nodes(program, 8)
         seconds = median_s(lambda p=program, c=costs: simulate(p, c, max_cycles=1, compiled=True), 3)
-        report(f"{devices} devices, {micro_batches} micro-batches: {len(program)} instructions", seconds)
+        each_ns = seconds / len(program) * 1e9
+        row = f"{devices:>8} {micro_batches:>14} {loops:>6} {len(program):>13}"
+        print(f"{row} {seconds * 1e3:>9.1f} {each_ns:>8.0f}")
 
 
 def main() -> None:
     print_machine()
     cold()
-    large_cluster()
+    folded_cluster()
     print(f"{DEVICES} devices")
     pipeline()
     growth()
+    unequal_cluster()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Does the simulator know the orders? Stages that sleep instead of computing, executed for real.
 
-Every stage sleeps to an absolute deadline, so that durations are exact and bubbles show even where several
-ranks share a core. The measured makespan of a step is compared with the simulated one.
+The measured makespan of a step is compared with the simulated one, for every order.
 
     python benchmarks/sleep_compute.py            # 4 ranks
     python benchmarks/sleep_compute.py --ranks 8
@@ -15,42 +14,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from harness import print_machine
-from torch import nn
+from sleeping import Case, Sleepers, StageSeconds
 
-from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.predict.abstract import simulate_schedule
-from weft.program.build import build_training_program
 from weft.program.kinds import STEP
-from weft.program.layout import PipelineLayout, StageLayout
-from weft.program.program import Program
-from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline
-from weft.run.recorder import Recorder, read_slots
-from weft.run.runtime import Runtime
 from weft.run.worker_start import start_worker
 from weft.timeline.streams import is_compute
 
-FORWARD_S, BACKWARD_S = 0.040, 0.080
+# One micro-batch on all stages of a device; no stage sleeps for less than 20 ms.
+FORWARD_S, BACKWARD_S = 0.080, 0.160
 STEPS, WARM_UP_STEPS = 6, 1
-# A late wake-up shorter than this does not move the next deadline.
-JITTER_S = 0.005
 TARGET = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    schedule: str
-    loops: int
-    micro_batches: int
-
 
 CASES = (
     Case("gpipe", 1, 8),
@@ -61,114 +41,19 @@ CASES = (
     Case("depth-first", 2, 8),
     Case("depth-first", 4, 8),
     Case("hybrid", 2, 16),
+    Case("zb-h1", 1, 8),
+    Case("zb-v", 2, 8),
 )
-
-
-class Deadline:
-    """The end of this rank's last sleep; shared by its stages."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        now = time.monotonic()
-        begin = self._last if now - self._last < JITTER_S else now
-        self._last = begin + seconds
-        time.sleep(max(0.0, self._last - now))
-
-
-class Sleeping(torch.autograd.Function):
-    @staticmethod
-    def forward(context, values, deadline, forward_s, backward_s):
-        context.deadline, context.backward_s = deadline, backward_s
-        deadline.sleep(forward_s)
-        return values.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        context.deadline.sleep(context.backward_s)
-        return gradient, None, None, None
-
-
-class SleepingStage(nn.Module):
-    def __init__(self, deadline: Deadline, loops: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self._deadline, self._loops = deadline, loops
-
-    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
-        return (micro_batch_size, sequence)
-
-    output_shape = input_shape
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        scaled = values * self.weight
-        return Sleeping.apply(scaled, self._deadline, FORWARD_S / self._loops, BACKWARD_S / self._loops)
-
-
-def placed(case: Case, ranks: int) -> list[int]:
-    pipeline = Pipeline(ranks, ranks * case.loops, case.micro_batches)
-    return get_schedule(case.schedule).placement(pipeline).tolist()
-
-
-def program_of(case: Case, ranks: int) -> Program:
-    places = placed(case, ranks)
-    layout = PipelineLayout(
-        stages=tuple(StageLayout(replicas=((rank,),)) for rank in places),
-        micro_batches=(case.micro_batches,),
-        message_bytes={(stage, stage + 1): 4 for stage in range(len(places) - 1)},
-    )
-    return build_training_program(layout, get_schedule(case.schedule), {})
-
-
-def plan_of(case: Case, ranks: int) -> Plan:
-    return Plan(
-        model="sleep",
-        model_fingerprint="0" * 16,
-        cluster="this-machine",
-        cluster_fingerprint="0" * 16,
-        sequence=1,
-        global_batch=case.micro_batches,
-        micro_batch_size=1,
-        mesh={"pp": ranks},
-        stages=tuple(
-            Stage(layers=(index,), replicas=(Replica(ranks=(rank,), micro_batches=case.micro_batches),))
-            for index, rank in enumerate(placed(case, ranks))
-        ),
-        schedule=Choice(name=case.schedule),
-    )
 
 
 def measured_makespan_s(case: Case, ranks: int, folder: Path, generation: int) -> float:
     """Median over the steps, from the first computation of any rank to the last one's end."""
-    program, plan, rank = program_of(case, ranks), plan_of(case, ranks), dist.get_rank()
-    deadline = Deadline()
-    stages = {
-        index: SleepingStage(deadline, case.loops)
-        for index, place in enumerate(placed(case, ranks))
-        if place == rank
-    }
-    recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=STEPS)
-    runtime = Runtime(
-        plan,
-        program,
-        stages,
-        lambda values, targets: values.mean(),
-        lambda stage: torch.optim.SGD(stage.parameters(), lr=0.0),
-        device="cpu",
-        seed=0,
-        recorder=recorder,
-        generation=generation,
-    )
-    ones = torch.ones(1, 1)
-    for step in range(STEPS):
-        dist.barrier()
-        _ = runtime.step(step, lambda number: (ones, ones)).loss
-    runtime.close()
-    recorder.close()
-    kind = program.columns.kind
-    records = read_slots(recorder.path).records
-    sleeps = records[is_compute(kind[records["position"]]) & (kind[records["position"]] != STEP)]
+    half_s = BACKWARD_S / case.loops / 2
+    seconds = StageSeconds(FORWARD_S / case.loops, half_s, half_s)
+    sleepers = Sleepers.of(case, seconds, devices=ranks)
+    records = sleepers.run(STEPS, folder, generation, together=True)
+    kind = sleepers.program.columns.kind[records["position"]]
+    sleeps = records[is_compute(kind) & (kind != STEP)]
     lengths = []
     for step in range(WARM_UP_STEPS, STEPS):
         mine = sleeps[sleeps["step"] == step]
@@ -197,8 +82,8 @@ def worker(ranks: int) -> None:
         order.append((predicted_s / case.micro_batches, measured_s / case.micro_batches))
         if context.rank == 0:
             print(
-                f"{case.schedule:<14} loops {case.loops}  micro-batches {case.micro_batches}  predicted "
-                f"{predicted_s * 1e3:7.1f} ms  measured {measured_s * 1e3:7.1f} ms  {errors[-1]:+.2%}",
+                f"{case}  predicted {predicted_s * 1e3:7.1f} ms  measured {measured_s * 1e3:7.1f} ms  "
+                f"{errors[-1]:+.2%}",
                 flush=True,
             )
     if context.rank == 0:
