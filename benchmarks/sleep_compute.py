@@ -43,6 +43,7 @@ CASES = (
     Case("hybrid", 2, 16),
     Case("zb-h1", 1, 8),
     Case("zb-v", 2, 8),
+    Case("chimera", 1, 8),
 )
 
 

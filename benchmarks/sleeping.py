@@ -22,7 +22,7 @@ from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline
+from weft.program.schedules.base import Pipeline, placements
 from weft.run.recorder import Recorder, read_slots
 from weft.run.runtime import Runtime
 
@@ -120,9 +120,10 @@ def sleeping_graph(stages: int, parameters: int) -> LayerGraph:
 
 
 def sleeping_plan(case: Case, graph: LayerGraph, devices: int, replicas: int = 1) -> Plan:
-    """Rank r is device r mod `devices` of pipeline r div `devices`."""
+    """Rank r is device r mod `devices` of pipeline r div `devices`; there are `replicas` pipelines."""
     pipeline = Pipeline(devices, devices * case.loops, case.micro_batches)
-    places = get_schedule(case.schedule).placement(pipeline).tolist()
+    places = placements(get_schedule(case.schedule), pipeline)
+    share = case.micro_batches // len(places)
     return Plan(
         model=graph.name,
         model_fingerprint=graph.fingerprint,
@@ -136,11 +137,12 @@ def sleeping_plan(case: Case, graph: LayerGraph, devices: int, replicas: int = 1
             Stage(
                 layers=(index,),
                 replicas=tuple(
-                    Replica(ranks=(replica * devices + place,), micro_batches=case.micro_batches)
+                    Replica(ranks=(replica * devices + place,), micro_batches=share)
                     for replica in range(replicas)
+                    for place in on_paths
                 ),
             )
-            for index, place in enumerate(places)
+            for index, on_paths in enumerate(places.T.tolist())
         ),
         schedule=Choice(name=case.schedule),
     )

@@ -47,7 +47,7 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
     start. Of more than 64 ranks the first 64 are drawn, and the picture says so.
     """
     lanes = tuple(
-        lane for lane in lane_table([timeline]) if lane.stream in _STREAMS and lane.rank < MAXIMUM_RANKS
+        lane for lane in _lanes_in_use(timeline) if lane.stream in _STREAMS and lane.rank < MAXIMUM_RANKS
     )
     tops = _lane_tops(lanes)
     height = (tops[-1] if tops else _TOP) + 40
@@ -69,6 +69,13 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
         "</svg>",
     ]
     return "".join(parts) + "\n"
+
+
+def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
+    """All lanes but those on which nothing takes time; every rank keeps the one it computes on."""
+    lanes = lane_table([timeline])
+    timed = np.unique(lane_of_rows(timeline, lanes)[timeline.end_ns > timeline.start_ns])
+    return tuple(lane for index, lane in enumerate(lanes) if index in timed or lane.stream == "compute")
 
 
 def _lane_height(lane: Lane) -> int:
