@@ -205,6 +205,10 @@ def test_check_says_everything_at_once(capsys, tmp_path):
             "nearest tp: 8",
         ),
         (("plan", "gpt3-175b", "--on", "8xt4"), "no layout fits"),
+        (
+            ("plan", "gpt-52b", "--on", "64xv100-32gb", "--tp", "3"),
+            "no layout of 64 devices in nodes of 8 has tensor parallel 3",
+        ),
         (("plan", "missing.toml"), "missing.toml"),
         (("plan", "gpt-1m", "--on", "missing-cluster.toml"), "missing-cluster.toml"),
         (("plan", "gpt-1m", "--on", "4xv100-16gb", "--precision", "bf16"), "bf16"),

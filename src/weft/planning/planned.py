@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from weft.describe.plan import Plan
@@ -11,7 +11,7 @@ from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Candidate, Ranking, get_planner
-from weft.planning.problem import Problem, problem_of_run
+from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
 from weft.program.verify import require_valid
@@ -107,8 +107,13 @@ def _require_deadline(run: RunFile, best: Candidate) -> None:
 
 def _nothing_fits(ranking: Ranking) -> list[Violation]:
     if not ranking.candidates:
-        pins = ranking.problem.pins
-        return [Violation("plan", f"no layout satisfies the given degrees: {pins}")]
+        problem = ranking.problem
+        left_open = asdict(Pins())
+        pinned = {name: value for name, value in asdict(problem.pins).items() if value != left_open[name]}
+        words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pinned.items())
+        cluster = problem.job.cluster
+        devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
+        return [Violation("plan", f"no layout of {devices} has {words}; degrees must divide the devices")]
     return [
         Violation(_shown(candidate), candidate.reason) for candidate in ranking.candidates[:REASONS_SHOWN]
     ]
