@@ -1,9 +1,8 @@
 """Bytes that ranks hold: all the time, and from instruction to instruction.
 
 A forward pass keeps activations, or what to recompute them from, until its backward pass (or its weight part)
-has ended. A message is held by
-its maker until it is sent, and by its receiver until its user has run. All of it grows by the allocator's
-slack.
+has ended. A message is held by its maker until it is sent, and by its receiver until its user has run. All of
+it grows by the allocator's slack.
 """
 
 from __future__ import annotations
