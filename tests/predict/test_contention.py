@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of, random_programs
 
 from weft.predict.costs import Costs
+from weft.predict.routes import Routes, where_they_meet
 from weft.predict.simulator import simulate
-from weft.predict.tasks import flows_that_meet
 from weft.program.kinds import FORWARD, SEND_ACTIVATION
 from weft.program.program import Program
 
@@ -167,10 +167,32 @@ def test_a_later_cycle_shares_as_the_first_does() -> None:
     assert (simulation.first_step_s, simulation.step_s, simulation.steady) == (9, 9, True)
 
 
-def test_only_flows_of_different_queues_on_one_link_can_meet() -> None:
-    """Rows 0 and 1 are one queue, row 3 enters where they do; row 4 is alone; row 2 uses no link."""
-    links = np.array([[10, 11], [10, 11], [-1, -1], [12, 11], [20, 21]])
-    rows, dense = flows_that_meet(links, np.array([0, 0, 1, 2, 3]))
-    assert rows.tolist() == [0, 1, 3]
-    assert dense.tolist() == [[0, 1], [0, 1], [2, 1]]
-    assert len(flows_that_meet(links[[0, 1, 4]], np.array([0, 0, 3]))[0]) == 0
+def routes(queue: list[int], links: list[tuple[int, ...]]) -> Routes:
+    """One transfer for each route."""
+    own = np.arange(len(queue))
+    return Routes(
+        row=own,
+        route=own,
+        queue=np.array(queue),
+        on=np.repeat(own, [len(some) for some in links]),
+        link=np.array([link for some in links for link in some]),
+    )
+
+
+def slots_of(met: Routes) -> list[list[int]]:
+    first, link = met.slots()
+    return [some.tolist() for some in np.split(link, first[1:-1])]
+
+
+def test_only_transfers_of_different_queues_on_one_link_can_meet() -> None:
+    """Rows 0 and 1 are one queue, row 2 enters where they do; row 3 is alone."""
+    met = where_they_meet(routes([0, 0, 2, 3], [(10, 11), (10, 11), (12, 11), (20, 21)]))
+    assert met.row.tolist() == [0, 1, 2]
+    assert slots_of(met) == [[0], [0], [0]]
+    assert len(where_they_meet(routes([0, 0, 3], [(10, 11), (10, 11), (20, 21)])).row) == 0
+
+
+def test_links_of_the_same_transfers_are_one() -> None:
+    """Two rings over the same two nodes, the first of which also sends a message."""
+    met = where_they_meet(routes([0, 1, 2], [(0, 1, 2, 3), (0, 1, 2, 3), (0, 9)]))
+    assert slots_of(met) == [[0, 1], [0, 1], [0]]

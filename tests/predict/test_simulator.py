@@ -73,13 +73,13 @@ def test_both_engines_agree_exactly(priced) -> None:
 
 @given(priced_programs())
 def test_a_steady_cycle_is_followed_by_its_like_for_ever(priced) -> None:
-    """An edge from a row to itself eight cycles later never binds, but lets the simulator look so far."""
+    """An edge from a row to itself eight cycles later that does not bind lets the simulator look so far."""
     program, occupancy, latency, synchronous = priced
     costs = costs_of(program, occupancy, latency, synchronous=synchronous)
     usual = simulate(program, costs)
     edges = Edges.join([program.edges, Edges.of([0], [0], distance=8)])
     further = simulate(replace(program, edges=edges), costs, max_cycles=40)
-    if usual.steady:
+    if usual.steady and occupancy[0] + latency[0] <= 8 * usual.step_s:
         assert (further.steady, further.step_s) == (True, usual.step_s)
         assert further.cycles > usual.cycles
         for name in ("posted_ns", "start_ns", "end_ns"):

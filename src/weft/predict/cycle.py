@@ -1,17 +1,19 @@
 """Running one cycle of a Program: when instructions start and end, and what slows them meanwhile.
 
 Where nothing is shared every start is a maximum over ends that come before it, so a worklist in any
-topological order gives the same times. Only tasks must be served in order of time: messages that can meet on
+topological order gives the same times. Only tasks must be served in order of time: transfers that can meet on
 a link, and what runs on a rank where computations and transfers disturb each other. They wait in a heap until
 the worklist is empty, for then whatever has not started yet waits for one of them, and the earliest event is
 the next. A program without tasks never touches the heap.
 
-A message is under way over two links: the one by which it leaves its node and the one by which it enters the
-other. Both have the same capacity, called 1, so that a message at rate 1 takes the time it takes alone.
-Messages that overlap on a link share it max-min fairly: the links that give each of their messages least
-decide first, and what these leave over elsewhere goes to the others (Bertsekas and Gallager, Data Networks,
-section 6.5.2). One that is alone on both links runs at rate 1 from its start to its end; it has no event in
-between unless another comes.
+A transfer is under way over links: a message over the one by which it leaves its node and the one by which it
+enters the other, a collective over those of every node it spans. All have the same capacity, called 1. A
+transfer alone uses its demand of every link of its own, all of it for a message, less for a collective that
+also waits for latencies. Transfers that overlap on a link share it max-min fairly, none getting more than it
+demands: the links that give each of their transfers least decide first, and what these leave over elsewhere
+goes to the others (Bertsekas and Gallager, Data Networks, section 6.5.2). Its share over its demand is the
+rate at which it proceeds. One that is alone on its links runs at rate 1 from its start to its end; it has no
+event in between unless another comes.
 
 Interference, as in Galvatron (Miao et al., VLDB 2023): while a rank computes and a transfer of it is under
 way, both are slow; as soon as one of them ends, the other goes on at full speed. A computation runs at
@@ -45,13 +47,14 @@ UNPOSTED, WAITING, UNDER_WAY = 0, 1, 2
 
 
 class Tasks(NamedTuple):
-    """State of the tasks of one cycle; slots 2 t and 2 t + 1 are task t on its two links, or have link -1.
+    """State of the tasks of one cycle; `first_slot[t] : first_slot[t + 1]` are task t on its links.
 
     All are lists in plain Python, arrays under numba. `row` is where the program has the task, `link` the
-    link of a slot; `head`, `following` and `preceding` chain the slots that are under way on a link. `rate`
-    is the speed, 1 when undisturbed, `remaining` the ticks alone that were left at `since`. An event is
-    (tick, task, version), void when the task's version has moved on. `spare`, `users` and `fresh` are the
-    working space of `share_links`, `limit` the most that a task's ranks let it have.
+    link of a slot and `sharer` its task; `head`, `following` and `preceding` chain the slots that are under
+    way on a link. `rate` is the speed, 1 when undisturbed, `remaining` the ticks alone that were left at
+    `since`. An event is (tick, task, version), void when the task's version has moved on. `demand` is what a
+    task alone uses of each of its links, `limit` the most that its ranks let it have of them. `spare`,
+    `users` and `fresh` are the working space of `share_links`.
 
     Task t disturbs and is disturbed on the ranks `rank[first_rank[t] : first_rank[t + 1]]`, which are places:
     `owner` is the task of a place, `rank_head`, `rank_following` and `rank_preceding` chain the places of the
@@ -59,13 +62,16 @@ class Tasks(NamedTuple):
     """
 
     row: Any
+    first_slot: Any
     link: Any
+    sharer: Any
     head: Any
     following: Any
     preceding: Any
     remaining: Any
     since: Any
     rate: Any
+    demand: Any
     limit: Any
     state: Any
     version: Any
@@ -121,6 +127,7 @@ def next_end(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) ->
 
 def post(
     state: Any,
+    first_slot: Any,
     link: Any,
     head: Any,
     since: Any,
@@ -135,13 +142,17 @@ def post(
 
     This and `end_alone` take the lists one by one, for handing over all of them costs more than they do.
     """
-    first = link[2 * task]
-    free = first >= 0 and first_rank[task] == first_rank[task + 1]
-    if free and head[first] < 0 and head[link[2 * task + 1]] < 0:
+    free = first_rank[task] == first_rank[task + 1]
+    if free:
+        for slot in range(first_slot[task], first_slot[task + 1]):
+            if head[link[slot]] >= 0:
+                free = False
+                break
+    if free:
         state[task] = UNDER_WAY
         since[task] = start
-        head[first] = 2 * task
-        head[link[2 * task + 1]] = 2 * task + 1
+        for slot in range(first_slot[task], first_slot[task + 1]):
+            head[link[slot]] = slot
         heapq.heappush(events, (start + ticks_alone, task, 0))
     else:
         state[task] = WAITING
@@ -149,33 +160,33 @@ def post(
         heapq.heappush(events, (start, task, 0))
 
 
-def end_alone(link: Any, head: Any, following: Any, version: Any, first_rank: Any, events: Any) -> int:
-    """The message whose end is the next event and changes no rate, taken off its links, else -1."""
+def end_alone(
+    first_slot: Any, link: Any, head: Any, following: Any, version: Any, first_rank: Any, events: Any
+) -> int:
+    """The transfer whose end is the next event and changes no rate, taken off its links, else -1."""
     first: tuple[int, int, int] = events[0]
     _, task, at = first
     if at != version[task] or first_rank[task] < first_rank[task + 1]:
         return -1
-    for slot in range(2 * task, 2 * task + 2):
+    for slot in range(first_slot[task], first_slot[task + 1]):
         if head[link[slot]] != slot or following[slot] >= 0:
             return -1
     heapq.heappop(events)
-    head[link[2 * task]] = -1
-    head[link[2 * task + 1]] = -1
+    for slot in range(first_slot[task], first_slot[task + 1]):
+        head[link[slot]] = -1
     return task
 
 
 def enter_links(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> bool:
     """Put a task on its links, if any, and say whether it is alone there."""
-    if tasks.link[2 * task] < 0:
-        return True
     alone = True
-    for slot in range(2 * task, 2 * task + 2):
+    for slot in range(tasks.first_slot[task], tasks.first_slot[task + 1]):
         link = tasks.link[slot]
         first = tasks.head[link]
-        if first >= 0 and tasks.since[first // 2] > now:
+        if first >= 0 and tasks.since[tasks.sharer[first]] > now:
             # It was let in ahead of its start, which must wait for its turn now.
-            early = first // 2
-            for own in range(2 * early, 2 * early + 2):
+            early = tasks.sharer[first]
+            for own in range(tasks.first_slot[early], tasks.first_slot[early + 1]):
                 tasks.head[tasks.link[own]] = -1
             tasks.state[early] = WAITING
             tasks.rate[early] = 0.0
@@ -188,16 +199,19 @@ def enter_links(tasks: Tasks, events: Any, touched: Any, task: int, now: int) ->
             alone = False
         tasks.head[link] = slot
     if not alone:
-        touched.append(tasks.link[2 * task])
-        touched.append(tasks.link[2 * task + 1])
+        touch_links(tasks, touched, task)
     return alone
+
+
+def touch_links(tasks: Tasks, touched: Any, task: int) -> None:
+    """Say that something has changed on the links of a task: one will do, for it is on all of them."""
+    if tasks.first_slot[task] < tasks.first_slot[task + 1]:
+        touched.append(tasks.link[tasks.first_slot[task]])
 
 
 def leave_links(tasks: Tasks, touched: Any, task: int) -> None:
     """Take a task off its links, if any."""
-    if tasks.link[2 * task] < 0:
-        return
-    for slot in range(2 * task, 2 * task + 2):
+    for slot in range(tasks.first_slot[task], tasks.first_slot[task + 1]):
         before, after = tasks.preceding[slot], tasks.following[slot]
         if before >= 0:
             tasks.following[before] = after
@@ -265,17 +279,17 @@ def set_limit(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> N
                 limit = min(limit, tasks.computing_rate[rank])
         elif tasks.computation[rank] >= 0:
             limit = min(limit, tasks.transfer_rate[rank])
-    if tasks.link[2 * task] < 0:
+    limit *= tasks.demand[task]
+    if tasks.first_slot[task] == tasks.first_slot[task + 1]:
         tasks.fresh[task] = limit
         set_rate(tasks, events, task, now)
     elif limit != tasks.limit[task] or tasks.rate[task] == 0.0:
         tasks.limit[task] = limit
-        touched.append(tasks.link[2 * task])
-        touched.append(tasks.link[2 * task + 1])
+        touch_links(tasks, touched, task)
 
 
 def share_links(tasks: Tasks, events: Any, touched: Any, now: int) -> None:
-    """New rates and ends for all messages connected to the links that were touched."""
+    """New rates and ends for all transfers connected to the links that were touched."""
     affected = [0 for _ in range(0)]
     links = [0 for _ in range(0)]
     limited = 0
@@ -292,25 +306,28 @@ def share_links(tasks: Tasks, events: Any, touched: Any, now: int) -> None:
         slot = tasks.head[link]
         while slot >= 0:
             tasks.users[link] += 1
-            other = tasks.link[slot ^ 1]
-            if tasks.users[other] < 0:
-                tasks.users[other] = 0
-                links.append(other)
-            if slot % 2 == 0:
-                affected.append(slot // 2)
-                tasks.fresh[slot // 2] = 0.0
-                if tasks.limit[slot // 2] < 1.0:
+            task = tasks.sharer[slot]
+            if tasks.fresh[task] >= 0.0:
+                tasks.fresh[task] = -1.0
+                affected.append(task)
+                if tasks.limit[task] < 1.0:
                     limited += 1
+                for own in range(tasks.first_slot[task], tasks.first_slot[task + 1]):
+                    other = tasks.link[own]
+                    if tasks.users[other] < 0:
+                        tasks.users[other] = 0
+                        links.append(other)
             slot = tasks.following[slot]
     fill_links(tasks, links, affected, limited)
     for link in links:
         tasks.users[link] = -1
     for task in affected:
+        tasks.fresh[task] /= tasks.demand[task]
         set_rate(tasks, events, task, now)
 
 
 def fill_links(tasks: Tasks, links: Any, affected: Any, limited: int) -> None:
-    """Max-min fair rates in `fresh`, by rising levels of the scarcest links and the lowest limits."""
+    """Max-min fair shares in `fresh`, by rising levels of the scarcest links and the lowest limits."""
     undecided = len(affected)
     while undecided > 0:
         level = 1.0
@@ -320,11 +337,11 @@ def fill_links(tasks: Tasks, links: Any, affected: Any, limited: int) -> None:
         if limited > 0:
             lowest = level
             for task in affected:
-                if tasks.fresh[task] == 0.0:
+                if tasks.fresh[task] < 0.0:
                     lowest = min(lowest, tasks.limit[task])
             if lowest < level:
                 for task in affected:
-                    if tasks.fresh[task] == 0.0 and tasks.limit[task] == lowest:
+                    if tasks.fresh[task] < 0.0 and tasks.limit[task] == lowest:
                         decide(tasks, task, lowest)
                         undecided -= 1
                         limited -= 1
@@ -334,16 +351,17 @@ def fill_links(tasks: Tasks, links: Any, affected: Any, limited: int) -> None:
                 continue
             slot = tasks.head[link]
             while slot >= 0:
-                if tasks.fresh[slot // 2] == 0.0:
-                    decide(tasks, slot // 2, level)
+                task = tasks.sharer[slot]
+                if tasks.fresh[task] < 0.0:
+                    decide(tasks, task, level)
                     undecided -= 1
                 slot = tasks.following[slot]
 
 
 def decide(tasks: Tasks, task: int, level: float) -> None:
-    """Give a message its share of both its links."""
+    """Give a transfer its share of all its links."""
     tasks.fresh[task] = level
-    for slot in range(2 * task, 2 * task + 2):
+    for slot in range(tasks.first_slot[task], tasks.first_slot[task + 1]):
         tasks.spare[tasks.link[slot]] -= level
         tasks.users[tasks.link[slot]] -= 1
 
@@ -393,7 +411,8 @@ def run_cycle(
     touched = [0 for _ in range(0)]
     stirred = [0 for _ in range(0)]
     now = 0
-    row, link, head, following = tasks.row, tasks.link, tasks.head, tasks.following
+    row, first_slot, link = tasks.row, tasks.first_slot, tasks.link
+    head, following = tasks.head, tasks.following
     since, rate, state = tasks.since, tasks.rate, tasks.state
     version, first_rank = tasks.version, tasks.first_rank
     while len(worklist) > 0:
@@ -413,7 +432,7 @@ def run_cycle(
                 if missing[room] > 0:
                     high = low
         if begins and task >= 0 and high > low:
-            post(state, link, head, since, rate, first_rank, events, task, ready, occupancy[node])
+            post(state, first_slot, link, head, since, rate, first_rank, events, task, ready, occupancy[node])
             high = low
         for index in range(low, high):
             starting = node
@@ -427,14 +446,15 @@ def run_cycle(
                 follower = successor[edge]
                 if ended + delay[edge] > start[follower]:
                     start[follower] = ended + delay[edge]
-                waiting[follower] -= 1
-                if waiting[follower] == (1 if meeting[follower] >= 0 else 0):
+                left = waiting[follower] - 1
+                waiting[follower] = left
+                if left == 0 or (left == 1 and meeting[follower] >= 0):
                     worklist.append(follower)
         if len(worklist) == 0:
             task = -1
             if len(touched) == 0 and len(stirred) == 0 and len(events) > 0:
                 tick = events[0][0]
-                task = end_alone(link, head, following, version, first_rank, events)
+                task = end_alone(first_slot, link, head, following, version, first_rank, events)
                 if task >= 0:
                     now = tick
             if task < 0:
@@ -448,6 +468,7 @@ def run_cycle(
 COMPILED = (
     post,
     end_alone,
+    touch_links,
     enter_links,
     leave_links,
     enter_ranks,

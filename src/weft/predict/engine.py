@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.predict import cycle
 from weft.predict.tasks import TaskTable
@@ -49,8 +50,11 @@ class CycleGraph:
         return len(self.occupancy)
 
     @cached_property
-    def _arrays(self) -> tuple[Ints, ...]:
-        """Predecessor counts, successors in rows, members of the meetings in rows, tasks."""
+    def _arrays(self) -> tuple[npt.NDArray[np.signedinteger], ...]:
+        """Predecessor counts, successors in rows, members of the meetings in rows, tasks.
+
+        Numbers of rows and edges are narrow, for most of the time goes into fetching them from memory.
+        """
         length = len(self)
         order = np.argsort(self.source, kind="stable")
         waiting = np.bincount(self.target, minlength=length)
@@ -59,9 +63,13 @@ class CycleGraph:
         members = taking_part[np.argsort(self.meeting[taking_part], kind="stable")]
         sizes = np.bincount(self.meeting[taking_part], minlength=1)
         first_member = np.concatenate([[0], np.cumsum(sizes)])
-        edges = (waiting, first, self.target[order], self.delay[order])
-        arrays = (*edges, self.occupancy, self.meeting, first_member, members, self.tasks.of_row)
-        return tuple(array.astype(np.int64, copy=False) for array in arrays)
+        times = self.delay[order], self.occupancy
+        return (
+            *(array.astype(np.int32) for array in (waiting, first, self.target[order])),
+            *(array.astype(np.int64, copy=False) for array in times),
+            *(array.astype(np.int32) for array in (self.meeting, first_member, members)),
+            self.tasks.of_row,
+        )
 
     @cached_property
     def _lists(self) -> tuple[list[int], ...]:

@@ -3,15 +3,16 @@
 An instruction starts when its queue is free, its host has reached it and its edges have ended (plus the
 source's latency); a collective starts on all members when the last one is ready, and so does a computation
 in which tensor ranks all-reduce; it takes all of them as long as the slowest. A synchronous rank posts
-nothing while it computes; an asynchronous one posts at once. Messages of one cycle that are under way on the
-same link at once share it, and computations and transfers of one rank slow each other while they overlap.
+nothing while it computes; an asynchronous one posts at once. Messages and collectives of one cycle that are
+under way on the same link at once share it, and computations and transfers of one rank slow each other while
+they overlap.
 Time is int64 ticks.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +70,12 @@ class _Unrolled:
 
     `first` differs from `later` only by the prologue. `posted_after` is the computation whose end lets the
     host of a synchronous rank reach a row, in the same cycle or, where `posted_later`, in the one before.
+    The rows `late` end with nodes of their own, in their order after all rows.
     """
 
     first: CycleGraph
     later: CycleGraph
+    late: Ints
     carried: Edges
     carried_delay: Ints
     posted_after: Ints
@@ -109,7 +112,8 @@ def simulate(
         graph = unrolled.later if ends else unrolled.first
         start, end, left = graph.run(_release(unrolled, ends), compiled)
         if left.any():
-            raise InputError(_stuck(program, graph, left))
+            raise InputError(_stuck(program, unrolled, graph, left))
+        end[unrolled.late] = end[len(program) :]
         ends.append(end)
         if len(ends) > 1:
             # A cycle depends on earlier ones by what reaches over to it alone: as many equal periods of that
@@ -120,11 +124,12 @@ def simulate(
             period = shifts
     steady = steady_for >= reach
     ticks = int(period[0]) if steady and len(period) else _mean_period(program, ends)
-    peak, positions = peak_live_bytes(program, costs, ends[-1], ticks)
-    first_step_ticks = int(ends[0][program.columns.iteration <= 0].max(initial=0))
+    start, last = start[: len(program)], ends[-1][: len(program)]
+    peak, positions = peak_live_bytes(program, costs, last, ticks)
+    first_step_ticks = int(ends[0][: len(program)][program.columns.iteration <= 0].max(initial=0))
     return Simulation(
         timeline=_timeline(
-            program, costs, run, plan_id, _posted(unrolled, ends, ticks if steady else None), start, ends[-1]
+            program, costs, run, plan_id, _posted(unrolled, ends, ticks if steady else None), start, last
         ),
         first_step_ticks=first_step_ticks,
         first_step_s=first_step_ticks * costs.tick_s,
@@ -141,7 +146,7 @@ def simulate(
 def _mean_period(program: Program, ends: list[Ints]) -> float:
     """Ticks per cycle over the later half of the cycles."""
     body = program.columns.iteration != NONE
-    finish = [int(end[body].max(initial=0)) for end in ends]
+    finish = [int(end[: len(program)][body].max(initial=0)) for end in ends]
     if len(finish) == 1:
         return finish[0]
     first = (len(finish) - 1) // 2
@@ -173,14 +178,24 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
     delay = np.where(explicit, costs.latency[source], 0)
     if costs.lead is not None:
         delay -= np.where(explicit, costs.lead[target], 0)
+    occupancy, meeting = _meetings(program, costs)
+    tasks = tasks_of(program, costs, occupancy, meeting)
+    late = _late_rows(costs, occupancy, meeting)
+    if len(late):
+        source, target, distance, delay = _with_ends(costs, late, source, target, distance, delay, explicit)
+        none = np.zeros_like(late)
+        occupancy = np.concatenate([occupancy, none])
+        meetings = int(meeting.max(initial=NONE)) + 1
+        meeting = np.concatenate([meeting, np.where(meeting[late] == NONE, NONE, meeting[late] + meetings)])
+        tasks = replace(tasks, of_row=np.concatenate([tasks.of_row, np.full_like(late, NONE)]))
+        prologue = np.concatenate([prologue, prologue[late]])
     # The prologue runs before everything, so that its edges hold in the first cycle whatever their distance.
     distance = np.where(prologue[source], 0, distance)
     now = distance == 0
     over = ~now & ~prologue[target]
-    occupancy, meeting = _meetings(program, costs)
-    tasks = tasks_of(program, costs, occupancy, meeting)
 
-    def graph(kept: Mask) -> CycleGraph:
+    def graph(mask: Mask) -> CycleGraph:
+        kept: Ints | slice = slice(None) if mask.all() else np.flatnonzero(mask)
         return CycleGraph(
             source=source[kept],
             target=target[kept],
@@ -194,6 +209,7 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
     return _Unrolled(
         first=first_graph,
         later=graph(now & ~prologue[source] & ~prologue[target]) if prologue.any() else first_graph,
+        late=late,
         carried=Edges(source=source[over], target=target[over], distance=distance[over]),
         carried_delay=delay[over],
         posted_after=host,
@@ -201,10 +217,45 @@ def _unroll(program: Program, costs: Costs) -> _Unrolled:
     )
 
 
+def _with_ends(
+    costs: Costs, late: Ints, source: Ints, target: Ints, distance: Ints, delay: Ints, explicit: Mask
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """(source, target, distance, delay) of the edges with a node more for the end of each late row.
+
+    What waits for a late row waits for its end node, which waits for the row's occupancy, and for its rest
+    after what the row waits for.
+    """
+    node = np.arange(len(costs.occupancy))
+    node[late] = len(node) + np.arange(len(late))
+    early = np.flatnonzero(explicit & (node[target] != target))
+    after = costs.latency[source[early]]
+    if costs.rest is not None:
+        after = after + costs.rest[target[early]]
+    none = np.zeros_like(late)
+    return (
+        np.concatenate([node[source], node[source[early]], late]),
+        np.concatenate([target, node[target[early]], node[late]]),
+        np.concatenate([distance, distance[early], none]),
+        np.concatenate([delay, after, none]),
+    )
+
+
+def _late_rows(costs: Costs, occupancy: Ints, meeting: Ints) -> Ints:
+    """Rows that may have to wait for their rest when their occupancy has passed, and those that meet them."""
+    if costs.lead is None or costs.rest is None:
+        return np.zeros(0, dtype=np.int64)
+    late = (costs.lead > 0) & (costs.lead + costs.rest > occupancy)
+    together = late & (meeting != NONE)
+    return np.flatnonzero(late | np.isin(meeting, meeting[together]))
+
+
 def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
     """The computation before each row of a synchronous rank, whether it is of the cycle before, and which
     rows must be told: those of the compute stream wait in their queue anyway."""
     columns = program.columns
+    if not costs.synchronous.any():
+        nothing = np.zeros(len(program), dtype=np.bool_)
+        return np.full(len(program), NONE, dtype=np.int64), nothing, nothing
     computes = np.array([kind.stream == "compute" for kind in KINDS])[columns.kind]
     rows = np.arange(len(program), dtype=np.int64)
     before = np.maximum.accumulate(np.where(computes, rows, NONE))
@@ -228,9 +279,14 @@ def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
     Members of a collective meet, and tensor ranks in a computation that all-reduces among them.
     """
     columns = program.columns
-    together = {("kind", "stage", "iteration", "group", "part"): [kind.collective for kind in KINDS]}
+    together: dict[tuple[str, ...], list[bool]] = {
+        ("kind", "stage", "iteration", "group", "part"): [
+            kind.collective and not kind.spans_stages for kind in KINDS
+        ],
+        ("kind", "iteration", "group", "part"): [kind.spans_stages for kind in KINDS],
+    }
     if any(len(ranks) > 1 for ranks in program.obligations.owners.values()):
-        names = ("kind", "stage", "iteration", "replica", "micro_batch")
+        names: tuple[str, ...] = ("kind", "stage", "iteration", "replica", "micro_batch")
         together[names] = [kind.tensor_reduced for kind in KINDS]
     meeting = np.full(len(program), NONE, dtype=np.int64)
     occupancy = costs.occupancy.copy()
@@ -308,9 +364,9 @@ def _timeline(
     )
 
 
-def _stuck(program: Program, graph: CycleGraph, left: Ints) -> Violation:
+def _stuck(program: Program, unrolled: _Unrolled, graph: CycleGraph, left: Ints) -> Violation:
     """The circle of instructions that wait for each other."""
-    before = np.full(len(program), NONE, dtype=np.int64)
+    before = np.full(len(left), NONE, dtype=np.int64)
     blocked = left[graph.source] > 0
     before[graph.target[blocked]] = graph.source[blocked]
     # A member of a collective that has come waits for one that has not.
@@ -323,7 +379,9 @@ def _stuck(program: Program, graph: CycleGraph, left: Ints) -> Violation:
     while row not in seen:
         seen[row] = len(seen)
         row = int(before[row])
-    circle = [position for position, turn in seen.items() if turn >= seen[row]][::-1]
+    # The end of a late row is that row to its readers.
+    row_of = np.concatenate([np.arange(len(program)), unrolled.late])
+    circle = list(dict.fromkeys(int(row_of[node]) for node, turn in seen.items() if turn >= seen[row]))[::-1]
     words = [f"rank {int(program.columns.rank[p])} {program.instruction(p)}" for p in circle[:STUCK_SHOWN]]
     more = f" and {len(circle) - STUCK_SHOWN} more" if len(circle) > STUCK_SHOWN else ""
     return Violation("program", f"instructions wait for each other: {' -> '.join(words)}{more}")

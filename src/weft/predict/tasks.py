@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from weft.predict import cycle
 from weft.predict.costs import Costs
-from weft.program.codes import distinct_rows
+from weft.predict.routes import routes_of, where_they_meet
 from weft.program.kinds import KINDS, MESSAGES
 from weft.program.program import NONE, Ints, Program
 
@@ -26,7 +26,8 @@ class TaskTable:
         rows: of each task, rising: where the program has it; of a meeting its first member.
         of_row: of each row of the program, its task or -1.
         ticks: what each takes when undisturbed.
-        links: shape (tasks, 2), dense numbers of the links that it can share; -1 where it shares none.
+        first_slot, link: in `link[first_slot[t] : first_slot[t + 1]]` the links that task t can share.
+        demand: what each uses of every link when undisturbed, more than 0 and at most 1.
         computes: whether it is a computation.
         place_task, place_rank: pairs of a task and a rank on which it can be disturbed, in order of tasks;
             ranks have dense numbers.
@@ -36,7 +37,9 @@ class TaskTable:
     rows: Ints
     of_row: Ints
     ticks: Ints
-    links: Ints
+    first_slot: Ints
+    link: Ints
+    demand: Floats
     computes: Mask
     place_task: Ints
     place_rank: Ints
@@ -53,21 +56,24 @@ class TaskTable:
     def before_the_first(self) -> cycle.Tasks:
         """The state of all tasks before anything has started."""
         tasks, places, ranks = len(self), len(self.place_task), len(self.computing_rate)
-        links = int(self.links.max(initial=NONE)) + 1
+        links, slots = int(self.link.max(initial=NONE)) + 1, len(self.link)
 
         def filled(length: int, value: int) -> Ints:
             return np.full(length, value, dtype=np.int64)
 
         return cycle.Tasks(
             row=self.rows,
-            link=self.links.ravel(),
+            first_slot=self.first_slot,
+            link=self.link,
+            sharer=np.repeat(np.arange(tasks), np.diff(self.first_slot)),
             head=filled(links, NONE),
-            following=filled(2 * tasks, NONE),
-            preceding=filled(2 * tasks, NONE),
+            following=filled(slots, NONE),
+            preceding=filled(slots, NONE),
             remaining=self.ticks.astype(np.float64),
             since=filled(tasks, 0),
             rate=np.ones(tasks),
-            limit=np.ones(tasks),
+            demand=self.demand,
+            limit=self.demand.copy(),
             state=filled(tasks, cycle.UNPOSTED),
             version=filled(tasks, 0),
             spare=np.zeros(links),
@@ -98,25 +104,28 @@ def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> 
         for factors in (costs.compute_slowdown, costs.communication_slowdown)
     )
     row, rank = _places(program, (computing > 1.0) | (transferring > 1.0), occupancy)
-    flows, numbers = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
-    if costs.links is not None:
-        flows, numbers = flows_that_meet(costs.links, program.queue)
     leader = _leaders(meeting)
+    demand = np.ones(len(program)) if costs.demand is None else costs.demand
+    flows = where_they_meet(routes_of(program, costs, leader))
     is_task = np.zeros(len(program), dtype=np.bool_)
-    is_task[flows] = is_task[leader[row]] = True
+    is_task[flows.row] = is_task[leader[row]] = True
     rows = np.flatnonzero(is_task)
-    links = np.full((len(rows), 2), NONE, dtype=np.int64)
-    links[np.searchsorted(rows, flows)] = numbers
     of_row = np.full(len(program), NONE, dtype=np.int64)
     of_row[rows] = np.arange(len(rows))
-    of_row = of_row[leader]
+    slots, link = flows.slots()
+    count = np.zeros(len(rows), dtype=np.int64)
+    count[of_row[flows.row]] = np.diff(slots)
+    if len(rows):
+        of_row = of_row[leader]
     ranks, dense = np.unique(rank, return_inverse=True)
     order = np.lexsort((dense, of_row[row]))
     return TaskTable(
         rows=rows,
         of_row=of_row,
         ticks=occupancy[rows],
-        links=links,
+        first_slot=np.concatenate([[0], np.cumsum(count)]).astype(np.int64),
+        link=link,
+        demand=np.where(count > 0, demand[rows], 1.0),
         computes=np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind[rows]],
         place_task=of_row[row][order],
         place_rank=dense[order].astype(np.int64),
@@ -157,22 +166,3 @@ def _places(program: Program, slowed: Mask, occupancy: Ints) -> tuple[Ints, Ints
     row = np.concatenate([computing, transferring])
     rank = np.concatenate([columns.rank[computing], at])
     return row[slowed[rank]], rank[slowed[rank]]
-
-
-def flows_that_meet(links: Ints, queue: Ints) -> tuple[Ints, Ints]:
-    """Rows of the messages that can meet another one, and their links, numbered densely, shape (flows, 2).
-
-    Args:
-        links: shape (rows, 2), the links of each row; -1 where it uses none.
-        queue: of each row. Messages of one queue follow each other, so that they never meet.
-    """
-    rows = np.flatnonzero(links[:, 0] != NONE)
-    first, which = distinct_rows(queue[rows], links[rows, 0], links[rows, 1])
-    queues, used = queue[rows[first]], links[rows[first]]
-    numbers, dense = np.unique(used, return_inverse=True)
-    dense = dense.reshape(-1, 2).astype(np.int64)
-    one_each, _ = distinct_rows(np.repeat(queues, 2), dense.ravel())
-    users = np.bincount(dense.ravel()[one_each], minlength=len(numbers))
-    shared = users[dense] > 1
-    meeting = (shared[:, 0] | shared[:, 1])[which]
-    return rows[meeting], dense[which[meeting]]

@@ -13,20 +13,29 @@ sizes = st.integers(0, 10**9)
 groups = st.sets(st.integers(0, 7), min_size=2).map(sorted)
 
 
-@given(groups, sizes, sizes, st.integers(1, 4), st.sampled_from([PLAIN, MEASURED]))
-def test_more_bytes_or_more_neighbours_never_help(
-    ranks: list[int], fewer: int, more: int, sharing: int, network: Network
-) -> None:
+@given(groups, sizes, sizes, st.sampled_from([PLAIN, MEASURED]))
+def test_more_bytes_never_help(ranks: list[int], fewer: int, more: int, network: Network) -> None:
     low, high = sorted((fewer, more))
-    assert network.all_reduce_s(ranks, low, sharing) <= network.all_reduce_s(ranks, high, sharing)
-    assert network.all_reduce_s(ranks, high) <= network.all_reduce_s(ranks, high, sharing)
+    assert network.all_reduce_s(ranks, low) <= network.all_reduce_s(ranks, high)
+
+
+@given(groups, sizes, st.sampled_from([PLAIN, MEASURED]))
+def test_the_links_of_nodes_are_busy_while_a_collective_between_nodes_runs(
+    ranks: list[int], size: int, network: Network
+) -> None:
+    """At least with what must leave each node, and never longer than the collective takes."""
+    nodes = len({rank // 4 for rank in ranks})
+    least = (nodes - 1) / nodes * size / BETWEEN.bytes_per_s
+    for taken, ways in ((network.all_reduce(ranks, size), 2), (network.all_gather(ranks, size), 1)):
+        assert ways * least * (1 - 1e-6) - 1e-9 <= taken.link_s <= taken.seconds * (1 + 1e-12)
+        assert (taken.link_s > 0.0) == (nodes > 1 and size > 3)
 
 
 @given(groups, sizes)
 def test_an_all_reduce_is_no_slower_than_a_reduce_scatter_and_an_all_gather(
     ranks: list[int], size: int
 ) -> None:
-    halves = PLAIN.reduce_scatter_s(ranks, size), PLAIN.all_gather_s(ranks, size)
+    halves = PLAIN.reduce_scatter(ranks, size).seconds, PLAIN.all_gather(ranks, size).seconds
     assert PLAIN.all_reduce_s(ranks, size) <= sum(halves) * (1 + 1e-12)
     assert halves[0] == halves[1] > 0.0
 
@@ -49,7 +58,7 @@ def test_hierarchy_wins_where_latency_between_nodes_rules() -> None:
     """Two nodes of four: 3 turns inside and 1 between, instead of 7 between."""
     inside = 3 * (INSIDE.latency_s + 8 / 4 / INSIDE.bytes_per_s)
     between = BETWEEN.latency_s + 2 / 2 / (BETWEEN.bytes_per_s / 4)
-    assert PLAIN.all_gather_s(range(8), 8) == pytest.approx(inside + between)
+    assert PLAIN.all_gather(range(8), 8).seconds == pytest.approx(inside + between)
 
 
 def wide(nodes: int, devices: int = 1) -> Network:
@@ -61,7 +70,7 @@ def test_hierarchy_takes_the_textbook_time() -> None:
     size = 4 * 10**6
     inside = 3 * (INSIDE.latency_s + size / 4 / INSIDE.bytes_per_s)
     between = 7 * (BETWEEN.latency_s + size / 4 / 8 / (BETWEEN.bytes_per_s / 4))
-    assert wide(8, 4).all_gather_s(range(32), size) == pytest.approx(inside + between)
+    assert wide(8, 4).all_gather(range(32), size).seconds == pytest.approx(inside + between)
 
 
 @pytest.mark.parametrize("levels", range(1, 11))

@@ -102,7 +102,7 @@ def test_instructions_cost_what_their_stage_their_link_and_their_group_say() -> 
     reduces = np.flatnonzero(columns.kind == REDUCE)
     assert len(reduces) == 4
     for row in reduces.tolist():
-        seconds = Network(cluster=where).all_reduce_s((0, 2), int(columns.bytes[row]), sharing=2)
+        seconds = Network(cluster=where).all_reduce_s((0, 2), int(columns.bytes[row]))
         assert costs.occupancy[row] == round(seconds * 1e9)
 
 
@@ -300,4 +300,4 @@ def test_a_kind_without_a_hook_is_refused_and_one_with_a_hook_is_not_replaced() 
     with pytest.raises(InputError, match="'unpriced in this test' has no cost hook"):
         price(replace(program, columns=replace(program.columns, kind=kind)), plan, GRAPH, where)
     with pytest.raises(InputError, match="already has one"):
-        register_cost_hook("forward", lambda pricing, rows: (np.zeros(len(rows)), np.zeros(len(rows))))
+        register_cost_hook("forward", lambda pricing, rows: (np.zeros(len(rows)),) * 3)

@@ -13,7 +13,12 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
 from weft.describe.plan import Recompute
-from weft.predict.cost.memory import stage_input_bytes, stage_kept_bytes, state_bytes
+from weft.predict.cost.memory import (
+    copied_parameters,
+    stage_input_bytes,
+    stage_kept_bytes,
+    state_bytes,
+)
 from weft.predict.cost.profiled import profile_rows, require_same_model
 from weft.predict.cost.speeds import DataSheetSpeeds, MeasuredSpeeds, Speeds
 from weft.predict.cost.tables import value_at
@@ -95,10 +100,18 @@ class ComputeModel:
             require_same_model(self.profile, graph, shape, precision)
             for layer, count in _distinct(graph, layers):
                 total = total.plus(_profiled(self.profile, layer, shape, device), count)
+            for one in copied_parameters(graph, layers):
+                owner = graph.layers[one.layers[0]]
+                copied = one.parameters(shape) / owner.parameters(shape)
+                update_s = copied * _profiled(self.profile, owner, shape, device).update_s
+                total = total.plus(_LayerTimes(update_s=update_s), 1)
         else:
             speeds, source, half_width = self._speeds(device, precision)
             for layer, count in _distinct(graph, layers):
                 total = total.plus(_roofline(layer, shape, precision, device, speeds), count)
+            for one in copied_parameters(graph, layers):
+                touched = one.parameters(shape) * state_bytes(precision).touched
+                total = total.plus(_LayerTimes(update_s=speeds.memory_s(touched)), 1)
         again_s = total.forward_s if recompute == "full" else 0.0
         return StageTimes(
             forward_s=total.forward_s,

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
 from weft.program.buffers import SHARDED_BUFFERS
@@ -112,8 +112,27 @@ def gradient_element_bytes(precision: str) -> int:
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Count of parameters that one tensor rank holds of a stage."""
-    return round(sum(graph.layers[index].parameters(shape) for index in layers))
+    """Count of parameters that one tensor rank holds of a stage, copies of tied ones included."""
+    own = sum(graph.layers[index].parameters(shape) for index in layers)
+    return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
+
+
+def shared_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
+    """Tied parameters that layers of a stage use and layers of other stages, too."""
+    return [one for one in graph.tied if 0 < len(set(one.layers) & set(layers)) < len(one.layers)]
+
+
+def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
+    """Those of `shared_parameters` that are counted in another stage, so that this one has a copy."""
+    return [one for one in shared_parameters(graph, layers) if one.layers[0] not in layers]
+
+
+def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
+    """Bytes beyond what `resident_bytes` says of a rank that shares nothing out of so many parameters."""
+    level = SHARDINGS.index(sharding)
+    others = parameters - -(-parameters // replicas)
+    parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
+    return sum(size * others for size, first in parts if level >= first)
 
 
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:

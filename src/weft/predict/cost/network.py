@@ -3,8 +3,8 @@
 A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring
 and, where a group has several ranks on each of several nodes, a hierarchical one (reduce inside the nodes,
 between them, and spread inside them). An all-reduce may also take a pair of trees, whose latency grows with
-the logarithm of the ranks. A node's link is shared by its devices that communicate at once. Between ranks of
-one node whose device was measured, the measured tables take the place of the description.
+the logarithm of the ranks. These are times of a collective that has the links of its nodes to itself. Between
+ranks of one node whose device was measured, the measured tables take the place of the description.
 """
 
 from __future__ import annotations
@@ -14,10 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2, sqrt
+from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
 from weft.predict.cost.tables import value_at
 from weft.predict.profile import MachineMeasurement
+
+
+class CollectiveTime(NamedTuple):
+    """A collective alone on its links.
+
+    Attributes:
+        seconds: from its start to its end.
+        link_s: how long what it moves over a node's link, in one direction, keeps that busy; the rest of the
+            time the link waits for latencies and for what happens inside the nodes. At most `seconds`.
+    """
+
+    seconds: float
+    link_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,52 +53,53 @@ class Network:
         link = self._link(rank, peer, sharing)
         return sent_bytes / link.bytes_per_s, link.latency_s
 
-    def all_reduce_s(self, ranks: Sequence[int], reduced_bytes: int, sharing: int = 1) -> float:
-        """Every rank ends with the sum of `reduced_bytes` of all.
+    def all_reduce_s(self, ranks: Sequence[int], reduced_bytes: int) -> float:
+        """Seconds of `all_reduce`."""
+        return self.all_reduce(ranks, reduced_bytes).seconds
 
-        `sharing` groups use the links between the same nodes at once.
-        """
+    def all_reduce(self, ranks: Sequence[int], reduced_bytes: int) -> CollectiveTime:
+        """Every rank ends with the sum of `reduced_bytes` of all."""
         if len(ranks) > 1 and self._measured(ranks) and self.machine is not None and self.machine.all_reduce:
-            return _scaled(self.machine.all_reduce, len(ranks), reduced_bytes)
-        one_way = self._one_way_s(ranks, reduced_bytes, sharing)
-        return 2.0 * min(one_way, self._trees_s(sorted(ranks), reduced_bytes, sharing))
+            return CollectiveTime(_scaled(self.machine.all_reduce, len(ranks), reduced_bytes), 0.0)
+        one_way = min(self._one_way(ranks, reduced_bytes), self._trees(sorted(ranks), reduced_bytes))
+        return CollectiveTime(2.0 * one_way.seconds, 2.0 * one_way.link_s)
 
-    def reduce_scatter_s(self, ranks: Sequence[int], total_bytes: int, sharing: int = 1) -> float:
+    def reduce_scatter(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """Every rank ends with its share of the sum of `total_bytes`."""
-        return self._one_way_s(ranks, total_bytes, sharing)
+        return self._one_way(ranks, total_bytes)
 
-    def all_gather_s(self, ranks: Sequence[int], total_bytes: int, sharing: int = 1) -> float:
+    def all_gather(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """Every rank ends with the `total_bytes` of which it had a share."""
-        return self._one_way_s(ranks, total_bytes, sharing)
+        return self._one_way(ranks, total_bytes)
 
-    def _one_way_s(self, ranks: Sequence[int], total_bytes: int, sharing: int) -> float:
+    def _one_way(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """A reduce-scatter or an all-gather, which are each other's mirror image."""
         if len(ranks) < 2:
-            return 0.0
-        flat = self._ring_s(sorted(ranks), total_bytes, sharing)
+            return CollectiveTime(0.0, 0.0)
+        flat = self._ring(sorted(ranks), total_bytes)
         members = Counter(self.cluster.node_of(rank) for rank in ranks)
         counts = set(members.values())
         if len(members) == 1 or counts == {1} or len(counts) > 1:
             return flat
-        return min(flat, self._hierarchical_s(sorted(ranks), counts.pop(), total_bytes, sharing))
+        return min(flat, self._hierarchical(sorted(ranks), counts.pop(), total_bytes))
 
-    def _ring_s(self, ranks: Sequence[int], total_bytes: int, sharing: int) -> float:
-        """(n - 1) turns, each as slow as the slowest link of the ring."""
+    def _ring(self, ranks: Sequence[int], total_bytes: int, rings: int = 1) -> CollectiveTime:
+        """(n - 1) turns, each as slow as the slowest link of the ring; `rings` leave each node at once."""
         ring = [*pairwise(ranks), (ranks[-1], ranks[0])]
-        links = {self._link(rank, peer, sharing) for rank, peer in ring}
-        share = total_bytes / len(ranks)
+        links = {self._link(rank, peer, rings) for rank, peer in ring}
+        turns, share = len(ranks) - 1, total_bytes / len(ranks)
         turn = max(link.latency_s for link in links) + share / min(link.bytes_per_s for link in links)
-        return (len(ranks) - 1) * turn
+        return CollectiveTime(turns * turn, turns * self._on_link_s(ring, share, rings))
 
-    def _hierarchical_s(self, ranks: Sequence[int], on_a_node: int, total_bytes: int, sharing: int) -> float:
+    def _hierarchical(self, ranks: Sequence[int], on_a_node: int, total_bytes: int) -> CollectiveTime:
         """Inside every node on all bytes, then between the nodes on each device's share of them."""
         nodes = [ranks[index : index + on_a_node] for index in range(0, len(ranks), on_a_node)]
-        inside = max(self._ring_s(node, total_bytes, 1) for node in nodes)
+        inside = max(self._ring(node, total_bytes).seconds for node in nodes)
         # All devices of a node talk to their twins on the other nodes at once.
-        between = self._ring_s([node[0] for node in nodes], total_bytes // on_a_node, sharing * on_a_node)
-        return inside + between
+        between = self._ring([node[0] for node in nodes], total_bytes // on_a_node, on_a_node)
+        return CollectiveTime(inside + between.seconds, between.link_s)
 
-    def _trees_s(self, ranks: Sequence[int], total_bytes: int, sharing: int) -> float:
+    def _trees(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """Reducing to one rank, or spreading from it, over two binary trees with half of the bytes each.
 
         A rank inside one tree is a leaf of the other, so that each sends and receives all bytes once (Sanders
@@ -93,18 +108,25 @@ class Network:
         (depth + k - 1) (latency + bytes / (k bandwidth)); k is the best real number.
         """
         if len(ranks) < 2:
-            return 0.0
+            return CollectiveTime(0.0, 0.0)
         members = Counter(self.cluster.node_of(rank) for rank in ranks)
         depth = ceil(log2(max(members.values()))) + ceil(log2(len(members)))
-        links = {self._link(rank, peer, sharing) for rank, peer in pairwise(ranks)}
+        pairs = list(pairwise(ranks))
+        links = {self._link(rank, peer) for rank, peer in pairs}
         latency_s = max(link.latency_s for link in links)
         moving_s = total_bytes / min(link.bytes_per_s for link in links)
+        on_link_s = self._on_link_s(pairs, total_bytes)
         if latency_s == 0.0:
-            return moving_s
+            return CollectiveTime(moving_s, on_link_s)
         pieces = max(1.0, sqrt((depth - 1) * moving_s / latency_s))
-        return (depth + pieces - 1) * (latency_s + moving_s / pieces)
+        return CollectiveTime((depth + pieces - 1) * (latency_s + moving_s / pieces), on_link_s)
 
-    def _link(self, rank: int, peer: int, sharing: int) -> Link:
+    def _on_link_s(self, pairs: Sequence[tuple[int, int]], moved_bytes: float, sharing: int = 1) -> float:
+        """Seconds for which `moved_bytes` between each of the pairs keep the slowest link of a node busy."""
+        between = [pair for pair in pairs if self.cluster.node_of(pair[0]) != self.cluster.node_of(pair[1])]
+        return max((moved_bytes / self._link(*pair, sharing).bytes_per_s for pair in between), default=0.0)
+
+    def _link(self, rank: int, peer: int, sharing: int = 1) -> Link:
         link = self.cluster.link_between(rank, peer)
         if sharing > 1 and self.cluster.node_of(rank) != self.cluster.node_of(peer):
             return Link(link.bytes_per_s / sharing, link.latency_s)

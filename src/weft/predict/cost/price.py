@@ -17,7 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.compute import ComputeModel, StageTimes
-from weft.predict.cost.network import Network
+from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
@@ -46,8 +46,11 @@ class Priced:
     source: str
 
 
-CostHook = Callable[[Pricing, Ints], tuple[Seconds, Seconds]]
-"""(occupancy, latency) in seconds of the rows given; shape (rows,)."""
+CostHook = Callable[[Pricing, Ints], tuple[Seconds, Seconds, Seconds]]
+"""(occupancy, latency, link time) in seconds of the rows given; shape (rows,).
+
+The link time is how long what a row moves keeps a link between nodes busy; it matters where there is one.
+"""
 
 _HOOKS: dict[str, CostHook] = {}
 
@@ -92,11 +95,12 @@ def price(
     )
     occupancy = np.zeros(len(program))
     latency = np.zeros(len(program))
+    link_s = np.zeros(len(program))
     for code in np.unique(program.columns.kind).tolist():
         rows = np.flatnonzero(program.columns.kind == code)
-        occupancy[rows], latency[rows] = _hook(KINDS[code].name)(pricing, rows)
+        occupancy[rows], latency[rows], link_s[rows] = _hook(KINDS[code].name)(pricing, rows)
     synchronous = np.array([cluster.device_of(rank).synchronous for rank in range(program.ranks)])
-    lead = _reduction_lead(pricing, occupancy, synchronous)
+    lead, rest = _reduction_lead(pricing, occupancy, link_s, synchronous)
     times = [time for place in pricing.stage_times.values() for time in place]
     half_width = max(time.half_width for time in times)
     return Priced(
@@ -108,7 +112,10 @@ def price(
             live_bytes=live_bytes(pricing),
             base_bytes=base_bytes(pricing),
             links=pricing.links,
+            group_links=pricing.group_links,
+            demand=np.divide(link_s, occupancy, out=np.ones(len(program)), where=occupancy > 0.0),
             lead=_ticks(lead),
+            rest=_ticks(rest),
             compute_slowdown=pricing.slowdowns[0],
             communication_slowdown=pricing.slowdowns[1],
         ),
@@ -118,25 +125,35 @@ def price(
     )
 
 
-def _reduction_lead(pricing: Pricing, occupancy: Seconds, synchronous: npt.NDArray[np.bool_]) -> Seconds:
-    """Seconds before the end of a stage's last backward at which its reduction may start, (instructions,).
+def _reduction_lead(
+    pricing: Pricing, occupancy: Seconds, link_s: Seconds, synchronous: npt.NDArray[np.bool_]
+) -> tuple[Seconds, Seconds]:
+    """Seconds before the end of a stage's last backward at which its reduction may start, and those that are
+    left of it at that end; both (instructions,).
 
     Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but
-    one can be reduced beside the backward, unless they are reduced faster than they become ready. A device
-    that computes on its host posts nothing meanwhile.
+    one can be reduced beside the backward, unless they are reduced faster than they become ready. One that
+    meets others on its links takes longer and hides as much more, so that it starts as early as if it met all
+    of them, but the last layer's part always follows. A device that computes on its host posts nothing
+    meanwhile.
     """
     program = pricing.program
     columns, edges = program.columns, program.edges
-    lead = np.zeros(len(program))
+    lead, rest = np.zeros(len(program)), np.zeros(len(program))
     if "reductions" in pricing.plan.blocking:
-        return lead
+        return lead, rest
     made = np.isin(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
     np.maximum.at(lead, edges.target[made], occupancy[edges.source[made]])
     rows = np.flatnonzero(columns.kind == REDUCE)
     layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]
     hidden = np.where(synchronous[columns.rank[rows]], 0.0, 1.0 - 1.0 / layers)
-    lead[rows] = hidden * np.minimum(lead[rows], occupancy[rows])
-    return lead
+    group = columns.group[rows]
+    each = link_s[rows] / pricing.flows_of_group[group]
+    in_step = np.maximum(occupancy[rows], each * pricing.lanes_of_group[group])
+    longest = np.maximum(in_step, each * pricing.users_of_group[group])
+    lead[rows] = hidden * np.minimum(lead[rows], longest)
+    rest[rows] = np.where(lead[rows] > 0.0, in_step / layers, 0.0)
+    return lead, rest
 
 
 def _hook(kind: str) -> CostHook:
@@ -149,12 +166,14 @@ def _ticks(seconds: Seconds) -> Ints:
     return np.rint(seconds / TICK_S).astype(np.int64)
 
 
-def _by_table(seconds_of: Callable[..., tuple[float, float]], *keys: Ints) -> tuple[Seconds, Seconds]:
+def _by_table(
+    seconds_of: Callable[..., tuple[float, float, float]], *keys: Ints
+) -> tuple[Seconds, Seconds, Seconds]:
     """Evaluate each distinct combination of `keys`, columns of one length, once."""
     first, which = distinct_rows(*keys)
     rows = zip(*(key[first].tolist() for key in keys), strict=True)
-    table = np.array([seconds_of(*row) for row in rows]).reshape(-1, 2)
-    return table[which, 0], table[which, 1]
+    table = np.array([seconds_of(*row) for row in rows]).reshape(-1, 3)
+    return table[which, 0], table[which, 1], table[which, 2]
 
 
 def _compute_hook(
@@ -165,11 +184,11 @@ def _compute_hook(
     `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
     """
 
-    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
+    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
         columns = pricing.program.columns
         sets = pricing.device_set_of_rank[columns.rank[rows]]
 
-        def place_s(stage: int, replica: int, devices: int) -> tuple[float, float]:
+        def place_s(stage: int, replica: int, devices: int) -> tuple[float, float, float]:
             seconds = max(
                 pricing.in_program_s(seconds_of(times), device, speed)
                 for times, device, speed in zip(
@@ -182,42 +201,50 @@ def _compute_hook(
             if tensor_reduced:
                 again = recomputes and pricing.plan.stages[stage].recompute == "full"
                 seconds += (2 if again else 1) * pricing.tensor_s.get((stage, replica), 0.0)
-            return seconds, 0.0
+            return seconds, 0.0, 0.0
 
         return _by_table(place_s, columns.stage[rows], columns.replica[rows], sets)
 
     return hook
 
 
-def _send(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
+def _send(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
     columns = pricing.program.columns
-    return _by_table(pricing.message_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
+
+    def pair_s(rank: int, peer: int, moved_bytes: int) -> tuple[float, float, float]:
+        occupancy, latency = pricing.message_s(rank, peer, moved_bytes)
+        return occupancy, latency, occupancy
+
+    return _by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
 
 
-_CollectiveTime = Callable[[Network, tuple[int, ...], int, int], float]
+_TimeOf = Callable[[Network, tuple[int, ...], int], CollectiveTime]
 
 
-def _collective_hook(time_of: Callable[[Plan], _CollectiveTime]) -> CostHook:
-    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
+def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
+    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
         columns, groups = pricing.program.columns, pricing.program.groups
-        collective_s = time_of(pricing.plan)
+        alone = time_of(pricing.plan)
 
-        def group_s(group: int, moved_bytes: int) -> tuple[float, float]:
-            sharing = int(pricing.reduce_sharing[group])
-            return collective_s(pricing.network, groups[group], moved_bytes, sharing), 0.0
+        def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
+            taken = alone(pricing.network, groups[group], moved_bytes)
+            # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
+            # latencies and bytes: the others' bytes move while one waits.
+            link_s = taken.link_s * int(pricing.flows_of_group[group])
+            return max(taken.seconds, link_s), 0.0, link_s
 
         return _by_table(group_s, columns.group[rows], columns.bytes[rows])
 
     return hook
 
 
-def _reduction_s(plan: Plan) -> _CollectiveTime:
+def _reduction(plan: Plan) -> _TimeOf:
     """Where optimizer states are shared out each rank only needs its share of the sum."""
-    return Network.all_reduce_s if plan.sharding == "zero-0" else Network.reduce_scatter_s
+    return Network.all_reduce if plan.sharding == "zero-0" else Network.reduce_scatter
 
 
-def _nothing(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds]:
-    return np.zeros(len(rows)), np.zeros(len(rows))
+def _nothing(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
+    return np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
 
 
 register_cost_hook("forward", _compute_hook(lambda times: times.forward_s, tensor_reduced=True))
@@ -241,6 +268,8 @@ register_cost_hook("send_gradient", _send)
 # A message takes its time on the sender's side.
 register_cost_hook("receive_activation", _nothing)
 register_cost_hook("receive_gradient", _nothing)
-register_cost_hook("reduce", _collective_hook(_reduction_s))
-register_cost_hook("gather", _collective_hook(lambda plan: Network.all_gather_s))
+register_cost_hook("reduce", _collective_hook(_reduction))
+# Every holder of a tied weight steps all of it.
+register_cost_hook("reduce_tied", _collective_hook(lambda plan: Network.all_reduce))
+register_cost_hook("gather", _collective_hook(lambda plan: Network.all_gather))
 register_cost_hook("free", _nothing)

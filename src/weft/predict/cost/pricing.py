@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from weft.describe.plan import Plan
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
 from weft.program.codes import distinct_rows
-from weft.program.fold import KEPT_REPLICA, twins_of
+from weft.program.fold import KEPT_LANE, KEPT_REPLICA, twins_of
 from weft.program.kinds import MESSAGES
 from weft.program.program import NONE, Ints, Program
 
@@ -156,16 +156,49 @@ class Pricing:
         return tuple(self.cluster.node_of(rank) for rank in range(self.cluster.ranks))
 
     @cached_property
-    def reduce_sharing(self) -> Ints:
-        """For each group of the program, how many groups use the link of one of its nodes at once."""
-        nodes = [{self._nodes[rank] for rank in group} for group in self.program.groups]
-        users: dict[tuple[int, int], int] = defaultdict(int)
-        for touched in nodes:
-            if len(touched) > 1:
-                for node in touched:
-                    users[node] += 1
-        sharing = [max((users[node] for node in touched), default=1) for touched in nodes]
-        return np.maximum(np.array(sharing, dtype=np.int64), 1)
+    def group_links(self) -> tuple[tuple[int, ...], ...]:
+        """By group of the program, the links of all nodes that its collectives span, rising."""
+        return tuple(
+            tuple(sorted(self._link_number(link) for link in self._links_of_ring(group)))
+            for group in self.program.groups
+        )
+
+    @cached_property
+    def lanes_of_group(self) -> Ints:
+        """By group of the program, how many collectives of equal lanes run in step on a link, itself one."""
+        flows = np.ones(len(self.program.groups), dtype=np.int64)
+        lanes = {
+            rank: copy.ranks for stage in self.plan.stages for copy in stage.replicas for rank in copy.ranks
+        }
+        for group in np.unique(self.program.columns.group).tolist():
+            if group == NONE:
+                continue
+            alike = zip(*(lanes[rank] for rank in self.program.groups[group]), strict=False)
+            sharing = Counter(link for ranks in alike for link in self._links_of_ring(ranks))
+            flows[group] = max(sharing.values(), default=1)
+        return flows
+
+    @property
+    def flows_of_group(self) -> Ints:
+        """By group of the program, how many collectives each simulated one of it stands for on a link.
+
+        Those of the lanes that are folded away run in step with it; where others meet them the simulator
+        finds out.
+        """
+        return self.lanes_of_group if KEPT_LANE in self.program.meta else np.ones_like(self.lanes_of_group)
+
+    @cached_property
+    def users_of_group(self) -> Ints:
+        """By group of the program, how many groups use one of its links, if all are at work at once."""
+        users = Counter(link for links in self.group_links for link in links)
+        most = [max((users[link] for link in links), default=1) for links in self.group_links]
+        return np.array(most, dtype=np.int64)
+
+    def _links_of_ring(self, ranks: Sequence[int]) -> frozenset[_NodeLink]:
+        """The links of the nodes on a ring over the ranks; each node is entered and left once."""
+        ring = sorted(ranks)
+        hops = zip(ring, [*ring[1:], ring[0]], strict=True)
+        return frozenset(link for hop in hops for link in self._links_between(*hop))
 
     def message_s(self, rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
         """(occupancy, latency) of a message, of the twins' slowest.
@@ -192,21 +225,30 @@ class Pricing:
     def links(self) -> Ints:
         """Numbers of the two links that each message between nodes occupies, else -1: (instructions, 2).
 
-        The messages of a rank's twins are one flow here, with as large a share as that of any other rank.
+        The messages of a rank's twins are one flow here, with as large a share as that of any other rank, on
+        the links of the first of them that leaves its node.
         """
         columns = self.program.columns
         links = np.full((len(columns), 2), NONE, dtype=np.int64)
         sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]))
         ranks, peers = columns.rank[sends], columns.peer[sends]
         first, which = distinct_rows(ranks, peers)
-        numbers: dict[_NodeLink, int] = {}
         table = np.full((len(first), 2), NONE, dtype=np.int64)
-        for index, pair in enumerate(zip(ranks[first].tolist(), peers[first].tolist(), strict=True)):
-            used = self._links_between(*pair)
+        for index, (rank, peer) in enumerate(zip(ranks[first].tolist(), peers[first].tolist(), strict=True)):
+            pairs = zip(self.twins[rank], self.twins[peer], strict=True)
+            used = next(filter(None, (self._links_between(*pair) for pair in pairs)), ())
             if used:
-                table[index] = [numbers.setdefault(link, len(numbers)) for link in used]
+                table[index] = [self._link_number(link) for link in used]
         links[sends] = table[which]
         return links
+
+    @cached_property
+    def _node_numbers(self) -> Mapping[tuple[int, int], int]:
+        return {node: number for number, node in enumerate(dict.fromkeys(self._nodes))}
+
+    def _link_number(self, link: _NodeLink) -> int:
+        node, group, leaves = link
+        return 2 * (self._node_numbers[node] * len(self.cluster.groups) + group) + leaves
 
     def _links_between(self, rank: int, peer: int) -> tuple[_NodeLink, ...]:
         """By which link a message leaves its node and by which it enters another; none inside a node.

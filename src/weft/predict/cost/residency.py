@@ -15,7 +15,14 @@ from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute, Stage
-from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
+from weft.predict.cost.memory import (
+    resident_bytes,
+    shared_parameters,
+    stage_parameters,
+    state_bytes,
+    unshared_bytes,
+    with_slack,
+)
 from weft.predict.cost.pricing import Pricing
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES
 from weft.program.program import Ints
@@ -33,7 +40,18 @@ def base_bytes(pricing: Pricing) -> Ints:
         for index, stage in enumerate(plan.stages)
     )
     resident = resident_bytes(stages, ranks, state_bytes(plan.precision), plan.sharding)
-    return with_slack(resident + _recomputed_bytes(pricing))
+    return with_slack(resident + _whole_copies(pricing) + _recomputed_bytes(pricing))
+
+
+def _whole_copies(pricing: Pricing) -> Ints:
+    """What copies of tied weights take beside a share of them: their holders share nothing out; (ranks,)."""
+    more = np.zeros(pricing.program.ranks, dtype=np.int64)
+    plan, states = pricing.plan, state_bytes(pricing.plan.precision)
+    for index, stage in enumerate(plan.stages):
+        for one in shared_parameters(pricing.graph, stage.layers):
+            count = round(one.parameters(pricing.shape(index)))
+            more[_holders(stage)] += unshared_bytes(count, len(stage.replicas), states, plan.sharding)
+    return more
 
 
 def _recomputed_bytes(pricing: Pricing) -> Ints:
