@@ -20,7 +20,7 @@ from weft.planning.compile import compile_evaluation
 from weft.program.kinds import (
     BACKWARD,
     FORWARD,
-    GATHER,
+    FREE,
     REDUCE,
     SEND_ACTIVATION,
     SEND_GRADIENT,
@@ -208,11 +208,11 @@ def test_everything_that_cannot_run_is_listed() -> None:
     program = make_program(CONFIG, plan)
     require_runnable(plan, program)
     columns = program.columns
-    gathers = np.where(columns.kind == BACKWARD, GATHER, columns.kind)
+    frees = np.where(columns.kind == BACKWARD, FREE, columns.kind)
     unsupported: Program = replace(
         program,
         steps_per_cycle=2,
-        columns=replace(columns, kind=gathers, iteration=columns.iteration - 1),
+        columns=replace(columns, kind=frees, iteration=columns.iteration - 1),
         obligations=replace(program.obligations, stage_edges=((0, 1), (0, 2)), owners={(0, 0): (0, 1)}),
     )
     with pytest.raises(InputError) as caught:
@@ -220,6 +220,6 @@ def test_everything_that_cannot_run_is_listed() -> None:
     lines = [str(violation) for violation in caught.value.violations]
     assert len(lines) == 6
     assert lines[0] == "plan: precision 'bf16' is not supported by this runtime yet (nearest valid: fp32)"
-    assert lines[1] == "program: instructions of kind 'gather' are not supported by this runtime yet"
+    assert lines[1] == "program: instructions of kind 'free' are not supported by this runtime yet"
     with pytest.raises(InputError, match="a prologue is not supported"):
         require_supported(unsupported)

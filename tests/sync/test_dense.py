@@ -12,6 +12,7 @@ from pool import WorkerPool
 from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.sync import get_synchroniser
+from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter
 from weft.sync.dense import Dense
 
 LENGTH = 4 * 3 * 5
@@ -33,12 +34,53 @@ def reduce_late(rank: int, ranks: int, late: int) -> torch.Tensor:
     return gradient
 
 
+def share_late(rank: int, ranks: int, late: int) -> torch.Tensor:
+    gradient, group = gradient_of(rank), dist.new_group()
+    if rank == late:
+        time.sleep(0.1)
+    share = get_synchroniser(Choice(name="dense")).reduce_scatter(gradient, group)
+    assert torch.equal(gradient, gradient_of(rank))
+    return share
+
+
+def expected_sum(ranks: int) -> torch.Tensor:
+    total = gradient_of(0)
+    for rank in range(1, ranks):
+        total += gradient_of(rank)
+    return total
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_shares_are_those_of_the_sum_in_rank_order(worker_pool: WorkerPool, ranks: int) -> None:
+    for late in (0, ranks - 1):
+        assert torch.equal(torch.cat(worker_pool.run(share_late, late, ranks=ranks)), expected_sum(ranks))
+
+
+def share_of_pieces(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The share of a gradient that is exchanged in several pieces, and what it should be."""
+    length = ranks * (PIECE_ELEMENTS // ranks + 5)
+    gradients = [
+        torch.randn(length, generator=torch.Generator().manual_seed(member)) for member in range(ranks)
+    ]
+    found = reduce_scatter(gradients[rank], dist.new_group())
+    expected = gradients[0].clone()
+    for gradient in gradients[1:]:
+        expected += gradient
+    return found, expected.view(ranks, -1)[rank]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_long_gradients_are_exchanged_piece_by_piece(worker_pool: WorkerPool, ranks: int) -> None:
+    for found, expected in worker_pool.run(share_of_pieces, ranks=ranks):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_sum_is_the_one_in_rank_order(worker_pool: WorkerPool, ranks: int) -> None:
-    expected = gradient_of(0)
-    for rank in range(1, ranks):
-        expected += gradient_of(rank)
+    expected = expected_sum(ranks)
     for late in (0, ranks - 1):
         for found in worker_pool.run(reduce_late, late, ranks=ranks):
             assert torch.equal(found, expected)

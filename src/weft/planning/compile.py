@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.plan import Plan, Stage
 from weft.errors import InputError, Violation
-from weft.predict.cost.memory import gradient_element_bytes
+from weft.predict.cost.memory import gradient_element_bytes, shared_parameters
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.fold import fold_lanes
-from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.layout import PipelineLayout, StageLayout, TiedWeights
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
@@ -69,18 +69,23 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     if len(set(shares)) != 1:
         raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
     gradient_bytes = gradient_element_bytes(plan.precision)
+    tied = _tied_weights(plan, graph)
     return PipelineLayout(
         stages=tuple(
             StageLayout(
                 replicas=tuple(copy.ranks for copy in stage.replicas),
-                gradient_bytes=gradient_bytes * _parameters(stage, plan, graph),
-                weight_bytes=plan.element_bytes * _parameters(stage, plan, graph),
+                gradient_bytes=gradient_bytes * _own_parameters(stage, plan, graph),
+                weight_bytes=plan.element_bytes * _own_parameters(stage, plan, graph),
             )
             for stage in plan.stages
         ),
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
         paths=paths_of(get_schedule(plan.schedule.name)),
+        tied=tuple(
+            TiedWeights(stages, gradient_bytes * round(one.parameters(_shape(plan.stages[stages[0]], plan))))
+            for stages, one in tied
+        ),
     )
 
 
@@ -88,9 +93,22 @@ def _shape(stage: Stage, plan: Plan) -> Shape:
     return Shape(plan.micro_batch_size, plan.sequence, len(stage.replicas[0].ranks))
 
 
-def _parameters(stage: Stage, plan: Plan, graph: LayerGraph) -> int:
+def _tied_weights(plan: Plan, graph: LayerGraph) -> list[tuple[tuple[int, ...], TiedParameters]]:
+    """The parameters that layers of several stages use, with these stages."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    users = [(tuple(sorted({stage_of[layer] for layer in one.layers})), one) for one in graph.tied]
+    return [(stages, one) for stages, one in users if len(stages) > 1]
+
+
+def _own_parameters(stage: Stage, plan: Plan, graph: LayerGraph) -> int:
+    """Count of a stage's parameters on one tensor rank, without those of which other stages have copies."""
     shape = _shape(stage, plan)
-    return round(sum(graph.layers[layer].parameters(shape) for layer in stage.layers))
+    shared = [
+        one.parameters(shape)
+        for one in shared_parameters(graph, stage.layers)
+        if one.layers[0] in stage.layers
+    ]
+    return round(sum(graph.layers[layer].parameters(shape) for layer in stage.layers) - sum(shared))
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:

@@ -14,6 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
+from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job
 from weft.predict.cost.calibration import load_machine, load_profile
@@ -104,13 +105,13 @@ def problem_of(
 
 
 def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
-    """The problem that a run file poses."""
-    if run.model.build is not None:
-        raise InputError(
-            Violation("model.build", f"{run.model.build!r}: own modules are not supported; preset or hf")
-        )
-    return problem_of(
-        model=run.model.preset or run.model.hf or "",
+    """The problem that a run file poses.
+
+    Raises:
+        InputError: as `problem_of`, and when the task cannot train the model.
+    """
+    problem = problem_of(
+        model=run.model.preset or run.model.hf or run.model.build or "",
         on=run.cluster.use,
         global_batch=run.train.global_batch,
         sequence=run.task.sequence,
@@ -129,6 +130,9 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         minimise=run.goal.minimise,
         home=home,
     )
+    if problems := task_problems(run.task.kind, problem.model):
+        raise InputError(problems)
+    return problem
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.kinds import COLLECTIVES, FORWARD
+from weft.program.kinds import COLLECTIVES, FORWARD, REDUCE_TIED
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
 from weft.program.passes.blocking import block
 from weft.program.passes.sharding import require_one_sequence, shard
+from weft.program.passes.tying import tie
 from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Program
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 
@@ -50,6 +51,8 @@ def build_training_program(
         lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
         if layout.replicas > 1:
             lowered = shard(lowered, layout, sharding)
+        if layout.tied:
+            lowered = tie(lowered, layout)
         pipelines[micro_batches] = block(lowered, blocking, sharding)
     require_one_sequence(pipelines, sharding)
     meta = {"schedule": schedule.name, **_sharded(layout, sharding)}
@@ -159,13 +162,16 @@ def _assemble(
         meta = {**meta, "folded": str(only_replica)}
     ranks = layout.rank_table()
     groups, group_of = layout.group_table()
+    tied_groups, tied_group_of = layout.tied_group_table()
+    groups, tied_group_of = groups + tied_groups, tied_group_of + len(groups)
     parts: list[Columns] = []
     edges: list[Edges] = []
     first_row = 0
     for pipeline in kept:
         lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
         for lane in range(ranks.shape[2]):
-            parts.append(_copy(layout, lowered.columns, ranks[..., lane], group_of[:, lane], pipeline))
+            copy = _copy(layout, lowered.columns, ranks[..., lane], group_of[:, lane], pipeline)
+            parts.append(_with_tied_groups(copy, tied_group_of[:, lane]))
             shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
             edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
             first_row += len(lowered.columns)
@@ -196,6 +202,14 @@ def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints,
     )
 
 
+def _with_tied_groups(columns: Columns, group_of: Ints) -> Columns:
+    """The columns with reductions of tied weights in their own groups; `group_of` each tied weight."""
+    tied = np.flatnonzero(columns.kind == REDUCE_TIED)
+    group = columns.group.copy()
+    group[tied] = group_of[columns.part[tied]]
+    return replace(columns, group=group)
+
+
 def _obligations(layout: PipelineLayout, purpose: str, pipelines: Sequence[int]) -> Obligations:
     stages = np.arange(len(layout.stages), dtype=np.int64)
     paths = range(layout.paths)
@@ -222,6 +236,7 @@ def _obligations(layout: PipelineLayout, purpose: str, pipelines: Sequence[int])
             for stage in range(len(stages))
             for replica in replicas
         },
+        tied=tuple(one.stages for one in layout.tied) if trains else (),
     )
 
 

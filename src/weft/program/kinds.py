@@ -24,6 +24,7 @@ class Kind:
         reads, writes: names of the values it needs and makes, for people and for the verifier.
         collective: all ranks of its group take part and end together.
         tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
+        spans_stages: a collective whose members may run it for different stages.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kind:
     writes: tuple[str, ...] = ()
     collective: bool = False
     tensor_reduced: bool = False
+    spans_stages: bool = False
 
 
 class KindRegistry:
@@ -169,6 +171,17 @@ REDUCE = KINDS.register(
         collective=True,
     )
 )
+REDUCE_TIED = KINDS.register(
+    Kind(
+        name="reduce_tied",
+        symbol="T",
+        stream="collective",
+        reads=("weight_gradient",),
+        writes=("reduced_gradient",),
+        collective=True,
+        spans_stages=True,
+    )
+)
 STEP = KINDS.register(
     Kind(
         name="step",
@@ -189,4 +202,4 @@ MESSAGES: tuple[tuple[int, int], ...] = (
 COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 # What all holders of the same weights do together.
-COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE)
+COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE, REDUCE_TIED)

@@ -34,6 +34,19 @@ class StageLayout:
     weight_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TiedWeights:
+    """A weight of which each of several stages has a copy.
+
+    Attributes:
+        stages: who has one, rising.
+        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients are without it.
+    """
+
+    stages: tuple[int, ...]
+    gradient_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLayout:
     """Stages, their ranks and their messages.
@@ -46,6 +59,7 @@ class PipelineLayout:
             per micro-batch; the gradient that comes back is as large.
         paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
+        tied: weights that stages share; all of them are trained.
     """
 
     stages: tuple[StageLayout, ...]
@@ -53,6 +67,7 @@ class PipelineLayout:
     message_bytes: Mapping[tuple[int, int], int]
     paths: int = 1
     frozen_stages: int = 0
+    tied: tuple[TiedWeights, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -126,6 +141,16 @@ class PipelineLayout:
             table.append([numbers[frozenset(group)] for group in holders])
         return tuple(groups), np.array(table, dtype=np.int64)
 
+    def tied_group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+        """The groups of ranks with a copy of each tied weight, and that of (tied weight, lane)."""
+        lanes = len(self.stages[0].replicas[0])
+        groups = [
+            tuple(dict.fromkeys(ranks[lane] for stage in one.stages for ranks in self.stages[stage].replicas))
+            for one in self.tied
+            for lane in range(lanes)
+        ]
+        return tuple(groups), np.arange(len(groups), dtype=np.int64).reshape(len(self.tied), lanes)
+
     def require_valid(self) -> None:
         """Refuse a layout that no program can be built for.
 
@@ -149,6 +174,13 @@ class PipelineLayout:
             Violation("layout", f"edge {edge} must go from a stage to a later one of {len(self.stages)}")
             for edge in self.edges
             if not 0 <= edge[0] < edge[1] < len(self.stages)
+        ]
+        problems += [
+            Violation(
+                "layout", f"tied weights must have two or more trained stages, rising, not {one.stages}"
+            )
+            for one in self.tied
+            if not _are_trained_stages(one.stages, range(self.frozen_stages, len(self.stages)))
         ]
         problems += self._path_problems()
         if not 0 <= self.frozen_stages < len(self.stages):
@@ -209,6 +241,10 @@ class PipelineLayout:
                         )
                     )
         return problems
+
+
+def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
+    return len(stages) > 1 and sorted(set(stages)) == list(stages) and set(stages) <= set(trained)
 
 
 def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:

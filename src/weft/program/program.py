@@ -146,6 +146,7 @@ class Obligations:
         step: rows (stage, replica, iteration) whose optimizer must step exactly once on every rank of the
             replica.
         owners: (stage, replica) to the ranks that run it.
+        tied: the stages that have a copy of each tied weight.
     """
 
     purpose: str
@@ -154,6 +155,7 @@ class Obligations:
     backward: Ints
     step: Ints
     owners: Mapping[tuple[int, int], tuple[int, ...]]
+    tied: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

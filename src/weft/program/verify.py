@@ -1,8 +1,8 @@
 """The verifier: proves a Program whoever built it, before anything is launched.
 
 It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
-read, that messages and collectives match, that shared-out states keep to their buffers, and that no order of
-events under rendezvous sends can hang.
+read, that messages and collectives match, that shared-out states keep to their buffers, that copies of tied
+weights get one gradient, and that no order of events under rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from weft.program.checks.dependencies import check_dependencies
 from weft.program.checks.messages import check_collectives, check_messages
 from weft.program.checks.obligations import check_obligations
 from weft.program.checks.sharding import check_sharding
+from weft.program.checks.tying import check_tying
 from weft.program.program import Program
 
 
@@ -31,6 +32,7 @@ def verify(program: Program) -> list[Violation]:
             check_messages,
             check_collectives,
             check_sharding,
+            check_tying,
             check_deadlock,
         )
         for violation in check(program)

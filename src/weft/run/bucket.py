@@ -1,30 +1,133 @@
 """`GradientBucket`: all gradients of a stage in one flat tensor.
 
 The parameters' `.grad` are views into it: backward accumulates in place, a reduction moves one tensor, and
-clearing is one operation.
+clearing is one operation. Where replicas share gradients out, several stages take turns in one buffer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 
-class GradientBucket:
-    """Flat gradients of one stage, zero-padded so that `shards` ranks can share it equally.
+@dataclass(frozen=True, slots=True)
+class FlatLayout:
+    """Where the trained parameters of a stage lie in a flat tensor.
 
-    A parameter that is used twice (tied weights) has one gradient. Do not set `.grad` to None: use `clear`.
+    A parameter that is used twice (tied weights) lies there once.
+
+    Attributes:
+        parameters: in the order of the module.
+        starts: the place of each parameter's first element.
+        length: of the tensor, a multiple of `shards`.
+        shards: how many ranks can share it equally; what is behind the last parameter is padding.
     """
 
-    def __init__(self, module: nn.Module, shards: int = 1) -> None:
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        length = sum(parameter.numel() for parameter in parameters)
-        dtype = parameters[0].dtype if parameters else torch.float32
-        self.flat = torch.zeros(-(-length // shards) * shards, dtype=dtype)
-        offset = 0
-        for parameter in parameters:
-            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+    parameters: tuple[nn.Parameter, ...]
+    starts: tuple[int, ...]
+    length: int
+    shards: int
+
+    @classmethod
+    def of(cls, module: nn.Module, shards: int = 1, apart: Iterable[nn.Parameter] = ()) -> FlatLayout:
+        """The layout of a module's trained parameters without those of `apart`."""
+        elsewhere = {id(parameter) for parameter in apart}
+        parameters = tuple(
+            parameter
+            for parameter in module.parameters()
+            if parameter.requires_grad and id(parameter) not in elsewhere
+        )
+        *starts, end = accumulate((parameter.numel() for parameter in parameters), initial=0)
+        return cls(parameters, tuple(starts), -(-end // shards) * shards, shards)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a flat tensor of shape (length,) in the shapes of the parameters."""
+        return [
+            flat[start : start + parameter.numel()].view_as(parameter)
+            for start, parameter in zip(self.starts, self.parameters, strict=True)
+        ]
+
+    def share(self, place: int) -> list[tuple[int, int, int]]:
+        """What lies in the `place`-th share: (index of a parameter, first element, one past its last)."""
+        length = self.length // self.shards
+        first, found = place * length, []
+        for index, (parameter, begins) in enumerate(zip(self.parameters, self.starts, strict=True)):
+            start, end = max(first - begins, 0), min(first + length - begins, parameter.numel())
+            if start < end:
+                found.append((index, start, end))
+        return found
+
+    def zeros(self, length: int) -> torch.Tensor:
+        """A flat tensor of the parameters' type, where they are."""
+        like = self.parameters[0] if self.parameters else torch.empty(0)
+        return torch.zeros(length, dtype=like.dtype, device=like.device)
+
+
+class GradientBucket:
+    """Flat gradients of one stage, in a buffer that it may share with other stages.
+
+    Do not set `.grad` to None: use `clear`.
+    """
+
+    def __init__(self, layout: FlatLayout, buffer: GradientBuffer) -> None:
+        self.flat = buffer.flat[: layout.length]
+        self._layout = layout
+        self._buffer = buffer
 
     def clear(self) -> None:
         self.flat.zero_()
+
+    def claim(self) -> None:
+        """Before gradients of the stage are made: have the buffer, with nothing in it unless it is this
+        stage's already. Waits until the gradients of the stage before are taken out of it.
+        """
+        buffer = self._buffer
+        if buffer.holder is self:
+            return
+        assert buffer.holder is None, "a reduction empties the buffer before another stage takes it"
+        buffer.until_empty()
+        buffer.holder = self
+        self.clear()
+        for parameter, view in zip(self._layout.parameters, self._layout.views(self.flat), strict=True):
+            parameter.grad = view
+
+    def hand_back(self, until_empty: Callable[[], object]) -> None:
+        """Leave the buffer to whoever claims it next; `until_empty` waits for what still reads it."""
+        assert self._buffer.holder is self, "a stage hands back the buffer that it holds"
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._buffer.until_empty = until_empty
+        self._buffer.holder = None
+
+
+class GradientBuffer:
+    """Room for the gradients of one of several stages at a time: as many elements as the largest has."""
+
+    def __init__(self, layouts: list[FlatLayout]) -> None:
+        self.flat = layouts[0].zeros(max(layout.length for layout in layouts))
+        self.holder: GradientBucket | None = None
+        self.until_empty: Callable[[], object] = _nothing_to_wait_for
+
+
+def make_buckets(layouts: Mapping[int, FlatLayout], buffers: int) -> dict[int, GradientBucket]:
+    """The buckets of a rank's stages; its j-th stage uses buffer j mod `buffers`.
+
+    A stage that shares its buffer with no other has it from the start.
+    """
+    stages = sorted(layouts)
+    buckets: dict[int, GradientBucket] = {}
+    for first in range(min(buffers, len(stages))):
+        turns = stages[first::buffers]
+        buffer = GradientBuffer([layouts[stage] for stage in turns])
+        buckets |= {stage: GradientBucket(layouts[stage], buffer) for stage in turns}
+        if len(turns) == 1:
+            buckets[turns[0]].claim()
+    return buckets
+
+
+def _nothing_to_wait_for() -> None:
+    """Nobody has used the buffer yet."""

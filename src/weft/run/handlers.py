@@ -14,6 +14,7 @@ from torch import nn
 
 from weft.program.program import NONE, Instruction
 from weft.run.channels import Handle, Job, Stamp
+from weft.run.recompute import LayerFunction, layer_functions, run_layers
 from weft.run.split_backward import run_input_part
 from weft.run.workspace import Workspace
 
@@ -41,8 +42,8 @@ ACTIVATION, OUTPUT, OUTPUT_GRADIENT, INPUT_GRADIENT = (
     "output_gradient",
     "input_gradient",
 )
-SAVED, MICRO_BATCH, REDUCED = "saved", "micro_batch", "reduced_gradient"
-WEIGHT_PART = "saved_for_weight"
+SAVED, MICRO_BATCH, REDUCED, GATHERED = "saved", "micro_batch", "reduced_gradient", "gathered_weights"
+WEIGHT_PART, REDUCED_TIED = "saved_for_weight", "reduced_tied_gradient"
 
 # Payload kinds of messages and the tags that keep them apart.
 TAGS = {ACTIVATION: 1, OUTPUT_GRADIENT: 2}
@@ -55,8 +56,12 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
     module = resources.stages[stage]
     first, last = stage not in route.before, stage not in route.after
     draws = workspace.training and draws_numbers(module)
+    recomputes = workspace.training and stage in resources.recomputing
+    shared = stage in resources.shards
 
     def ready() -> None:
+        if shared and (gathered := values.pop((GATHERED, stage, NONE), None)) is not None:
+            gathered.wait()
         if not first:
             values[ACTIVATION, stage, number] = workspace.arrived(ACTIVATION, stage, number)
         if first or last:
@@ -66,6 +71,9 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
             if last:
                 values[MICRO_BATCH, stage, number] = loaded.targets.to(resources.device)
 
+    def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
+        return lambda value: resources.loss_function(function(value), targets) * workspace.micro_batch_weight
+
     def execute() -> None:
         inputs = values.pop((ACTIVATION, stage, number))
         if draws:
@@ -73,10 +81,11 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
         if workspace.training and not first:
             inputs = inputs.detach().requires_grad_()
         with torch.set_grad_enabled(workspace.training):
-            output = module(inputs)
+            functions = layer_functions(module, inputs) if recomputes else (module,)
             if last:
                 targets = values.pop((MICRO_BATCH, stage, number))
-                output = resources.loss_function(output, targets) * workspace.micro_batch_weight
+                functions = (*functions[:-1], weighted_loss(functions[-1], targets))
+            output = run_layers(functions, inputs, recompute=recomputes, draws=draws)
         if workspace.training:
             values[SAVED, stage, number] = (inputs, output)
         if last:
@@ -116,7 +125,7 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Compute:
     def execute() -> None:
         workspace.values.pop(key).run()
 
-    return Compute(_nothing_to_wait_for, execute)
+    return Compute(workspace.resources.buckets[instruction.stage].claim, execute)
 
 
 def send_activation(workspace: Workspace, instruction: Instruction) -> Transfer:
@@ -141,40 +150,87 @@ def receive_gradient(workspace: Workspace, instruction: Instruction) -> Transfer
     return _receive(workspace, instruction, OUTPUT_GRADIENT, shape)
 
 
+def gather(workspace: Workspace, instruction: Instruction) -> Transfer:
+    """Bring a stage's weights up to date from all shares, on the thread of the collective stream."""
+    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    shard = resources.shards[stage]
+
+    def post(stamp: Stamp) -> Handle:
+        handle = resources.collectives.put(Job(Handle(label), shard.gather, stamp))
+        workspace.values[GATHERED, stage, NONE] = handle
+        return handle
+
+    return Transfer(post)
+
+
 def reduce(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Make the replicas of a stage agree on its gradient, on the thread of the collective stream."""
-    resources = workspace.resources
-    gradient = resources.buckets[instruction.stage].flat
+    """Make the replicas of a stage agree on its gradient, on the thread of the collective stream.
+
+    Where they share out what they step, each gets its share of the sum, and the gradient's buffer is free
+    for another stage.
+    """
+    stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
+    bucket, shard = resources.buckets[stage], resources.shards.get(stage)
     group = resources.groups.collective[instruction.group]
-    label = str(instruction)
 
     def run() -> torch.Tensor:
         # gloo works on host memory: elsewhere the gradient takes the way through it.
-        on_host = gradient.to("cpu")
+        gradient, on_host = bucket.flat, bucket.flat.to("cpu")
+        if shard is not None:
+            return shard.take_in(resources.synchroniser.reduce_scatter(on_host, group), part)
         resources.synchroniser.reduce(on_host, group)
         return gradient.copy_(on_host) if on_host is not gradient else gradient
 
     def post(stamp: Stamp) -> Handle:
         handle = resources.collectives.put(Job(Handle(label), run, stamp))
-        workspace.values[REDUCED, instruction.stage, NONE] = handle
+        workspace.values[REDUCED, stage, NONE] = handle
+        if shard is not None:
+            bucket.hand_back(handle.wait)
+        return handle
+
+    return Transfer(post)
+
+
+def reduce_tied(workspace: Workspace, instruction: Instruction) -> Transfer:
+    """Add up the gradients of all copies of a weight, on the thread of the collective stream."""
+    part, label, resources = instruction.part, str(instruction), workspace.resources
+    tied, group = resources.tied[part], resources.groups.collective[instruction.group]
+
+    def run() -> torch.Tensor:
+        return tied.reduce(resources.synchroniser, group)
+
+    def post(stamp: Stamp) -> Handle:
+        handle = resources.collectives.put(Job(Handle(label), run, stamp))
+        for stage in tied.stages:
+            workspace.values[REDUCED_TIED, stage, part] = handle
         return handle
 
     return Transfer(post)
 
 
 def step(workspace: Workspace, instruction: Instruction) -> Compute:
-    """Step a stage's optimizer once its gradient is reduced, then clear the gradient."""
+    """Step a stage's optimizer once its gradient is reduced, then clear the gradient.
+
+    A gradient that was handed back is cleared by the next stage to claim its buffer.
+    """
     stage = instruction.stage
+    shared = stage in workspace.resources.shards
     optimizer, bucket = workspace.resources.optimizers[stage], workspace.resources.buckets[stage]
+    tied = {part: one for part, one in workspace.resources.tied.items() if stage in one.stages}
 
     def ready() -> None:
+        for part in tied:
+            workspace.values.pop((REDUCED_TIED, stage, part)).wait()
         reduced = workspace.values.pop((REDUCED, stage, NONE), None)
         if reduced is not None:
             reduced.wait()
 
     def execute() -> None:
         optimizer.step()
-        bucket.clear()
+        for one in tied.values():
+            one.clear(stage)
+        if not shared:
+            bucket.clear()
 
     return Compute(ready, execute)
 
@@ -188,7 +244,9 @@ HANDLERS: dict[str, Handler] = {
     "send_gradient": send_gradient,
     "receive_activation": receive_activation,
     "receive_gradient": receive_gradient,
+    "gather": gather,
     "reduce": reduce,
+    "reduce_tied": reduce_tied,
     "step": step,
 }
 
@@ -208,7 +266,13 @@ def _going_back(
     route, values = workspace.route, workspace.values
     first, last = stage not in route.before, stage not in route.after
 
+    # The input part of a first stage makes a gradient, too: see `run_input_part`.
+    makes_gradients = instruction.kind.name != "backward_input" or first
+    claim = workspace.resources.buckets[stage].claim
+
     def ready() -> None:
+        if makes_gradients:
+            claim()
         if not last:
             values[OUTPUT_GRADIENT, stage, number] = workspace.arrived(OUTPUT_GRADIENT, stage, number)
 
@@ -224,10 +288,6 @@ def _going_back(
             values[OUTPUT_GRADIENT, route.before[stage], number] = inputs.grad
 
     return Compute(ready, execute)
-
-
-def _nothing_to_wait_for() -> None:
-    """What the instruction reads was made by this rank's own thread."""
 
 
 def _send(workspace: Workspace, instruction: Instruction, value: str, payload: str) -> Transfer:

@@ -102,8 +102,15 @@ class Runtime:
 
     @property
     def stages(self) -> dict[int, nn.Module]:
-        """This rank's modules by stage."""
+        """This rank's modules by stage.
+
+        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters.
+        """
         return dict(self._runtime.stages)
+
+    def gather_weights(self) -> None:
+        """Bring the parameters of `stages` up to date; every rank must call it."""
+        self._runtime.gather_weights()
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         """Train one optimizer step and return the mean loss of the global batch.

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.program.kinds import REDUCE
+from weft.program.buffers import SHARDED_BUFFERS
+from weft.program.kinds import REDUCE, REDUCE_TIED
 from weft.program.program import Program
-from weft.run.bucket import GradientBucket
+from weft.run.bucket import FlatLayout, GradientBucket, make_buckets
 from weft.run.channels import Channels, WorkQueue
 from weft.run.executor import Executor, require_supported
 from weft.run.handlers import TAGS
-from weft.run.mesh import open_groups
+from weft.run.mesh import Groups, open_groups
 from weft.run.recorder import Recorder
+from weft.run.shards import StageShard, gather_weights, require_elementwise
 from weft.run.supported import unsupported
+from weft.run.tied import TiedGradient, copies_of
 from weft.run.workspace import Batch, LossFunction, Resources, Route, Workspace
 from weft.sync import get_synchroniser
 
@@ -58,7 +62,8 @@ class Runtime:
         stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.Stage`. Replicas
             begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
-        optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`.
+        optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas
+            share its states out, it must be one of `weft.run.shards.ELEMENTWISE`.
         device: where the stages compute; messages and sums go through host memory.
         seed: keys the numbers that modules draw while they train (dropout).
         recorder: where measured times go; None keeps none.
@@ -87,24 +92,44 @@ class Runtime:
         require_runnable(plan, program)
         _require_stages(program, rank, stages)
         synchroniser = get_synchroniser(plan.sync)
+        reducing = _reducing_groups(program, rank)
+        optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
+        shared = reducing if plan.sharding != "zero-0" else {}
+        require_elementwise([optimizers[stage] for stage in shared], plan.sharding)
         self.plan = plan
         self.program = program
         groups = open_groups(program, rank, generation=generation, timeout=timedelta(seconds=timeout_s))
-        reducing = _reducing_groups(program, rank)
         for stage, group in reducing.items():
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
+        tied = _tied_gradients(program, groups, stages)
+        layouts = {
+            stage: FlatLayout.of(
+                module,
+                len(program.groups[reducing[stage]]) if stage in reducing else 1,
+                apart=(one.copies[stage] for one in tied.values() if stage in one.copies),
+            )
+            for stage, module in stages.items()
+        }
+        apart = plan.sharding == "zero-2" and bool(shared)
+        buckets = make_buckets(layouts, SHARDED_BUFFERS if apart else len(stages))
         self._resources = Resources(
             rank=rank,
             device=torch.device(device),
             dtype=PRECISIONS[plan.precision],
             stages=stages,
-            buckets={
-                stage: GradientBucket(
-                    module, len(program.groups[reducing[stage]]) if stage in reducing else 1
+            buckets=buckets,
+            optimizers=optimizers,
+            shards={
+                stage: StageShard(
+                    layouts[stage],
+                    buckets[stage],
+                    optimizers[stage],
+                    groups.collective[group],
+                    apart=apart,
                 )
-                for stage, module in stages.items()
+                for stage, group in shared.items()
             },
-            optimizers={stage: optimizer_factory(module) for stage, module in stages.items()},
+            tied=tied,
             groups=groups,
             channels=Channels(groups.messages, TAGS),
             collectives=WorkQueue("reduction"),
@@ -113,6 +138,9 @@ class Runtime:
             micro_batch_size=plan.micro_batch_size,
             sequence=plan.sequence,
             seed=seed,
+            recomputing=frozenset(
+                index for index, stage in enumerate(plan.stages) if stage.recompute == "full"
+            ),
         )
         self._training = Executor(program, self._workspace(program, training=True), recorder=recorder)
 
@@ -122,7 +150,10 @@ class Runtime:
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
-        """This rank's modules by stage; their parameters' names are the model's own."""
+        """This rank's modules by stage; their parameters' names are the model's own.
+
+        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters.
+        """
         return self._resources.stages
 
     @property
@@ -132,8 +163,17 @@ class Runtime:
 
     @property
     def buckets(self) -> Mapping[int, GradientBucket]:
-        """This rank's flat gradients by stage; clear after every step."""
+        """This rank's flat gradients by stage; clear after every step where replicas share nothing out."""
         return self._resources.buckets
+
+    @property
+    def shards(self) -> Mapping[int, StageShard]:
+        """The stages that this rank steps a share of only."""
+        return self._resources.shards
+
+    def gather_weights(self) -> None:
+        """Bring the parameters of `stages` up to date; every rank must call it."""
+        gather_weights(self.shards)
 
     def step(self, step: int, batch: Batch) -> StepResult:
         """Train one step.
@@ -226,6 +266,21 @@ def _reducing_groups(program: Program, rank: int) -> dict[int, int]:
     rows = (columns.kind == REDUCE) & (columns.rank == rank)
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
+
+
+def _tied_gradients(
+    program: Program, groups: Groups, stages: Mapping[int, nn.Module]
+) -> dict[int, TiedGradient]:
+    """By the part of their reductions, the weights that stages of this rank share, all copies made equal."""
+    columns = program.columns
+    tied = {}
+    for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
+        part, group = int(columns.part[row]), int(columns.group[row])
+        members = program.groups[group]
+        copies = copies_of(program.obligations.tied, part, stages)
+        tied[part] = TiedGradient(copies, len(members))
+        tied[part].equalise(groups.collective[group], members[0])
+    return tied
 
 
 def _equalise(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation, require_choice
 from weft.run.families import STAGE_FAMILIES
+from weft.run.families.own import OwnStage
 from weft.run.stage_module import StageModule, materialise
 
 
 def build_stage(
     model_config: ModelConfig, layers: Sequence[int], seed: int, dtype: torch.dtype
-) -> StageModule:
-    """A stage of a GPT-2 or Llama, in host memory.
+) -> StageModule | OwnStage:
+    """A stage of a model of a known family, or of one's own, in host memory.
 
     Args:
         layers: positions in the family's LayerGraph, rising without a gap: 0 is the embedding, 1 to n are the
@@ -24,9 +26,11 @@ def build_stage(
             so that any cut has the same values.
 
     Raises:
-        InputError: for an unknown family, layers that do not exist or do not follow each other, or tied
-            embeddings on a stage that does not hold the whole model.
+        InputError: for an unknown family, or layers that do not exist or do not follow each other.
     """
+    if model_config.family == FAMILY:
+        _require_layers(model_config, layers)
+        return OwnStage(model_config, layers, seed, dtype)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
     _require_layers(model_config, layers)
     with torch.device("meta"):
@@ -46,10 +50,5 @@ def _require_layers(config: ModelConfig, layers: Sequence[int]) -> None:
     elif list(layers) != list(range(layers[0], layers[0] + len(layers))):
         whole = str(list(range(min(layers), max(layers) + 1)))
         problems.append(Violation(where, f"stage layers {list(layers)} must follow each other", whole))
-    elif config.tied_embeddings and len(layers) != count and {0, count - 1} & set(layers):
-        problem = (
-            f"tied_embeddings needs embedding and head in one stage, given a stage of layers {list(layers)}"
-        )
-        problems.append(Violation(where, problem, "one stage, or tied_embeddings = false"))
     if problems:
         raise InputError(problems)

@@ -9,11 +9,9 @@ from weft.errors import Violation
 def unsupported(plan: Plan) -> list[Violation]:
     """One line for every decision of a plan that is predicted but not executed yet; empty when it can run."""
     degree = max(len(copy.ranks) for stage in plan.stages for copy in stage.replicas)
-    recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute != "none"]
     missing = (
         (degree > 1, f"tensor parallelism ({degree} ranks to a stage's replica)", "1 rank"),
-        (plan.sharding != "zero-0", f"sharding {plan.sharding!r}", "zero-0"),
-        (bool(recomputed), f"recompute 'full' (stages {', '.join(map(str, recomputed))})", "none"),
+        (plan.sharding == "zero-3", "sharding 'zero-3'", "zero-2"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )
     return [

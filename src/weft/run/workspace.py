@@ -20,6 +20,8 @@ from weft.run.bucket import GradientBucket
 from weft.run.channels import Channels, Handle, WorkQueue
 from weft.run.mesh import Groups
 from weft.run.randomness import counter_seed
+from weft.run.shards import StageShard
+from weft.run.tied import TiedGradient
 from weft.sync.base import Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
@@ -74,7 +76,12 @@ class Route:
 
 @dataclass(kw_only=True)
 class Resources:
-    """What a rank keeps from step to step, shared by the programs it runs."""
+    """What a rank keeps from step to step, shared by the programs it runs.
+
+    `shards` has the stages that the rank steps a share of only, `recomputing` are those whose layers run
+    forward again in their backward pass. `tied` are the weights that stages share, by the `part` of their
+    reductions.
+    """
 
     rank: int
     device: torch.device
@@ -82,6 +89,8 @@ class Resources:
     stages: Mapping[int, nn.Module]
     buckets: Mapping[int, GradientBucket]
     optimizers: Mapping[int, torch.optim.Optimizer]
+    shards: Mapping[int, StageShard]
+    tied: Mapping[int, TiedGradient]
     groups: Groups
     channels: Channels
     collectives: WorkQueue
@@ -90,6 +99,7 @@ class Resources:
     micro_batch_size: int
     sequence: int
     seed: int
+    recomputing: frozenset[int] = frozenset()
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ from weft.moves.partition import balanced_partition
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
+from weft.predict.cost.memory import resident_bytes, state_bytes, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.residency import kept_changes
 from weft.program.program import Ints
@@ -197,7 +197,7 @@ class Bounds:
             times.backward_input_s + times.backward_weight_s + reduced_s,
             min(kept),
             inputs,
-            stage_parameters(job.graph, one, shape),
+            round(job.graph.layers[index].parameters(shape)),
         )
 
     def _tensor_s(self, index: int, shape: Shape) -> float:

@@ -123,11 +123,12 @@ def check_collectives(program: Program) -> list[Violation]:
 
 
 def collective_codes(program: Program, rows: Ints) -> Ints:
-    """Equal for members of one collective: same kind, stage, iteration, group and part."""
+    """Equal for members of one collective: same kind, iteration, group, part and, mostly, stage."""
     columns = program.columns
+    spans = np.array([kind.spans_stages for kind in KINDS])[columns.kind[rows]]
     return codes(
         columns.kind[rows],
-        columns.stage[rows],
+        np.where(spans, NONE, columns.stage[rows]),
         columns.iteration[rows],
         columns.group[rows],
         columns.part[rows],

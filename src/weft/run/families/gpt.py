@@ -11,6 +11,7 @@ from transformers import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from weft.describe.model import ModelConfig
+from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 
 
@@ -26,6 +27,7 @@ def gpt_config(config: ModelConfig) -> GPT2Config:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        layer_norm_epsilon=1e-5 if config.norm_epsilon is None else config.norm_epsilon,
         tie_word_embeddings=config.tied_embeddings,
         # The family's default ids lie outside small vocabularies, and nothing here generates.
         bos_token_id=None,
@@ -39,13 +41,16 @@ def gpt_config(config: ModelConfig) -> GPT2Config:
 class GptStage(StageModule):
     """Without an attention mask the blocks attend causally."""
 
+    token_table = "transformer.wte"
+
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
         hugging_face = gpt_config(config)
         self.initializer_range = hugging_face.initializer_range
         self.transformer = nn.Module()
-        if self.embeds:
+        if self.has_table:
             self.transformer.wte = nn.Embedding(config.vocabulary, config.hidden)
+        if self.embeds:
             self.transformer.wpe = nn.Embedding(config.sequence, config.hidden)
         self.transformer.h = nn.ModuleDict(
             {str(index): GPT2Block(hugging_face, layer_idx=index) for index in self.block_indices}
@@ -65,17 +70,20 @@ class GptStage(StageModule):
             return Initial(deviation=self.initializer_range / math.sqrt(2 * self.config.layers))
         return Initial(deviation=self.initializer_range)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
         """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
-        hidden = inputs
-        if self.embeds:
-            positions = torch.arange(inputs.shape[1], device=inputs.device)
-            hidden = self.transformer.wte(inputs) + self.transformer.wpe(positions)
-        for block in self.transformer.h.values():
-            hidden = block(hidden)
-        if not self.ends:
-            return hidden
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
+        functions += self.transformer.h.values()
+        return [*functions, self._head] if self.ends else functions
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: torch.Tensor = self.transformer.wte(tokens) + self.transformer.wpe(positions)
+        return embedded
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.transformer.ln_f(hidden)
         if self.config.tied_embeddings:
             return nn.functional.linear(hidden, self.transformer.wte.weight)
-        return self.lm_head(hidden)
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from weft.describe.model import ModelConfig
+from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 
 
@@ -23,6 +25,11 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
         num_attention_heads=config.heads,
         num_key_value_heads=config.key_value_heads,
         intermediate_size=config.feed_forward,
+        rms_norm_eps=1e-6 if config.norm_epsilon is None else config.norm_epsilon,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4 if config.rotary_base is None else config.rotary_base,
+        },
         tie_word_embeddings=config.tied_embeddings,
         # The family's default ids lie outside small vocabularies, and nothing here generates.
         bos_token_id=None,
@@ -34,12 +41,14 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
 class LlamaStage(StageModule):
     """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
 
+    token_table = "model.embed_tokens"
+
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
         hugging_face = llama_config(config)
         self.initializer_range = hugging_face.initializer_range
         self.model = nn.Module()
-        if self.embeds:
+        if self.has_table:
             self.model.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
         self.model.layers = nn.ModuleDict(
             {str(index): LlamaDecoderLayer(hugging_face, layer_idx=index) for index in self.block_indices}
@@ -55,16 +64,25 @@ class LlamaStage(StageModule):
     def initial(self, name: str) -> Initial:
         return Initial(mean=1.0) if "norm" in name else Initial(deviation=self.initializer_range)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
         """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
-        hidden = self.model.embed_tokens(inputs) if self.embeds else inputs
+        functions: list[LayerFunction] = [self.model.embed_tokens] if self.embeds else []
+        if self.block_indices:
+            angles = self._angles(inputs)
+            functions += [partial(block, position_embeddings=angles) for block in self.model.layers.values()]
+        return [*functions, self._head] if self.ends else functions
+
+    def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the positions, each (1, s, head size), shared by the stage's blocks."""
         positions = torch.arange(inputs.shape[1], device=inputs.device).unsqueeze(0)
-        angles = self.model.rotary_emb(hidden, position_ids=positions)
-        for block in self.model.layers.values():
-            hidden = block(hidden, position_embeddings=angles)
-        if not self.ends:
-            return hidden
+        # Of its first argument the module takes the device and the precision of what is returned.
+        like = next(self.model.layers.parameters())
+        cosines, sines = self.model.rotary_emb(like, position_ids=positions)
+        return cosines, sines
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.model.norm(hidden)
         if self.config.tied_embeddings:
             return nn.functional.linear(hidden, self.model.embed_tokens.weight)
-        return self.lm_head(hidden)
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits

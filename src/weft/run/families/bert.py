@@ -1,0 +1,89 @@
+"""Stages of BERT with its head for masked tokens, out of the layers of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertPredictionHeadTransform
+
+from weft.describe.families.bert import SEGMENTS
+from weft.describe.model import ModelConfig
+from weft.run.recompute import LayerFunction
+from weft.run.stage_module import Initial, StageModule
+
+
+def bert_config(config: ModelConfig) -> BertConfig:
+    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    return BertConfig(
+        vocab_size=config.vocabulary,
+        max_position_embeddings=config.sequence,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.feed_forward,
+        type_vocab_size=SEGMENTS,
+        layer_norm_eps=1e-12 if config.norm_epsilon is None else config.norm_epsilon,
+        tie_word_embeddings=config.tied_embeddings,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        # Samples are whole windows: no token is padding, and a padding token would never be trained.
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class BertStage(StageModule):
+    """Every token attends to all tokens of its sample; all of them are of the first segment."""
+
+    token_table = "bert.embeddings.word_embeddings"
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = bert_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.bert = nn.Module()
+        if self.embeds:
+            self.bert.embeddings = BertEmbeddings(hugging_face)
+            # Buffers and no parameters: nothing would give them values after the meta device.
+            with torch.device("cpu"):
+                positions = torch.arange(config.sequence).unsqueeze(0)
+                self.bert.embeddings.position_ids = positions
+                self.bert.embeddings.token_type_ids = torch.zeros_like(positions)
+        elif self.has_table:
+            self.bert.embeddings = nn.Module()
+            self.bert.embeddings.word_embeddings = nn.Embedding(config.vocabulary, config.hidden)
+        self.bert.encoder = nn.Module()
+        self.bert.encoder.layer = nn.ModuleDict(
+            {str(index): BertLayer(hugging_face, layer_idx=index) for index in self.block_indices}
+        )
+        if self.ends:
+            self.cls = nn.Module()
+            self.cls.predictions = nn.Module()
+            self.cls.predictions.transform = BertPredictionHeadTransform(hugging_face)
+            if config.tied_embeddings:
+                self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocabulary))
+            else:
+                self.cls.predictions.decoder = nn.Linear(config.hidden, config.vocabulary)
+
+    def initial(self, name: str) -> Initial:
+        if "LayerNorm" in name:
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
+
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
+        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        functions: list[LayerFunction] = [self.bert.embeddings] if self.embeds else []
+        functions += self.bert.encoder.layer.values()
+        return [*functions, self._head] if self.ends else functions
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        predictions = self.cls.predictions
+        hidden = predictions.transform(hidden)
+        if self.config.tied_embeddings:
+            table = self.bert.embeddings.word_embeddings.weight
+            return nn.functional.linear(hidden, table, predictions.bias)
+        logits: torch.Tensor = predictions.decoder(hidden)
+        return logits

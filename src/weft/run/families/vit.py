@@ -1,0 +1,79 @@
+"""Stages of a vision transformer, out of the blocks of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import ViTConfig
+from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
+
+from weft.describe.model import ModelConfig
+from weft.run.recompute import LayerFunction
+from weft.run.stage_module import Initial, StageModule
+
+
+def vit_config(config: ModelConfig) -> ViTConfig:
+    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    return ViTConfig(
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.feed_forward,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        num_channels=config.channels,
+        num_labels=config.vocabulary,
+        layer_norm_eps=1e-12 if config.norm_epsilon is None else config.norm_epsilon,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+
+
+class ViTStage(StageModule):
+    """The first stage reads pixels (b, channels, size, size), the last one gives logits (b, classes)."""
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = vit_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.vit = nn.Module()
+        if self.embeds:
+            self.vit.embeddings = ViTEmbeddings(hugging_face)
+        self.vit.layers = nn.ModuleDict({str(index): ViTLayer(hugging_face) for index in self.block_indices})
+        if self.ends:
+            self.vit.layernorm = nn.LayerNorm(config.hidden, eps=hugging_face.layer_norm_eps)
+            self.classifier = nn.Linear(config.hidden, config.vocabulary)
+
+    def initial(self, name: str) -> Initial:
+        if "layernorm" in name:
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
+
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
+        """Pixels or hidden states (b, s, hidden) to hidden states or logits (b, classes)."""
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
+        functions += self.vit.layers.values()
+        return [*functions, self._head] if self.ends else functions
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        if not self.embeds:
+            return super().input_shape(micro_batch_size, sequence)
+        size = self.config.image_size
+        return (micro_batch_size, self.config.channels, size, size)
+
+    def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        if not self.ends:
+            return super().output_shape(micro_batch_size, sequence)
+        return (micro_batch_size, self.config.vocabulary)
+
+    def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        # Pixels come in one precision, whatever the model computes in.
+        embedded: torch.Tensor = self.vit.embeddings(pixels.to(self.vit.embeddings.cls_token.dtype))
+        return embedded
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.classifier(self.vit.layernorm(hidden)[:, 0])
+        return logits

@@ -1,0 +1,153 @@
+"""Layers that keep their input alone for the backward pass and are run again when it comes to them.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. The graph of a recomputed layer
+is that of a kept one; only what its nodes have saved is made again, all of it when the first node needs any.
+`torch.utils.checkpoint` does the same, but runs a layer again for every backward call that comes to it: twice
+where a backward pass is split in two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol, runtime_checkable
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from weft.errors import RunError
+
+LayerFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A stage that names its layers."""
+
+    def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+        """What turns the stage's input into its output, one function after the other."""
+        ...
+
+
+def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+    """The layers of a stage; a module that does not name them is one layer."""
+    return module.layer_functions(inputs) if isinstance(module, Layered) else (module,)
+
+
+def run_layers(
+    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: bool, draws: bool
+) -> torch.Tensor:
+    """The output of the functions, one after the other; see `recomputed`."""
+    value = inputs
+    for function in functions:
+        value = recomputed(function, value, draws=draws) if recompute else function(value)
+    return value
+
+
+def recomputed(function: LayerFunction, inputs: torch.Tensor, *, draws: bool) -> torch.Tensor:
+    """`function(inputs)`, of which only the inputs are kept for the backward pass.
+
+    The function must compute the same when it is called again. It runs again once, however many backward
+    calls share its graph, and only up to the last value that they need.
+
+    Args:
+        draws: whether it draws from torch's generators (dropout); the same numbers are drawn again.
+
+    Raises:
+        RunError: in the backward pass, when the function saved more at first than when run again.
+    """
+    layer = _Layer(function, inputs, draws)
+    with saved_tensors_hooks(layer.keep, _Saved.get):
+        return function(inputs)
+
+
+class _Saved:
+    """Stands for one tensor that a node of the graph has saved; its last owner is that node."""
+
+    __slots__ = ("__weakref__", "layer", "tensor")
+
+    def __init__(self, layer: _Layer) -> None:
+        self.layer = layer
+        self.tensor: torch.Tensor | None = None
+
+    def get(self) -> torch.Tensor:
+        if self.tensor is None:
+            self.layer.run_again()
+        if self.tensor is None:
+            raise RunError("a recomputed layer did not compute again what it had computed at first")
+        return self.tensor
+
+
+class _Layer:
+    """One run of a layer: its input, and which tensors its nodes have saved, in their order."""
+
+    def __init__(self, function: LayerFunction, inputs: torch.Tensor, draws: bool) -> None:
+        self._function = function
+        # Detached, so that the layer does not hold the graph of the layers before it.
+        self._inputs = inputs.detach().requires_grad_(inputs.requires_grad)
+        self._generators = _generator_states(inputs.device) if draws else {}
+        self._saved: list[ref[_Saved]] = []
+
+    def keep(self, tensor: torch.Tensor) -> _Saved:
+        saved = _Saved(self)
+        self._saved.append(ref(saved))
+        return saved
+
+    def run_again(self) -> None:
+        """Fill in what the nodes that are still there have saved."""
+        waiting = iter(self._saved)
+        left = len(self._saved)
+
+        def fill_in(tensor: torch.Tensor) -> None:
+            nonlocal left
+            saved = next(waiting)()
+            if saved is not None:
+                saved.tensor = tensor.detach()
+            left -= 1
+            if not left:
+                raise _Complete
+
+        with (
+            _drawing_from(self._generators),
+            torch.enable_grad(),
+            saved_tensors_hooks(fill_in, _never_needed),
+            suppress(_Complete),
+        ):
+            self._function(self._inputs)
+
+
+class _Complete(Exception):  # noqa: N818  (it ends a run and is no error)
+    """Ends a layer's second run: nothing after this is needed."""
+
+
+def _never_needed(nothing: None) -> torch.Tensor:
+    raise RunError("a recomputed layer may not differentiate inside its forward pass")
+
+
+def _generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
+    """States of the generators that a layer on the device draws from."""
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    if device.type != "cpu":
+        states[device] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+@contextmanager
+def _drawing_from(states: dict[torch.device, torch.Tensor]) -> Iterator[None]:
+    """Let generators draw from these states, and go on afterwards as if they had not."""
+    before = {key: state for device in states for key, state in _generator_states(device).items()}
+    _set_generators(states)
+    try:
+        yield
+    finally:
+        _set_generators(before)
+
+
+def _set_generators(states: dict[torch.device, torch.Tensor]) -> None:
+    for device, state in states.items():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,108 @@
+"""Laws: copies of a weight reduce their gradients together, after making them and before stepping."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program.layouts import placed_layout
+
+from weft.errors import InputError
+from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.kinds import REDUCE_TIED, STEP
+from weft.program.layout import PipelineLayout, TiedWeights
+from weft.program.program import Edges, Program
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline, placements
+from weft.program.verify import require_valid, verify
+
+ORDERS = (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2), ("zb-v", 2), ("chimera", 1))
+
+
+def tied_layout(schedule: str, loops: int, devices: int, pipelines: int, lanes: int = 1) -> PipelineLayout:
+    """The first and the last of the stages share a weight of 96 bytes."""
+    pipeline = Pipeline(devices=devices, stages=devices * loops, micro_batches=2 * devices)
+    table = placements(get_schedule(schedule), pipeline)
+    layout = placed_layout(table, (2 * devices,) * pipelines, lanes)
+    return replace(layout, tied=(TiedWeights((0, devices * loops - 1), 96),))
+
+
+def built(layout: PipelineLayout, schedule: str, sharding: str = "zero-0") -> Program:
+    return build_training_program(layout, get_schedule(schedule), {}, sharding=sharding)
+
+
+layouts = st.tuples(
+    st.sampled_from(ORDERS), st.sampled_from([2, 4]), st.integers(1, 3), st.sampled_from([1, 2])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(choice=layouts, sharding=st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"]))
+def test_every_device_with_a_copy_takes_part_once(
+    choice: tuple[tuple[str, int], int, int, int], sharding: str
+) -> None:
+    (schedule, loops), devices, pipelines, lanes = choice
+    layout = tied_layout(schedule, loops, devices, pipelines, lanes)
+    program = built(layout, schedule, sharding)
+    require_valid(program)
+    columns = program.columns
+    rows = np.flatnonzero(columns.kind == REDUCE_TIED)
+    [one] = layout.tied
+    holders = {rank for stage in one.stages for ranks in layout.stages[stage].replicas for rank in ranks}
+    assert sorted(columns.rank[rows].tolist()) == sorted(holders)
+    assert set(columns.bytes[rows].tolist()) == {96}
+    groups = [set(program.groups[group]) for group in set(columns.group[rows].tolist())]
+    # One group for every lane, which together are all holders.
+    assert len(groups) == lanes
+    assert set.union(*groups) == holders
+    for rank in holders:
+        mine = np.flatnonzero(columns.rank == rank)
+        first_step = mine[columns.kind[mine] == STEP][0]
+        assert columns.kind[first_step - 1] == REDUCE_TIED
+
+
+def test_nothing_else_of_a_program_changes() -> None:
+    layout = tied_layout("1f1b", 1, 4, 2)
+    tied, plain = built(layout, "1f1b"), built(replace(layout, tied=()), "1f1b")
+    kept = tied.columns.kind != REDUCE_TIED
+    assert np.array_equal(tied.ids[kept], plain.ids)
+    assert tied.groups[: len(plain.groups)] == plain.groups
+
+
+def test_an_evaluation_reduces_nothing() -> None:
+    program = build_evaluation_program(tied_layout("1f1b", 1, 2, 1))
+    require_valid(program)
+    assert not (program.columns.kind == REDUCE_TIED).any()
+
+
+def without(program: Program, *, into: bool) -> Program:
+    """The program without the edges into, or out of, its reductions of tied weights."""
+    edges = program.edges
+    end = edges.target if into else edges.source
+    kept = program.columns.kind[end] != REDUCE_TIED
+    return replace(
+        program,
+        edges=Edges(source=edges.source[kept], target=edges.target[kept], distance=edges.distance[kept]),
+    )
+
+
+def test_the_verifier_finds_what_is_missing() -> None:
+    program = built(tied_layout("zb-h1", 1, 2, 1), "zb-h1")
+    texts = [
+        " ".join(map(str, verify(broken)))
+        for broken in (without(program, into=True), without(program, into=False))
+    ]
+    assert "no reduction of tied weight 0 waits for rank 0 W0" in texts[0]
+    assert "does not wait for the reduction of tied weight 0" in texts[1]
+    unknown = replace(program, obligations=replace(program.obligations, tied=()))
+    assert "reduces a weight that no stages share" in " ".join(map(str, verify(unknown)))
+
+
+@pytest.mark.parametrize("stages", [(0,), (1, 0), (0, 2), (0, 0)])
+def test_impossible_ties_are_refused(stages: tuple[int, ...]) -> None:
+    layout = replace(tied_layout("1f1b", 1, 2, 1), tied=(TiedWeights(stages, 8),))
+    with pytest.raises(InputError, match="tied weights must have two or more trained stages, rising"):
+        layout.require_valid()

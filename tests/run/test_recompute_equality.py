@@ -1,0 +1,160 @@
+"""Law: stages that recompute train to the same bits as stages that keep, under every order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from pool import WorkerPool
+from run.test_equality import require_equal
+from small_jobs import (
+    SEED,
+    batch_of,
+    descent,
+    loss_of,
+    make_plan,
+    make_program,
+    parameters_of,
+    tiny,
+)
+from torch import nn
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
+from weft.run.runtime import PRECISIONS, Runtime
+from weft.run.stages import build_stage
+
+pytestmark = pytest.mark.processes
+
+STEPS = 2
+
+
+def recomputing(plan: Plan, stages: Sequence[int] | None = None) -> Plan:
+    chosen = range(len(plan.stages)) if stages is None else stages
+    return plan.model_copy(
+        update={
+            "stages": tuple(
+                stage.model_copy(update={"recompute": "full"}) if index in chosen else stage
+                for index, stage in enumerate(plan.stages)
+            )
+        }
+    )
+
+
+def train_with_dropout(
+    rank: int, ranks: int, config: ModelConfig, plans: list[Plan], rate: float
+) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+    """Losses and parameters of this rank under each of the plans."""
+    results = []
+    for generation, plan in enumerate(plans):
+        stages = {
+            index: build_stage(config, stage.layers, SEED, PRECISIONS[plan.precision])
+            for index, stage in enumerate(plan.stages)
+            if any(rank in replica.ranks for replica in stage.replicas)
+        }
+        for part in (part for module in stages.values() for part in module.modules()):
+            if isinstance(part, nn.Dropout):
+                part.p = rate
+        runtime = Runtime(
+            plan,
+            make_program(config, plan),
+            stages,
+            loss_of,
+            descent,
+            device="cpu",
+            seed=SEED,
+            generation=generation,
+        )
+        losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
+        results.append((losses, parameters_of(runtime)))
+        runtime.close()
+    return results
+
+
+def count_losses(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> int:
+    calls = []
+
+    def counted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls.append(logits.requires_grad)
+        return loss_of(logits, targets)
+
+    stage = build_stage(config, plan.stages[0].layers, SEED, PRECISIONS[plan.precision])
+    program = make_program(config, plan)
+    runtime = Runtime(plan, program, {0: stage}, counted_loss, descent, device="cpu", seed=SEED)
+    runtime.step(0, batch_of(config, plan, 0))
+    runtime.close()
+    assert all(calls)
+    return len(calls)
+
+
+def test_the_loss_belongs_to_the_last_layer(worker_pool: WorkerPool) -> None:
+    config = tiny()
+    kept = make_plan(config, schedule="1f1b", micro_batches=3)
+    counts = [worker_pool.run(count_losses, config, plan, ranks=1) for plan in (kept, recomputing(kept))]
+    assert counts == [[3], [6]]
+
+
+def require_same_bits(pool: WorkerPool, config: ModelConfig, plans: list[Plan], rate: float) -> None:
+    """All plans, on the same ranks, end with the same bits."""
+    for (expected_losses, expected), *others in pool.run(
+        train_with_dropout, config, plans, rate, ranks=plans[0].ranks
+    ):
+        for losses, found in others:
+            assert losses == expected_losses
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "dp", "loops", "rate"),
+    [
+        ("gpipe", 2, 1, 1, 0.3),
+        ("1f1b", 2, 1, 1, 0.0),
+        ("1f1b", 2, 2, 1, 0.3),
+        ("breadth-first", 2, 1, 2, 0.3),
+        ("depth-first", 2, 1, 2, 0.3),
+        ("hybrid", 2, 1, 2, 0.3),
+        ("zb-h1", 2, 1, 1, 0.0),
+        ("zb-h1", 2, 1, 1, 0.3),
+        ("zb-v", 2, 1, 2, 0.3),
+        ("chimera", 2, 1, 1, 0.3),
+    ],
+)
+def test_every_order_of_gpt_has_the_bits_of_kept_activations(
+    worker_pool: WorkerPool, schedule: str, pp: int, dp: int, loops: int, rate: float
+) -> None:
+    config = tiny()
+    kept = make_plan(config, pp=pp, dp=dp, loops=loops, schedule=schedule, precision="fp32")
+    require_same_bits(worker_pool, config, [kept, recomputing(kept)], rate)
+
+
+@pytest.mark.parametrize(("schedule", "loops"), [("1f1b", 1), ("zb-v", 2)])
+def test_llama_has_the_bits_of_kept_activations(worker_pool: WorkerPool, schedule: str, loops: int) -> None:
+    config = tiny("llama")
+    kept = make_plan(config, pp=2, loops=loops, schedule=schedule, precision="fp32")
+    require_same_bits(worker_pool, config, [kept, recomputing(kept)], 0.0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_each_stage_follows_its_own_choice(worker_pool: WorkerPool, schedule: str) -> None:
+    config = tiny()
+    kept = make_plan(config, pp=2, schedule=schedule, precision="fp32")
+    uneven = kept.model_copy(
+        update={
+            "stages": tuple(
+                stage.model_copy(update={"layers": tuple(layers)})
+                for stage, layers in zip(kept.stages, (range(3), range(3, 8)), strict=True)
+            )
+        }
+    )
+    plans = [uneven, recomputing(uneven, [0]), recomputing(uneven, [1])]
+    require_same_bits(worker_pool, config, plans, 0.3)
+
+
+@pytest.mark.parametrize(("schedule", "pp", "dp"), [("1f1b", 4, 1), ("zb-h1", 2, 2)])
+def test_recomputing_plans_train_like_one_process(
+    worker_pool: WorkerPool, schedule: str, pp: int, dp: int
+) -> None:
+    config = tiny("llama")
+    plan = recomputing(make_plan(config, pp=pp, dp=dp, schedule=schedule))
+    require_equal(worker_pool, config, plan, bitwise=False)
