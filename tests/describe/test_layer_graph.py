@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.amount import Amount, Shape
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
 from weft.errors import InputError
 
 
@@ -74,3 +74,18 @@ def test_a_file_with_a_piece_torn_out_is_refused(data):
     start = data.draw(st.integers(0, len(text) - 2))
     with pytest.raises(InputError):
         LayerGraph.from_json(text[:start])
+
+
+def test_tied_parameters_are_part_of_the_file_and_of_the_fingerprint():
+    untied = small_graph()
+    graph = replace(untied, tied=(TiedParameters((0, 1), Amount.of(3, tensor=1)),))
+    assert LayerGraph.from_json(graph.to_json()) == graph
+    assert untied.fingerprint != graph.fingerprint
+    assert "tied" not in untied.to_json()
+
+
+@pytest.mark.parametrize("layers", [(0,), (1, 0), (0, 0), (0, 99), (-1, 1)])
+def test_tied_layers_are_several_of_the_graph(layers):
+    graph = small_graph()
+    with pytest.raises(InputError, match="must be several of"):
+        replace(graph, tied=(TiedParameters(layers, Amount.of(3)),))

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from weft.capture.machine import TORCH_DTYPES
 from weft.capture.rounds import one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
+from weft.describe.families.own import FAMILY
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.run.stages import build_stage
 
@@ -46,8 +48,11 @@ def profile_layers(
     A layer's `activation_bytes` is what autograd saves for its backward pass, parameters excluded.
 
     Raises:
-        InputError: when the model cannot be built.
+        InputError: when the model cannot be built, or is one's own.
     """
+    if config.family == FAMILY:
+        problem = f"{config.name!r}: layers of one's own are not measured; they are planned by their sizes"
+        raise InputError(Violation("model", problem))
     # A layer alone cannot share its table with another one, and costs the same without sharing.
     config = replace(config, tied_embeddings=False)
     timings = []

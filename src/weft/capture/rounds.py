@@ -15,8 +15,11 @@ IN_FLIGHT = 4
 def stage_inputs(
     config: ModelConfig, first_layer: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A micro-batch for a stage that begins at `first_layer`: token ids or hidden states."""
+    """A micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
     generator = torch.Generator().manual_seed(first_layer)
+    if first_layer == 0 and config.reads_images:
+        pixels = (size, config.channels, config.image_size, config.image_size)
+        return torch.randint(256, pixels, generator=generator, dtype=torch.uint8).to(device)
     if first_layer == 0:
         shape = (size, config.sequence)
         return torch.randint(config.vocabulary, shape, generator=generator).to(device)

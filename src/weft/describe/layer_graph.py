@@ -76,12 +76,20 @@ class Layer:
         return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
 
 
+@dataclass(frozen=True, slots=True)
+class TiedParameters:
+    """Parameters that several layers use, by position; they are counted in the first of these layers."""
+
+    layers: tuple[int, ...]
+    parameters: Amount
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerGraph:
     """A DAG of layers in a topological order; `edges` are pairs of positions (producer, consumer).
 
     `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
-    (0 where there is none).
+    (0 where there is none). `tied` are parameters that several layers use.
     """
 
     name: str
@@ -89,12 +97,20 @@ class LayerGraph:
     edges: tuple[tuple[int, int], ...]
     sequence: int
     vocabulary: int = 0
+    tied: tuple[TiedParameters, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [
             Violation(self.name, f"edge {edge} must go from a layer to a later one of {len(self.layers)}")
             for edge in self.edges
             if not 0 <= edge[0] < edge[1] < len(self.layers)
+        ]
+        problems += [
+            Violation(self.name, f"tied layers {one.layers} must be several of {len(self.layers)}, rising")
+            for one in self.tied
+            if len(one.layers) < 2
+            or sorted(set(one.layers)) != list(one.layers)
+            or not 0 <= one.layers[0] <= one.layers[-1] < len(self.layers)
         ]
         if len({layer.name for layer in self.layers}) != len(self.layers):
             problems.append(Violation(self.name, "two layers have the same name"))
@@ -134,18 +150,17 @@ class LayerGraph:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "version": 1,
-                "name": self.name,
-                "sequence": self.sequence,
-                "vocabulary": self.vocabulary,
-                "layers": [_layer_record(layer) for layer in self.layers],
-                "edges": [list(edge) for edge in self.edges],
-            },
-            indent=1,
-            sort_keys=True,
-        )
+        record: dict[str, Any] = {
+            "version": 1,
+            "name": self.name,
+            "sequence": self.sequence,
+            "vocabulary": self.vocabulary,
+            "layers": [_layer_record(layer) for layer in self.layers],
+            "edges": [list(edge) for edge in self.edges],
+        }
+        if self.tied:
+            record["tied"] = [[list(one.layers), str(one.parameters)] for one in self.tied]
+        return json.dumps(record, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, where: str = "layer graph") -> LayerGraph:
@@ -164,6 +179,10 @@ class LayerGraph:
                 vocabulary=int(record.get("vocabulary", 0)),
                 layers=tuple(_layer_from(item) for item in record["layers"]),
                 edges=tuple((int(a), int(b)) for a, b in record["edges"]),
+                tied=tuple(
+                    TiedParameters(tuple(int(layer) for layer in layers), Amount.parse(parameters))
+                    for layers, parameters in record.get("tied", ())
+                ),
             )
         except InputError:
             raise

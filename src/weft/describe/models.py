@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from weft.describe.model import ModelConfig
+from weft.describe.families.own import FAMILY, own_config
+from weft.describe.model import ModelConfig, image_tokens
+from weft.describe.model_constants import read_constants
 from weft.describe.reading import read_json
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -22,6 +25,8 @@ def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
     sizes = {key: value for key, value in record.items() if key != "source"}
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
+    if "image_size" in sizes:
+        sizes["sequence"] = image_tokens(sizes["image_size"], sizes["patch_size"])
     return ModelConfig(name=name, **sizes)
 
 
@@ -34,11 +39,21 @@ def _load_presets() -> Mapping[str, ModelConfig]:
 PRESETS: Mapping[str, ModelConfig] = _load_presets()
 
 
-def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
-    """The sizes of a model: a preset's name, a folder that holds a `config.json`, or such a file.
+_IMPORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 
-    `sequence` replaces the longest sequence. A GPT-2 `config.json` has one learned position per token, so a
-    longer sequence than it has is refused; a preset is only sizes and takes any.
+
+def is_importable(name: str) -> bool:
+    """Whether a name has the form `package.module:function`."""
+    return _IMPORTABLE.fullmatch(name) is not None
+
+
+def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
+    """The sizes of a model: a preset's name, a folder that holds a `config.json`, such a file, or a model of
+    one's own, `package.module:function`.
+
+    `sequence` replaces the longest sequence. A `config.json` of a model with learned positions has one per
+    token, so a longer sequence than it has is refused; a preset is only sizes and takes any. A model of
+    images has one token per patch and the class token, and no other sequence.
 
     Raises:
         InputError: for an unknown preset, naming the nearest; for a missing file; for a `config.json` of
@@ -48,16 +63,23 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
         raise InputError(Violation("sequence", f"{shown(sequence)}: at least 1 token is needed", "1"))
     if name_or_path in PRESETS:
         config = PRESETS[name_or_path]
+    elif is_importable(name_or_path):
+        config = own_config(name_or_path)
     else:
         config = read_config(_config_path(name_or_path))
-        if config.family == "gpt" and sequence is not None and sequence > config.sequence:
+        if config.family in ("gpt", "bert") and sequence is not None and sequence > config.sequence:
             problem = f"{sequence} tokens, but {name_or_path} has {config.sequence} learned positions"
             raise InputError(Violation("sequence", problem, str(config.sequence)))
+    fixed = config.reads_images or config.family == FAMILY
+    if fixed and sequence not in (None, config.sequence):
+        what = "reads images" if config.reads_images else "is made for samples"
+        problem = f"{sequence} tokens, but {name_or_path} {what} of {config.sequence}"
+        raise InputError(Violation("sequence", problem, str(config.sequence)))
     return config if sequence is None else replace(config, sequence=sequence)
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The sizes in a `config.json` of model type gpt2 or llama; the model is called after its folder.
+    """The sizes in a `config.json`; the model is called after its folder.
 
     Raises:
         InputError: listing everything that is wrong with it.
@@ -82,6 +104,7 @@ class _Format:
 
     `optional` sizes may be absent or null. `tied` is what an absent `tie_word_embeddings` means.
     `unsupported` maps keys to the values (absent or null included) that the family's layers stand for.
+    Models of `images` are sized by image, patch and labels instead of sequence and vocabulary.
     """
 
     family: str
@@ -89,6 +112,7 @@ class _Format:
     optional: Mapping[str, str]
     tied: bool
     unsupported: Mapping[str, object]
+    images: bool = False
 
     @property
     def keys(self) -> dict[str, str]:
@@ -123,7 +147,45 @@ _FORMATS: Mapping[str, _Format] = {
         tied=False,
         unsupported={"attention_bias": False, "mlp_bias": False},
     ),
+    "bert": _Format(
+        family="bert",
+        required={
+            "layers": "num_hidden_layers",
+            "hidden": "hidden_size",
+            "heads": "num_attention_heads",
+            "feed_forward": "intermediate_size",
+            "vocabulary": "vocab_size",
+            "sequence": "max_position_embeddings",
+        },
+        optional={},
+        tied=True,
+        unsupported={
+            "hidden_act": "gelu",
+            "type_vocab_size": 2,
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+        },
+    ),
+    "vit": _Format(
+        family="vit",
+        required={
+            "layers": "num_hidden_layers",
+            "hidden": "hidden_size",
+            "heads": "num_attention_heads",
+            "feed_forward": "intermediate_size",
+            "image_size": "image_size",
+            "patch_size": "patch_size",
+        },
+        optional={"channels": "num_channels"},
+        tied=False,
+        unsupported={"hidden_act": "gelu", "qkv_bias": True},
+        images=True,
+    ),
 }
+
+# What an absent `num_channels` and absent labels mean to `transformers`.
+_CHANNELS = 3
+_LABELS = 2
 
 
 def _config_path(name_or_path: str) -> Path:
@@ -161,14 +223,42 @@ def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str
         if record.get(key) not in (None, supported):
             problem = f"{shown(record[key])} is not supported"
             problems.append(Violation(f"{where}: {key}", problem, str(supported).lower()))
+    constants, wrong = read_constants(record, form.family, where)
+    problems += wrong
     problems += _size_problems(sizes, record, form, where)
+    if form.images:
+        problems += _image_problems(sizes, record, where)
     if problems:
         raise InputError(problems)
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
+    if form.images:
+        sizes.setdefault("channels", _CHANNELS)
+        sizes["vocabulary"] = len(record.get("id2label") or range(_LABELS))
+        sizes["sequence"] = image_tokens(sizes["image_size"], sizes["patch_size"])
+        tied = False
     return ModelConfig(
-        name=name, family=form.family, tied_embeddings=form.tied if tied is None else tied, **sizes
+        name=name,
+        family=form.family,
+        tied_embeddings=form.tied if tied is None else tied,
+        norm_epsilon=constants.get("norm_epsilon"),
+        rotary_base=constants.get("rotary_base"),
+        **sizes,
     )
+
+
+def _image_problems(sizes: Mapping[str, int], record: Mapping[str, Any], where: str) -> list[Violation]:
+    problems = []
+    image, patch = sizes.get("image_size"), sizes.get("patch_size")
+    if image is not None and patch is not None and image % patch:
+        near = str(max(1, round(image / patch)) * patch)
+        problems.append(
+            Violation(f"{where}: image_size", f"{image} is not divisible by patch_size = {patch}", near)
+        )
+    labels = record.get("id2label")
+    if labels is not None and not isinstance(labels, dict):
+        problems.append(Violation(f"{where}: id2label", f"{shown(labels)}: must be an object"))
+    return problems
 
 
 # Larger than any size of any model, small enough that all amounts stay exact integers in a float.

@@ -24,9 +24,10 @@ from pydantic import (
 
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.reading import parse_toml, read_toml, violations_of
+from weft.describe.tasks import KNOWN_TASKS
 from weft.describe.toml_text import table_text
 from weft.describe.units import shown
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest
 
 # Steps, samples and tokens are 64-bit integers whose products must stay so.
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -40,9 +41,9 @@ Betas = Annotated[
 
 
 def _require_task(kind: str) -> str:
-    if kind != "causal-lm" and not re.fullmatch(_IMPORTABLE, kind):
-        problem = f"{shown(kind)} is neither causal-lm nor of the form package.module:Task"
-        raise InputError(Violation("", problem, "causal-lm"))
+    if kind not in KNOWN_TASKS and not re.fullmatch(_IMPORTABLE, kind):
+        problem = f"{shown(kind)} is neither {', '.join(KNOWN_TASKS)} nor of the form package.module:Task"
+        raise InputError(Violation("", problem, nearest(kind, KNOWN_TASKS) or "causal-lm"))
     return kind
 
 
@@ -59,6 +60,16 @@ class ModelTable(_Table):
         default=None, description="package.module:function that builds the model"
     )
 
+    weights: bool = Field(
+        default=False, description="start from the weights in the folder of hf, and not from random ones"
+    )
+
+    @model_validator(mode="after")
+    def _weights_of_a_folder(self) -> ModelTable:
+        if self.weights and self.hf is None:
+            raise InputError(Violation("weights", "needs hf, the folder that holds them", "false"))
+        return self
+
     @model_validator(mode="after")
     def _exactly_one(self) -> ModelTable:
         given = [key for key in ("preset", "hf", "build") if getattr(self, key) is not None]
@@ -72,10 +83,23 @@ class TaskTable(_Table):
     """`[task]`: what is learned from which data."""
 
     kind: Annotated[str, AfterValidator(_require_task)] = Field(
-        default="causal-lm", description="causal-lm, or package.module:Task"
+        default="causal-lm", description=f"{', '.join(KNOWN_TASKS)}, or package.module:Task"
     )
-    data: Word = Field(default="python-stdlib", description="python-stdlib, a file, a folder or a glob")
+    data: Word = Field(
+        default="python-stdlib",
+        description="text: python-stdlib, a file, a folder or a glob; images: digits (their default) or a "
+        "folder with one sub-folder per class",
+    )
     sequence: Count | None = Field(default=None, description="tokens per sample; the model's own if absent")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_the_task(cls, table: Any) -> Any:
+        """Data left out is the task's default."""
+        kind = table.get("kind") if isinstance(table, dict) else None
+        if not isinstance(kind, str) or kind not in KNOWN_TASKS:
+            return table
+        return {"data": KNOWN_TASKS[kind].data, **table}
 
 
 class TrainTable(_Table):
@@ -243,10 +267,11 @@ _COMMENTED = """\
 
 [model]
 preset = "gpt-10m"              # or hf = "a folder with a config.json", or such a file
+# weights = false               # true: start from the weights in the folder of hf
 
 [task]
-kind = "causal-lm"              # or your own "package.module:Task"
-data = "python-stdlib"          # or a file, a folder, or a glob such as "texts/**/*.txt"
+kind = "causal-lm"              # or "masked-lm", "image-classification", your own "package.module:Task"
+data = "python-stdlib"          # or a file, a folder, a glob such as "texts/**/*.txt"; images: "digits"
 sequence = 256                  # tokens per sample
 
 [train]

@@ -26,7 +26,10 @@ class Summary(BaseModel):
     measured_step_s: Positive = Field(
         description="median after 5 warm-up steps; of a shorter run, the last step"
     )
-    first_loss: float = Field(description="before the first step, nats per token on held-out text")
-    final_loss: float = Field(description="after the last step, nats per token on held-out text")
+    first_loss: float = Field(description="before the first step, nats per target on held-out samples")
+    final_loss: float = Field(description="after the last step, nats per target on held-out samples")
+    final_metrics: dict[str, float] = Field(
+        default_factory=dict, description="means over held-out samples after the last step, such as accuracy"
+    )
     tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")

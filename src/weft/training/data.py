@@ -4,9 +4,7 @@ The split is by hash, so it depends on nothing but the documents' names: documen
 fiftieth of the corpus cut into blocks of that size) are held out in the order of the hash of their name
 until a fiftieth of the bytes is held out. The two sides are two files; training cannot reach the other.
 
-Tokens are cached under a key made of every document's name, size and modification time. A cache entry
-appears under its key by one rename of a complete directory, so any number of processes may build it at
-once; whoever comes second throws its own copy away.
+Tokens are cached under a key made of every document's name, size and modification time.
 """
 
 from __future__ import annotations
@@ -14,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, RunError, Violation
+from weft.training.cache import cached
 from weft.training.sources import Document, list_documents
 from weft.training.tokenizers import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 SIDES = ("training", "held-out")
-CONTENTS = "contents.json"
 HELD_OUT_SHARE = 50  # one part in fifty
 
 Ints = npt.NDArray[np.int64]
@@ -98,8 +95,10 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
         raise _too_short(source, f"{total_bytes} bytes", sequence)
     share_bytes = max(total_bytes // HELD_OUT_SHARE, sequence + 1)
     entry = cache / "tokens" / _key(documents, share_bytes, tokenizer)
-    if not _is_complete(entry):
-        _publish(entry, _pieces(documents, share_bytes), share_bytes, tokenizer)
+    build = partial(
+        _build, pieces=_pieces(documents, share_bytes), share_bytes=share_bytes, tokenizer=tokenizer
+    )
+    contents = cached(entry, build)
     dtype = _dtype(tokenizer)
     training, held_out = (
         Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence) for side in SIDES
@@ -107,7 +106,7 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
     if not (len(training) and len(held_out)):
         given = f"{len(training.tokens)} training and {len(held_out.tokens)} held-out tokens"
         raise _too_short(source, given, sequence)
-    return Corpus(training, held_out, _contents(entry)["fingerprint"])
+    return Corpus(training, held_out, contents["fingerprint"])
 
 
 def _too_short(source: str, given: str, sequence: int) -> InputError:
@@ -147,33 +146,9 @@ def _held_out(pieces: Sequence[Piece], share_bytes: int) -> set[Piece]:
     return chosen
 
 
-def _publish(entry: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer: Tokenizer) -> None:
-    """Build the entry in a directory of its own and give it its name when it is complete."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))
-    try:
-        _build(building, pieces, share_bytes, tokenizer)
-        while not _is_complete(entry):
-            try:
-                building.rename(entry)
-            except OSError:
-                if not _is_complete(entry):
-                    _set_aside(entry, building)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _set_aside(entry: Path, building: Path) -> None:
-    """Move a damaged entry out of the way; another process may be quicker."""
-    aside = building.with_name(building.name + ".damaged")
-    try:
-        entry.rename(aside)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(aside)
-
-
-def _build(building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer: Tokenizer) -> None:
+def _build(
+    building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer: Tokenizer
+) -> Mapping[str, Any]:
     dtype = _dtype(tokenizer)
     held_out = _held_out(pieces, share_bytes)
     digest = hashlib.sha256()
@@ -184,9 +159,7 @@ def _build(building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer:
             tokens = tokenizer.encode(content).astype(dtype, copy=False).tobytes()
             files[side].write(tokens)
             digest.update(side.encode() + tokens)
-        sizes = {side: file.tell() for side, file in files.items()}
-    record = {"fingerprint": digest.hexdigest()[:16], "sizes": sizes}
-    (building / CONTENTS).write_text(json.dumps(record))
+    return {"fingerprint": digest.hexdigest()[:16]}
 
 
 def _texts(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
@@ -202,16 +175,3 @@ def _texts(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
         if size != piece.document.size or len(content) != piece.end - piece.start:
             raise RunError(f"{path}: the file changed while it was read; start again when it is complete")
         yield piece, content
-
-
-def _is_complete(entry: Path) -> bool:
-    try:
-        sizes = _contents(entry)["sizes"]
-        return all((entry / f"{side}.tokens").stat().st_size == sizes[side] for side in SIDES)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _contents(entry: Path) -> dict[str, Any]:
-    contents: dict[str, Any] = json.loads((entry / CONTENTS).read_text())
-    return contents

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weft.describe.families import gpt, llama
+from weft.describe.families import bert, gpt, llama, own, vit
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import require_choice
@@ -15,6 +15,9 @@ from weft.errors import require_choice
 FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "gpt": gpt.layer_graph,
     "llama": llama.layer_graph,
+    "bert": bert.layer_graph,
+    "vit": vit.layer_graph,
+    own.FAMILY: own.layer_graph,
 }
 
 

@@ -1,4 +1,4 @@
-"""What all decoder-only transformers share: token products, attention, embedding, head, and their passes.
+"""What all transformers share: token products, attention, embedding, head, and their passes.
 
 Elements are of the compute precision. Products are counted in full: scores of the whole square (the
 kernel may skip the masked half), and the matrix product of the head for tied embeddings too.
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from weft.describe.amount import Amount
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
 from weft.describe.model import ModelConfig
 
 TOKENS = Amount.of(1.0, batch=1, sequence=1)
@@ -27,6 +27,10 @@ LOSS_BYTES_PER_LOGIT = 8.0
 LOG_SUM_EXP_BYTES = 4.0
 # Token numbers are int64.
 TOKEN_BYTES = 8.0
+# Elements moved per token: a layer norm reads and writes; a residual reads twice and writes.
+LAYER_NORM = 2.0
+RESIDUAL = 3.0
+ACTIVATION = 2.0
 
 
 def per_token(elements: float, *, divided: bool = False) -> Amount:
@@ -128,6 +132,45 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
     )
 
 
+def biased_block(config: ModelConfig, index: int, *, projections: int = 1) -> Layer:
+    """A block of layer norms, attention and one wide feed-forward, all products with biases.
+
+    Norms before or after their branch cost and keep the same. `projections`: kernels that compute queries,
+    keys and values; the splits of a joint one are views.
+    """
+    width, inner, heads = config.hidden, config.feed_forward, config.heads
+    weights = (
+        token_product(width, 3 * width, divided="columns"),
+        token_product(width, width, divided="inner"),
+        token_product(width, inner, divided="columns"),
+        token_product(inner, width, divided="inner"),
+    )
+    # Two norms, the projections' two biases; then matrices with the biases of divided columns.
+    replicated = 4 * width + 2 * width
+    divided = 4 * width * width + 3 * width + 2 * width * inner + inner
+    parameters = Amount.of(replicated) + Amount.of(divided, tensor=1)
+    return Layer(
+        name=f"block.{index}",
+        kind="block",
+        parameters=parameters,
+        # Inputs and outputs of both norms; q, k, v and the attention's output; the activation's in and out.
+        kept=per_token(4.0 * width) + per_token(4.0 * width + 2.0 * inner, divided=True),
+        # Mean and inverse deviation of two norms in fp32.
+        kept_bytes=per_token(16.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        sent=per_token(width),
+        tensor_reduced=per_token(2.0 * width),
+        **passes(
+            weights,
+            attention_products(heads, width // heads),
+            memory=per_token((2 * LAYER_NORM + 2 * RESIDUAL) * width)
+            + per_token(ACTIVATION * inner, divided=True),
+            # Two norms, two residuals, the activation; one projection is counted as a product.
+            kernels=5 + projections - 1,
+            parameters=parameters,
+        ),
+    )
+
+
 def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_kernels: int) -> Layer:
     """Final norm, product with the vocabulary, and cross entropy computed in fp32 over divided logits.
 
@@ -159,7 +202,7 @@ def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_
 
 
 def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Layer) -> LayerGraph:
-    """The graph of a decoder: embedding, blocks, head, one after the other."""
+    """The graph of a transformer: embedding, blocks, head, one after the other."""
     layers = (first, *blocks, last)
     return LayerGraph(
         name=config.name,
@@ -167,4 +210,10 @@ def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Laye
         edges=chain_edges(len(layers)),
         sequence=config.sequence,
         vocabulary=config.vocabulary,
+        tied=_tied(config, len(layers)) if config.tied_embeddings else (),
     )
+
+
+def _tied(config: ModelConfig, layers: int) -> tuple[TiedParameters]:
+    """The matrix of the embedding, which the head multiplies with, too."""
+    return (TiedParameters((0, layers - 1), Amount.of(config.hidden * config.vocabulary, tensor=1)),)

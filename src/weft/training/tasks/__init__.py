@@ -9,8 +9,16 @@ from types import MappingProxyType
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.image_classification import ImageClassification
+from weft.training.tasks.masked_lm import MaskedLanguageModelling
 
-TASKS: Mapping[str, type[Task]] = MappingProxyType({"causal-lm": CausalLanguageModelling})
+TASKS: Mapping[str, type[Task]] = MappingProxyType(
+    {
+        "causal-lm": CausalLanguageModelling,
+        "masked-lm": MaskedLanguageModelling,
+        "image-classification": ImageClassification,
+    }
+)
 
 
 def make_task(kind: str, settings: TaskSettings) -> Task:

@@ -25,16 +25,24 @@ class TaskSettings:
         sequence: tokens per sample that the model reads.
         vocabulary: classes of the model's head.
         cache: folder for prepared data, shared by all runs.
+        seed: keys what a task draws; the same for every plan of a job.
+        image_size, channels: of the images that the model reads; 0 for a model of text.
     """
 
     data: str
     sequence: int
     vocabulary: int
     cache: Path
+    seed: int = 0
+    image_size: int = 0
+    channels: int = 0
 
 
 class Task(Protocol):
     """Samples by number and the loss that the last stage computes.
+
+    A task may also have `metrics(outputs, targets) -> Mapping[str, float]`: means over one micro-batch of
+    what is told of held-out samples next to the loss (`weft.training.meter`).
 
     Attributes:
         samples, held_out_samples: how many there are of each; held-out samples are never trained on.
@@ -54,5 +62,13 @@ class Task(Protocol):
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean over the tokens of one micro-batch, a scalar."""
+        """Mean over the targets of one micro-batch, a scalar.
+
+        Micro-batches count equally, so every sample must have as many targets as any other.
+        """
         ...
+
+
+def in_fp32(logits: torch.Tensor) -> torch.Tensor:
+    """Logits in fp32, or as they are when they are wider."""
+    return logits.float() if logits.dtype.itemsize < torch.float32.itemsize else logits

@@ -6,7 +6,7 @@ import torch
 
 from weft.errors import InputError, Violation
 from weft.training.data import open_corpus
-from weft.training.tasks.base import Ints, TaskSettings
+from weft.training.tasks.base import Ints, TaskSettings, in_fp32
 from weft.training.tokenizers import get_tokenizer
 
 
@@ -42,7 +42,4 @@ class CausalLanguageModelling:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropy of logits (samples, sequence, vocabulary), computed in fp32 or wider."""
-        logits = outputs.flatten(0, 1)
-        if logits.dtype.itemsize < torch.float32.itemsize:
-            logits = logits.float()
-        return torch.nn.functional.cross_entropy(logits, targets.flatten())
+        return torch.nn.functional.cross_entropy(in_fp32(outputs.flatten(0, 1)), targets.flatten())

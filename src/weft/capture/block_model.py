@@ -1,0 +1,191 @@
+"""`BlockModel`: a model of one's own as a list of layers, costed by running each of them on no data at all.
+
+    def build() -> weft.BlockModel:
+        layers = [Stem, *[Block] * 8, Head]
+        return weft.BlockModel(layers, example=torch.zeros(1, 3, 32, 32), classes=10)
+
+Work is read off the operators that a forward pass on torch's meta device calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.describe.amount import Amount
+from weft.describe.families.transformer import passes
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, chain_edges
+from weft.errors import InputError, Violation
+
+_ONE = Amount.of(1.0)
+_ELEMENT_BYTES = 4
+
+
+class BlockModel:
+    """A chain of layers, each from one tensor to one tensor, all with the samples in front.
+
+    A layer treats every sample by itself and changes nothing but its parameters, so that the cut into
+    micro-batches makes no difference. A batch norm is no such layer.
+
+    Args:
+        layers: for every layer a function without arguments, such as a class, that makes its module. Initial
+            values are drawn from torch's generator.
+        example: one sample as the first layer takes it, with a first axis of 1; only shape and type matter.
+        classes: of the last layer's output: the vocabulary of a language model.
+        sequence: tokens per sample, what `tokens_per_s` counts; default: the example's second axis if it
+            holds whole numbers, else 1.
+
+    Raises:
+        InputError: when a layer cannot be built or run on the example, or changes its state.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Callable[[], nn.Module]],
+        *,
+        example: torch.Tensor,
+        classes: int,
+        sequence: int | None = None,
+    ) -> None:
+        if not layers:
+            raise InputError(Violation("model.build", "0 layers; a model needs at least one layer", "1"))
+        self._makers = tuple(layers)
+        tokens = not example.is_floating_point() and example.dim() > 1
+        self._sequence = sequence or (example.shape[1] if tokens else 1)
+        self._classes = classes
+        value = torch.empty_like(example, device="meta")
+        shapes, costed = [tuple(value.shape[1:])], []
+        for index in range(len(self._makers)):
+            layer, value = _costed(index, self._makers[index], value)
+            costed.append(layer)
+            shapes.append(tuple(value.shape[1:]))
+        self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
+        self._layers = tuple(costed)
+
+    def layer(self, index: int) -> nn.Module:
+        """A new module of one layer."""
+        return self._makers[index]()
+
+    def layer_graph(self) -> LayerGraph:
+        """The costed layers; all amounts but parameters are proportional to the samples."""
+        return LayerGraph(
+            name="own",
+            layers=self._layers,
+            edges=chain_edges(len(self._layers)),
+            sequence=self._sequence,
+            vocabulary=self._classes,
+        )
+
+
+def _costed(index: int, make: Callable[[], nn.Module], inputs: torch.Tensor) -> tuple[Layer, torch.Tensor]:
+    """One layer's costs for one sample, and its output."""
+    work, kept = _Work(), _Kept()
+    try:
+        with torch.device("meta"):
+            module = make()
+        versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        inputs = inputs.detach().requires_grad_(inputs.is_floating_point() and index > 0)
+        kept.leave_out(module.parameters())
+        with work, torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
+            output = module(inputs)
+        _require_unchanged(index, module, versions)
+        if not isinstance(output, torch.Tensor) or output.dim() < 1 or len(output) != len(inputs):
+            raise TypeError(f"its output is no tensor of {len(inputs)} sample")
+    except InputError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        raise InputError(Violation("model.build", f"layer {index} cannot be run: {reason}")) from error
+    parameters = Amount.of(sum(parameter.numel() for parameter in module.parameters()))
+    layer = Layer(
+        name=f"layer.{index}",
+        kind=type(module).__name__,
+        parameters=parameters,
+        kept=Amount.of(kept.elements, batch=1),
+        sent=Amount.of(output.numel(), batch=1),
+        **passes(
+            work.products,
+            work.products_of_values,
+            memory=Amount.of(work.elements, batch=1),
+            kernels=work.kernels,
+            parameters=parameters,
+        ),
+    )
+    return layer, output.detach()
+
+
+def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int]) -> None:
+    """Refuse state that is not of the versions it had before the run."""
+    changed = sorted(name for name, buffer in module.named_buffers() if versions.get(name) != buffer._version)
+    if changed:
+        problem = f"layer {index} changes its state while it runs: {', '.join(changed)}"
+        raise InputError(Violation("model.build", problem))
+
+
+class _Kept:
+    """Counts the elements that autograd saves, every storage once and no parameter."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, float] = {}
+        self._owned: set[int] = set()
+
+    def leave_out(self, tensors: Any) -> None:
+        self._owned |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._owned:
+            self._storages[storage._cdata] = storage.nbytes() / _ELEMENT_BYTES
+        return tensor
+
+    @property
+    def elements(self) -> float:
+        return sum(self._storages.values())
+
+
+class _Work(TorchDispatchMode):
+    """Counts products by their sizes, and what all other operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[Matmul] = []
+        self.products_of_values: list[Matmul] = []
+        self.elements = 0.0
+        self.kernels = 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
+    ) -> Any:
+        result = operator(*arguments, **(options or {}))
+        name = operator.overloadpacket.__name__
+        if name in ("mm", "addmm"):
+            rows, weight = arguments[-2:]
+            self.products.append(_product(1, *rows.shape, weight.shape[1]))
+        elif name in ("bmm", "baddbmm"):
+            left, right = arguments[-2:]
+            self.products_of_values.append(_product(*left.shape, right.shape[2]))
+        elif name == "convolution":
+            weight = arguments[1]
+            rows = math.prod(result.shape[2:]) * result.shape[0]
+            self.products.append(_product(1, rows, math.prod(weight.shape[1:]), weight.shape[0]))
+        elif isinstance(result, torch.Tensor) and not operator.is_view:
+            touched = [value for value in arguments if isinstance(value, torch.Tensor)]
+            self.elements += result.numel() + sum(value.numel() for value in touched)
+            self.kernels += 1
+        return result
+
+
+def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:
+    """Of one sample; more samples have more rows, or more products where there are several."""
+    several = count > 1
+    return Matmul(
+        count=Amount.of(count, batch=1) if several else _ONE,
+        rows=Amount.of(rows) if several else Amount.of(rows, batch=1),
+        inner=Amount.of(inner),
+        columns=Amount.of(columns),
+    )

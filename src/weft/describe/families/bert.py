@@ -1,0 +1,91 @@
+"""BERT with its head for masked tokens: norms after each branch, learned positions, two kinds of segment.
+
+Equal to `transformers.BertForMaskedLM` in parameters (Devlin et al., arXiv 1810.04805).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.describe.amount import Amount
+from weft.describe.families.transformer import (
+    ACTIVATION,
+    LAYER_NORM,
+    LOSS_BYTES_PER_LOGIT,
+    TOKEN_BYTES,
+    biased_block,
+    chain,
+    embedding,
+    passes,
+    per_token,
+    token_product,
+)
+from weft.describe.layer_graph import Layer, LayerGraph, Pass
+from weft.describe.model import ModelConfig
+
+# One product each for queries, keys and values.
+_PROJECTIONS = 3
+SEGMENTS = 2
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """The costed layers of a BERT of these sizes."""
+    return chain(
+        config,
+        _embedding(config),
+        (biased_block(config, index, projections=_PROJECTIONS) for index in range(config.layers)),
+        _head(config),
+    )
+
+
+def _embedding(config: ModelConfig) -> Layer:
+    """Tokens, positions and segments added up, and a norm; backward keeps the norm's input besides."""
+    width = config.hidden
+    tables = embedding(config, learned_positions=True)
+    added = Amount.of(SEGMENTS * width + 2 * width)
+    # A segment's row is read, written and added; the norm reads and writes.
+    memory = per_token((5.0 + LAYER_NORM) * width)
+    forward, backward = tables.forward, tables.backward_weight
+    return replace(
+        tables,
+        parameters=tables.parameters + added,
+        forward=Pass(memory=forward.memory + memory, kernels=forward.kernels + 3),
+        backward_weight=Pass(
+            memory=backward.memory + 2.0 * memory + 3.0 * added, kernels=backward.kernels + 5
+        ),
+        kept=per_token(width),
+        # Mean and inverse deviation of the norm in fp32.
+        kept_bytes=tables.kept_bytes + per_token(8.0),
+    )
+
+
+def _head(config: ModelConfig) -> Layer:
+    """Dense layer, activation and norm, then product with the vocabulary and cross entropy in fp32.
+
+    All tokens are multiplied with the vocabulary, masked or not, as in `transformers`. The bias of the
+    vocabulary is the head's own, also where the matrix is tied. `tensor_reduced` is the loss's: maximum, sum
+    and the target's logit per token.
+    """
+    width, vocabulary = config.hidden, config.vocabulary
+    dense = token_product(width, width, divided="")
+    product = token_product(width, vocabulary, divided="columns")
+    matrix = Amount.of(width * vocabulary, tensor=1)
+    own = Amount.of(width * width + width + 2 * width) + Amount.of(vocabulary, tensor=1)
+    loss = per_token(6.0 * vocabulary, divided=True)
+    return Layer(
+        name="head",
+        kind="head",
+        parameters=own if config.tied_embeddings else own + matrix,
+        # The input; the activation's and the norm's inputs; the norm's output; the logits.
+        kept=per_token(4.0 * width) + per_token(vocabulary, divided=True),
+        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(TOKEN_BYTES + 8.0),
+        tensor_reduced=per_token(3.0),
+        **passes(
+            (dense, product),
+            (),
+            memory=per_token((ACTIVATION + LAYER_NORM) * width) + loss,
+            # Activation, norm, the fp32 copy, the log-softmax and the loss.
+            kernels=5,
+            parameters=own + matrix,
+        ),
+    )

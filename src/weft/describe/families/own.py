@@ -1,0 +1,93 @@
+"""Models of one's own: named `package.module:function`, which returns what plans and runs them.
+
+`weft.BlockModel` is one, made of a list of layers; anything else with the same members serves as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
+
+FAMILY = "own"
+
+
+@runtime_checkable
+class OwnModel(Protocol):
+    """What a function named in a run file returns.
+
+    Attributes:
+        sample_shapes: the shape of one sample before the first layer, between two layers, and after the last
+            one; one more than there are layers.
+    """
+
+    sample_shapes: Sequence[tuple[int, ...]]
+
+    def layer_graph(self) -> LayerGraph:
+        """The costed layers, a chain; its name does not matter."""
+        ...
+
+    def layer(self, index: int) -> Any:
+        """The torch module of one layer, with initial values drawn from torch's generator."""
+        ...
+
+
+def own_model(name: str) -> OwnModel:
+    """The model that `package.module:function` builds.
+
+    Raises:
+        InputError: when it cannot be imported or does not return a model.
+    """
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(Violation("model.build", f"{name!r} cannot be imported: {error}")) from None
+    if not callable(function):
+        raise InputError(Violation("model.build", f"{name!r} is no function"))
+    model = function()
+    if not isinstance(model, OwnModel):
+        problem = f"{name!r} returned {type(model).__name__}, which is no model: it needs sample_shapes, "
+        raise InputError(Violation("model.build", problem + "layer_graph() and layer(index)"))
+    graph = model.layer_graph()
+    if not graph.is_chain or len(model.sample_shapes) != len(graph.layers) + 1:
+        given = f"{name!r} has {len(graph.layers)} layers and {len(model.sample_shapes)} sample_shapes"
+        needed = "a chain of layers, and one shape more than layers"
+        raise InputError(Violation("model.build", f"{given}; needed: {needed}"))
+    return model
+
+
+def own_config(name: str) -> ModelConfig:
+    """What is known of a model of one's own besides its layers.
+
+    Samples of shape (channels, size, size) are images.
+
+    Raises:
+        InputError: as `own_model`.
+    """
+    model = own_model(name)
+    graph, first = model.layer_graph(), model.sample_shapes[0]
+    images = len(first) == 3 and first[1] == first[2]
+    return ModelConfig(
+        name=name,
+        family=FAMILY,
+        layers=len(graph.layers) - 2,
+        hidden=0,
+        heads=0,
+        key_value_heads=0,
+        feed_forward=0,
+        vocabulary=graph.vocabulary,
+        sequence=graph.sequence,
+        image_size=first[1] if images else 0,
+        channels=first[0] if images else 0,
+    )
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """The costed layers, under the name of the function."""
+    return replace(own_model(config.name).layer_graph(), name=config.name)

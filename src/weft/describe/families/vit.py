@@ -1,0 +1,89 @@
+"""Vision transformers: patches as tokens, blocks with norms in front, classes from the class token.
+
+Equal to `transformers.ViTForImageClassification` in parameters (Dosovitskiy et al., arXiv 2010.11929).
+"""
+
+from __future__ import annotations
+
+from weft.describe.amount import Amount
+from weft.describe.families.transformer import (
+    LAYER_NORM,
+    LOSS_BYTES_PER_LOGIT,
+    ONE,
+    TOKEN_BYTES,
+    TOKENS,
+    biased_block,
+    chain,
+    passes,
+    per_token,
+    transposed_input,
+)
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass
+from weft.describe.model import ModelConfig
+
+# One product each for queries, keys and values.
+_PROJECTIONS = 3
+
+SAMPLES = Amount.of(1.0, batch=1)
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """The costed layers of a vision transformer of these sizes."""
+    return chain(
+        config,
+        _embedding(config),
+        (biased_block(config, index, projections=_PROJECTIONS) for index in range(config.layers)),
+        _head(config),
+    )
+
+
+def _embedding(config: ModelConfig) -> Layer:
+    """A product per patch, the class token in front, learned positions; no tensor rank divides it.
+
+    Backward keeps the pixels and has no input part.
+    """
+    width = config.hidden
+    pixels = config.channels * config.patch_size**2
+    product = Matmul(
+        count=ONE,
+        rows=TOKENS + Amount.of(-1.0, batch=1),
+        inner=Amount.of(pixels),
+        columns=Amount.of(width),
+    )
+    parameters = Amount.of(pixels * width + width + (1 + config.sequence) * width)
+    # The bias is read and written with the product; the class token is joined on, the positions are added.
+    memory = per_token(2.0 * width + 2.0 * width + 3.0 * width)
+    return Layer(
+        name="embedding",
+        kind="embedding",
+        parameters=parameters,
+        forward=Pass(matmuls=(product,), memory=memory, kernels=4),
+        backward_weight=Pass(
+            matmuls=(transposed_input(product),), memory=memory + 3.0 * parameters, kernels=6
+        ),
+        kept=Amount.of(config.channels * config.image_size**2, batch=1),
+        sent=per_token(width),
+    )
+
+
+def _head(config: ModelConfig) -> Layer:
+    """Final norm of all tokens, product of the class token with the classes, and cross entropy in fp32."""
+    width, classes = config.hidden, config.vocabulary
+    product = Matmul(count=ONE, rows=SAMPLES, inner=Amount.of(width), columns=Amount.of(classes))
+    parameters = Amount.of(2 * width + width * classes + classes)
+    return Layer(
+        name="head",
+        kind="head",
+        parameters=parameters,
+        # The norm's input and output; the logits.
+        kept=per_token(2.0 * width) + Amount.of(classes, batch=1),
+        kept_bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1),
+        **passes(
+            (product,),
+            (),
+            memory=per_token(LAYER_NORM * width) + Amount.of(6.0 * classes, batch=1),
+            # The norm, the fp32 copy, the log-softmax and the loss.
+            kernels=4,
+            parameters=parameters,
+        ),
+    )

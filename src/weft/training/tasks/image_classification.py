@@ -1,0 +1,49 @@
+"""`image-classification`: tell images of known classes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from weft.errors import InputError, Violation
+from weft.training.images import open_images
+from weft.training.tasks.base import Ints, TaskSettings, in_fp32
+
+
+class ImageClassification:
+    """Classes of digits or of a folder's images; the loss is in nats per image.
+
+    Raises:
+        InputError: when the data is refused or the model does not read images.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        if not settings.image_size:
+            problem = "the model reads text; image-classification needs one that reads images"
+            raise InputError(Violation("model", problem, "vit-digits"))
+        self._images = open_images(
+            settings.data,
+            size=settings.image_size,
+            channels=settings.channels,
+            classes=settings.vocabulary,
+            cache=settings.cache,
+        )
+        self.samples = len(self._images.training)
+        self.held_out_samples = len(self._images.held_out)
+        self.tokens_per_sample = settings.sequence
+        self.fingerprint = self._images.fingerprint
+
+    def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels from -1 to 1, fp32 of shape (samples, channels, size, size), and int64 labels (samples,)."""
+        images = self._images.held_out if held_out else self._images.training
+        pixels = torch.from_numpy(images.pixels[samples]).to(torch.float32)
+        return pixels.div_(127.5).sub_(1.0), torch.from_numpy(images.labels[samples])
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross entropy of logits (samples, classes), computed in fp32 or wider."""
+        return torch.nn.functional.cross_entropy(in_fp32(outputs), targets)
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]:
+        """`accuracy`: the share of images whose class has the largest logit."""
+        return {"accuracy": (outputs.argmax(-1) == targets).double().mean().item()}

@@ -1,0 +1,172 @@
+"""A model of one's own: costs are those of its arithmetic; what cannot run is refused."""
+
+from __future__ import annotations
+
+import own_models
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from own_models import SEQUENCE, VOCABULARY, WIDTH
+from torch import nn
+
+from weft.capture.block_model import BlockModel
+from weft.capture.layers import profile_layers
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.models import resolve_model
+from weft.errors import InputError
+
+
+@pytest.mark.parametrize("build", [own_models.images, own_models.text])
+def test_parameters_shapes_and_chain_are_those_of_the_modules(build) -> None:
+    model = build()
+    graph = model.layer_graph()
+    assert graph.is_chain
+    example = torch.zeros(2, *model.sample_shapes[0])
+    value = example if build is own_models.images else example.long()
+    for index, layer in enumerate(graph.layers):
+        module = model.layer(index)
+        value = module(value)
+        assert tuple(value.shape[1:]) == model.sample_shapes[index + 1]
+        assert layer.parameters(Shape(1, 1)) == sum(p.numel() for p in module.parameters())
+        assert layer.sent(Shape(2, 1)) == value.numel()
+    assert LayerGraph.from_json(graph.to_json()) == graph
+
+
+@given(size=st.integers(1, 9))
+def test_products_are_counted_per_sample(size: int) -> None:
+    shape = Shape(size, 1)
+    stem, block, _, head = (layer.forward.flops(shape) for layer in own_models.images().layer_graph().layers)
+    assert stem == size * 2 * 64 * 9 * WIDTH
+    assert block == size * 2 * 64 * 9 * WIDTH * WIDTH
+    assert head == size * 2 * WIDTH * 64 * 10
+    table, _, last = (layer.forward.flops(shape) for layer in own_models.text().layer_graph().layers)
+    assert table == 0
+    assert last == size * 2 * SEQUENCE * WIDTH * VOCABULARY
+
+
+class Attention(nn.Module):
+    """One head without a scale; products of values alone."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(inputs @ inputs.transpose(1, 2), -1) @ inputs
+
+
+def test_products_of_values_have_no_weight_part() -> None:
+    model = BlockModel([lambda: nn.Linear(4, 4), Attention], example=torch.zeros(1, 7, 4), classes=4)
+    dense, attention = model.layer_graph().layers
+    for size in (1, 3):
+        shape = Shape(size, 1)
+        assert attention.forward.flops(shape) == size * 2 * 2 * 7 * 7 * 4
+        assert attention.backward_weight.flops(shape) == 0
+        assert attention.flops(shape) == 3 * attention.forward.flops(shape)
+        assert dense.backward_weight.flops(shape) == dense.forward.flops(shape) == size * 2 * 7 * 4 * 4
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_a_layer_keeps_what_autograd_saves(index: int) -> None:
+    model = own_models.images()
+    module = model.layer(index)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    inputs = torch.randn(3, *model.sample_shapes[index], requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(inputs)
+    predicted = 4 * model.layer_graph().layers[index].kept(Shape(3, 1))
+    assert sum(saved.values()) == pytest.approx(predicted, rel=0.02)
+    del output
+
+
+def test_a_run_file_names_it() -> None:
+    config = resolve_model("own_models:images")
+    assert (config.vocabulary, config.image_size, config.channels) == (10, 8, 1)
+    graph = layer_graph(config)
+    assert graph.name == "own_models:images"
+    assert graph.fingerprint == layer_graph(config).fingerprint
+    words = resolve_model("own_models:text", sequence=SEQUENCE)
+    assert (words.vocabulary, words.sequence, words.reads_images) == (VOCABULARY, SEQUENCE, False)
+
+
+def refused(name: str, **options: int) -> str:
+    with pytest.raises(InputError) as error:
+        resolve_model(name, **options)
+    [violation] = error.value.violations
+    return str(violation)
+
+
+def test_what_is_no_model_is_refused_in_one_line() -> None:
+    assert "'absent:build' cannot be imported: No module named 'absent'" in refused("absent:build")
+    assert "cannot be imported" in refused("own_models:absent")
+    assert "'own_models:NOT_A_FUNCTION' is no function" in refused("own_models:NOT_A_FUNCTION")
+    assert "returned int, which is no model" in refused("own_models:nothing")
+    assert "4 layers and 4 sample_shapes" in refused("own_models:Shapeless")
+    assert "9 tokens, but own_models:text is made for samples of 5" in refused("own_models:text", sequence=9)
+
+
+class Broken(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such thing\nat all")
+
+
+class Shifted(nn.Module):
+    """Has a buffer that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.shift
+
+
+class Counting(Shifted):
+    """Changes its buffer."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.shift.add_(1)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Broken, "layer 1 cannot be run: ValueError: no such thing$"),
+        (lambda: nn.Linear(5, 5), "layer 1 cannot be run: RuntimeError"),
+        (lambda: nn.Flatten(0), "layer 1 cannot be run: TypeError: its output is no tensor of 1 sample"),
+        (Counting, "layer 1 changes its state while it runs: shift$"),
+    ],
+)
+def test_a_layer_that_cannot_run_is_named(layer, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        BlockModel([lambda: nn.Linear(4, 4), layer], example=torch.zeros(1, 4), classes=4)
+
+
+def test_state_that_does_not_change_is_allowed() -> None:
+    model = BlockModel([lambda: nn.Linear(4, 4), Shifted], example=torch.zeros(1, 4), classes=4)
+    assert model.sample_shapes == ((4,), (4,), (4,))
+
+
+def test_no_layers_are_no_model() -> None:
+    with pytest.raises(InputError, match="0 layers"):
+        BlockModel([], example=torch.zeros(1, 4), classes=4)
+
+
+def test_layers_of_ones_own_are_not_measured() -> None:
+    config = resolve_model("own_models:images")
+    with pytest.raises(InputError, match="layers of one's own are not measured"):
+        profile_layers(
+            config,
+            layer_graph(config),
+            "cpu",
+            torch.device("cpu"),
+            precision="fp32",
+            micro_batch_sizes=(1,),
+        )

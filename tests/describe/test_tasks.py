@@ -1,0 +1,51 @@
+"""Which task trains which model, and on what when nobody says."""
+
+import pytest
+
+from weft.api import words_to_run
+from weft.describe.models import PRESETS
+from weft.describe.run_file import parse_run
+from weft.describe.tasks import KNOWN_TASKS, default_task, task_problems
+from weft.errors import InputError
+from weft.planning.problem import problem_of_run
+
+
+def test_every_preset_has_a_task_that_trains_it():
+    for config in PRESETS.values():
+        assert not task_problems(default_task(config), config)
+
+
+@pytest.mark.parametrize("kind", KNOWN_TASKS)
+@pytest.mark.parametrize("model", ["gpt-1m", "llama-1m", "bert-1m", "vit-digits"])
+def test_a_task_that_cannot_train_the_model_is_refused_with_the_one_that_can(kind, model):
+    run = parse_run({"model": {"preset": model}, "task": {"kind": kind}})
+    if default_task(PRESETS[model]) == kind:
+        assert problem_of_run(run).model.name == model
+        return
+    with pytest.raises(InputError, match=f"nearest valid: {default_task(PRESETS[model])}") as refused:
+        problem_of_run(run)
+    assert len(refused.value.violations) == 1
+
+
+def test_a_task_of_ones_own_is_taken_at_its_word():
+    assert not task_problems("package.module:Task", PRESETS["vit-digits"])
+
+
+@pytest.mark.parametrize("kind", KNOWN_TASKS)
+def test_data_left_out_is_the_tasks_default(kind):
+    left_out = parse_run({"model": {"preset": "gpt-1m"}, "task": {"kind": kind}})
+    assert left_out.task.data == KNOWN_TASKS[kind].data
+    given = parse_run({"model": {"preset": "gpt-1m"}, "task": {"kind": kind, "data": "mine"}})
+    assert given.task.data == "mine"
+
+
+def test_an_unknown_task_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match="nearest valid: image-classification"):
+        parse_run({"model": {"preset": "gpt-1m"}, "task": {"kind": "image-clasification"}})
+
+
+def test_a_few_words_mean_the_models_own_task():
+    run = words_to_run(
+        model="vit-base", on="this-machine", global_batch=8, sequence=None, precision=None, pins={}
+    )
+    assert (run.task.kind, run.task.data) == ("image-classification", "digits")
