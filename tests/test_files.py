@@ -1,8 +1,8 @@
-"""A file is replaced whole, or stays as it was and leaves nothing beside it."""
+"""A file is replaced whole, or stays as it was and leaves nothing beside it; so does a folder."""
 
 import pytest
 
-from weft.files import replacing, write_whole
+from weft.files import building_folder, replacing, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -26,3 +26,32 @@ def test_a_failure_half_way_leaves_the_old_file_alone(tmp_path):
         fail_half_way()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_gets_its_name_when_it_is_whole(tmp_path):
+    remains = tmp_path / ".folder.unfinished"
+    remains.mkdir()
+    (remains / "torn").write_text("by a kill")
+    with building_folder(tmp_path / "folder") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("text")
+        assert not (tmp_path / "folder").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+    assert sorted((tmp_path / "folder").rglob("*"))[1].read_text() == "text"
+
+
+def test_a_failure_leaves_no_folder_and_spares_what_is_there(tmp_path):
+    def fill(path, fails: bool) -> None:
+        with building_folder(path) as folder:
+            (folder / "file").write_text("new")
+            if fails:
+                raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fill(tmp_path / "folder", fails=True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("old")
+    with pytest.raises(OSError, match="not empty"):
+        fill(tmp_path / "folder", fails=False)
+    assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["old"]

@@ -13,23 +13,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.api import Planned, Run, plan, train
+    from weft.api import Planned, Run, evaluate, plan, train
+    from weft.capture.block_model import BlockModel
     from weft.errors import InputError, RunError
     from weft.run.own_loop import Runtime
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "BlockModel": "weft.capture.block_model",
     "InputError": "weft.errors",
     "Planned": "weft.api",
     "Run": "weft.api",
     "RunError": "weft.errors",
     "Runtime": "weft.run.own_loop",
+    "evaluate": "weft.api",
     "plan": "weft.api",
     "train": "weft.api",
 }
 
-__all__ = ["InputError", "Planned", "Run", "RunError", "Runtime", "__version__", "plan", "train"]
+__all__ = [
+    "BlockModel",
+    "InputError",
+    "Planned",
+    "Run",
+    "RunError",
+    "Runtime",
+    "__version__",
+    "evaluate",
+    "plan",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.describe.models import PRESETS, is_importable, resolve_model
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
+from weft.describe.tasks import default_task
 from weft.moves.layout import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
@@ -17,6 +19,7 @@ from weft.run.launch import require_torch
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
 from weft.training.run_directory import RunDirectory, fresh_directory
+from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, prepare, reopen
 from weft.web.run_report import write_run_report
 from weft.web.svg import timeline_svg
@@ -111,10 +114,10 @@ def words_to_run(
     pins: Mapping[str, Any],
 ) -> RunFile:
     """The run file that a few words amount to."""
-    is_file = model is not None and Path(model).exists()
+    known = model is not None and (Path(model).exists() or model in PRESETS)
     tables: dict[str, dict[str, Any]] = {
-        "model": {"hf" if is_file else "preset": model},
-        "task": {"sequence": sequence},
+        "model": {_model_key(model): model},
+        "task": {"kind": default_task(resolve_model(model)) if known else None, "sequence": sequence},
         "train": {"global_batch": global_batch, "precision": precision},
         "cluster": {"use": on},
         "plan": dict(pins),
@@ -124,6 +127,13 @@ def words_to_run(
         for table, keys in tables.items()
     }
     return parse_run({table: keys for table, keys in given.items() if keys})
+
+
+def _model_key(model: str | None) -> str:
+    """The key of the run file's [model] table that a name belongs to."""
+    if model is not None and Path(model).exists():
+        return "hf"
+    return "build" if model is not None and is_importable(model) else "preset"
 
 
 def plan_file_job(path: Path) -> PlannedJob:
@@ -174,6 +184,24 @@ def train(
     summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
     write_run_report(run_directory, planned)
     return Run(run_directory.path, summary)
+
+
+def evaluate(directory: str | Path) -> Mapping[str, Any]:
+    """Evaluate a run's newest checkpoint on held-out data, on local ranks as its plan says.
+
+    Every held-out sample counts once, as far as they fill whole global batches.
+
+    Returns:
+        `step` of the checkpoint, `samples`, `loss` in nats per target, `perplexity` of a language model, and
+        the task's metrics, such as `accuracy`. The same is written to `evaluation.json`.
+
+    Raises:
+        InputError: when it is not a run directory or has no checkpoint.
+        RunError: when a rank failed.
+    """
+    require_torch()
+    run_directory = RunDirectory(Path(directory))
+    return evaluate_run(reopen(run_directory.path), run_directory)
 
 
 def prepared(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -26,3 +27,37 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def building_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder to write to, which becomes `path` when the block ends well.
+
+    Everything in it is on the disk before it gets its name, so that a folder of that name is whole even after
+    a loss of power. What a killed process of the same path left is removed.
+
+    Raises:
+        OSError: when something is there already.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        for entry in [*unfinished.rglob("*"), unfinished]:
+            _flush(entry)
+        # Not `replace`: a folder that came to be meanwhile is an error, unless it is empty.
+        unfinished.rename(path)
+        _flush(path.absolute().parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Some network file systems cannot flush a directory; the rename is atomic there all the same.
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

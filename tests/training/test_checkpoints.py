@@ -10,12 +10,15 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import WorkerPool
+from small_jobs import tiny
 from torch import nn
 
 from weft.errors import InputError, RunError
+from weft.run.stages import build_stage
 from weft.training import checkpoints
 from weft.training.checkpoints import TrainingState
 from weft.training.manifest import newest_complete, verify
+from weft.training.optimizer_states import optimizer_tensors
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
 SETTINGS = OptimizerSettings(
@@ -46,7 +49,7 @@ def trained(index: int, steps: int) -> tuple[dict[int, nn.Module], dict[int, tor
 
 
 def content(stages: dict[int, nn.Module], optimizers: dict[int, torch.optim.Optimizer]) -> dict[str, bytes]:
-    tensors = checkpoints._tensors(stages) | checkpoints._optimizer_tensors(stages, optimizers)
+    tensors = checkpoints._tensors(stages) | optimizer_tensors(stages, optimizers)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -70,6 +73,37 @@ def save_and_load(rank: int, ranks: int, directory: Path) -> tuple[bool, Trainin
     tensors = [name for file in path.glob("*.safetensors") for name in _names(file)]
     assert len(tensors) == len(set(tensors)), "a replicated tensor is stored once"
     return different and equal, loaded, len(tensors)
+
+
+def save_and_load_copies(rank: int, ranks: int, directory: Path) -> bool:
+    """Rank 0 holds both copies of a tied weight, rank 1 nothing of it; all of it comes back."""
+    config = tiny(tied=True)
+    layers = {0: [0, 1], 3: [6, 7]} if rank == 0 else {1: [2, 3], 2: [4, 5]}
+
+    def made(seed: int) -> tuple[dict[int, nn.Module], dict[int, torch.optim.Optimizer]]:
+        stages = {stage: build_stage(config, chosen, seed, torch.float32) for stage, chosen in layers.items()}
+        return stages, {stage: optimizer_factory(SETTINGS)(module) for stage, module in stages.items()}
+
+    saved, fresh = made(0), made(1)
+    for stage, module in saved[0].items():
+        for parameter in module.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        saved[1][stage].step()
+    path = checkpoints.save(directory, state_at(1), *saved, keep=1)
+    checkpoints.load(path, *fresh)
+    return all(
+        content({stage: fresh[0][stage]}, fresh[1]) == content({stage: saved[0][stage]}, saved[1])
+        for stage in layers
+    )
+
+
+def test_copies_of_a_weight_are_stored_once_and_all_filled(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    assert worker_pool.run(save_and_load_copies, tmp_path, ranks=2) == [True, True]
+    [path] = tmp_path.iterdir()
+    names = [name for file in path.glob("*.safetensors") for name in _names(file)]
+    assert names.count("transformer.wte.weight") == 1
+    assert names.count("optimizer/transformer.wte.weight/exp_avg") == 1
+    assert len(names) == len(set(names))
 
 
 def _names(file: Path) -> list[str]:

@@ -206,6 +206,21 @@ def test_a_killed_rank_costs_nothing_but_time(
     require_same(run_dir, uninterrupted)
 
 
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-2"])
+def test_a_killed_run_that_shares_its_states_out_ends_like_one_that_shares_nothing(
+    worker_pool: WorkerPool, tmp_path: Path, sharding: str
+) -> None:
+    plan = plan_of(pp=1, dp=2, loops=2, schedule="breadth-first", micro_batches=2)
+    replicated, run_dir = new_run(tmp_path), new_run(tmp_path, "killed")
+    worker_pool.run(run_training, replicated, plan, STEPS, ranks=2)
+    shared = plan.model_copy(update={"sharding": sharding})
+    with pytest.raises(RankError):
+        worker_pool.run(run_signalled, run_dir, shared, f"1 19 {signal.SIGKILL:d}", ranks=2)
+    worker_pool.run(run_training, run_dir, shared, STEPS, ranks=2)
+    assert "resumed" in [row["event"] for row in rows(run_dir, "events.jsonl")]
+    require_same(run_dir, replicated)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_finishes_its_step_saves_and_goes_on(
     worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path, number: int, code: int

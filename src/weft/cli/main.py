@@ -5,12 +5,13 @@ Exit codes: 0 done, 1 the run failed, 2 the input was refused, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cyclopts import App, CycloptsError
 
 from weft import __version__
-from weft.cli import files, machines, plans, runs
+from weft.cli import files, machines, plans, runs, weights
 from weft.errors import InputError, RunError
 
 INPUT_REFUSED = 2
@@ -26,7 +27,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-for module in (files, machines, plans, runs):
+for module in (files, machines, plans, runs, weights):
     for command in module.COMMANDS:
         app.command(command)
 app.register_install_completion_command()
@@ -34,6 +35,8 @@ app.register_install_completion_command()
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit; users' mistakes end in one line each, never in a traceback."""
+    # As under `python -m`: tasks and models of one's own are found in the working folder.
+    sys.path.insert(0, os.getcwd())
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

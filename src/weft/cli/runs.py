@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from weft.api import finished, prepared
+from weft.api import evaluate, finished, prepared
 from weft.api import train as train_run
 from weft.cli.output import Json, console, print_json
 from weft.cli.progress import Progress
@@ -16,6 +16,9 @@ from weft.errors import InputError, RunError, Violation
 from weft.timeline.compare import compare as compare_timelines
 from weft.training.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE
+
+# What an evaluation says about itself; all else are figures.
+NO_FIGURES = ("step", "samples", "held_out_samples")
 
 
 def train(
@@ -68,13 +71,36 @@ def train(
         return
     summary = run.summary
     console().print(
-        f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per token; step "
+        f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per target; step "
         f"predicted {format_seconds(summary['predicted_step_s'])}, "
         f"measured {format_seconds(summary['measured_step_s'])} "
         f"({summary['predicted_step_s'] / summary['measured_step_s'] - 1:+.1%})"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
     progress.resume_hint()
+
+
+def eval_(directory: Path, /, *, json: Json = False) -> None:
+    """Evaluate a run's newest checkpoint on held-out data, on the ranks of its plan.
+
+    Language models are told the perplexity, models of images the accuracy.
+
+    Example: weft eval runs/demo
+
+    Parameters
+    ----------
+    directory
+        A run directory with a checkpoint.
+    """
+    result = dict(evaluate(directory))
+    if json:
+        print_json(result)
+        return
+    figures = [f"{name} {result[name]:.4g}" for name in result if name not in NO_FIGURES]
+    console().print(
+        f"step {result['step']}, {result['samples']} of {result['held_out_samples']} held-out samples: "
+        f"{', '.join(figures)}"
+    )
 
 
 def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -> None:
@@ -106,4 +132,4 @@ def _timelines(path: Path) -> RunDirectory:
     return RunDirectory(finished(path).directory)
 
 
-COMMANDS = (train, compare)
+COMMANDS = (train, eval_, compare)

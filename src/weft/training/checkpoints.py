@@ -1,4 +1,4 @@
-"""Checkpoints of a run, to be resumed under the same plan.
+"""Checkpoints of a run, and how it goes on from them; any plan of the model can load their tensors.
 
     checkpoints/step-00000100/
       shard-00001-model-00001-of-00001.safetensors ...   every rank's tensors
@@ -7,11 +7,12 @@
 
 Tensors are written and read by torch's distributed checkpointing over the Hugging Face safetensors storage.
 It was preferred to files of our own because it stores a replicated tensor once, spreads the work over the
-replicas, copies straight into the parameters when it reads, and keeps working when tensors become sharded.
+replicas, and copies straight into the parameters when it reads.
 It reads no pickle: the storage takes its metadata from the headers of the safetensors files.
 
 Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
-`optimizer/transformer.h.0.ln_1.weight/exp_avg` a state of its optimizer. Every leaf is a tensor, because the
+`optimizer/transformer.h.0.ln_1.weight/exp_avg` a state of its optimizer. Both are whole, also where replicas
+share out what they step: each writes the states that begin in its share. Every leaf is a tensor, because the
 storage cannot read back anything else; what is not a tensor stands in `state.json`.
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
@@ -38,6 +39,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from weft.errors import InputError, RunError, Violation
+from weft.run.shards import gather_weights
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.manifest import (
     FORMAT,
@@ -49,6 +51,7 @@ from weft.training.manifest import (
     manifest,
     newest_complete,
 )
+from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
 
 STATE = "state.json"
 _UNFINISHED = ".saving-"
@@ -76,10 +79,13 @@ def save(
     state: TrainingState,
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],
+    shards: Shards = NO_SHARDS,
     *,
     keep: int,
 ) -> Path:
     """Write a checkpoint of all ranks' stages and keep the newest `keep`; every rank calls it.
+
+    `shards` has the stages that this rank steps a share of only; their weights are gathered first.
 
     Raises:
         RunError: on every rank when one could not write; earlier checkpoints stay as they were.
@@ -93,7 +99,10 @@ def save(
                 shutil.rmtree(remains)
             building.mkdir(parents=True)
             _write(building / STATE, canonical({"format": FORMAT, **asdict(state)}))
-    tensors = _tensors(stages) | _optimizer_tensors(stages, optimizers)
+    with meeting_peers():
+        gather_weights(shards)
+        states = optimizer_tensors(stages, optimizers, shards)
+    tensors = _tensors(stages) | states
     writer = HuggingFaceStorageWriter(str(building), save_distributed=True)
     _distributed(building, lambda: write_tensors(tensors, storage_writer=writer))
     files = _sizes_and_digests(building)
@@ -164,11 +173,15 @@ def require_same_run(expected: TrainingState, saved: TrainingState, where: str) 
 
 
 def load(
-    path: Path, stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]
+    path: Path,
+    stages: Mapping[int, nn.Module],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    shards: Shards = NO_SHARDS,
 ) -> TrainingState:
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
-    Every rank calls it.
+    Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
+    that reach into its share.
 
     Raises:
         RunError: on every rank, when a tensor is missing or has another shape.
@@ -178,12 +191,26 @@ def load(
         reader = HuggingFaceStorageReader(str(path))
         known = reader.read_metadata().state_dict_metadata
     targets = _tensors(stages)
-    slots = _optimizer_slots(stages, optimizers, known)
-    tensors = targets | {key: tensor for key, (_, _, tensor) in slots.items()}
+    slots = optimizer_slots(stages, optimizers, known, shards)
+    tensors = targets | {key: slot.whole for key, slot in slots.items()}
     _distributed(path, lambda: read_tensors(tensors, storage_reader=HuggingFaceStorageReader(str(path))))
-    for optimizer_state, leaf, tensor in slots.values():
-        optimizer_state[leaf] = tensor
+    for slot in slots.values():
+        slot.fill()
+    _fill_copies(stages, optimizers)
     return state
+
+
+def _fill_copies(stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]) -> None:
+    """Give all parameters of one name on this rank, copies of tied weights, what the last one was given."""
+    copies: dict[str, list[tuple[nn.Parameter, torch.optim.Optimizer]]] = {}
+    for stage, module in stages.items():
+        for name, parameter in module.named_parameters():
+            copies.setdefault(name, []).append((parameter, optimizers[stage]))
+    for *others, (source, stepper) in copies.values():
+        for parameter, optimizer in others:
+            parameter.detach().copy_(source.detach())
+            state = stepper.state.get(source, {})
+            optimizer.state[parameter] = {leaf: value.clone() for leaf, value in state.items()}
 
 
 def _tensors(stages: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
@@ -192,42 +219,6 @@ def _tensors(stages: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
         for module in stages.values()
         for name, tensor in module.state_dict(keep_vars=False).items()
     }
-
-
-def _optimizer_tensors(
-    stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]
-) -> dict[str, torch.Tensor]:
-    return {
-        f"optimizer/{name}/{leaf}": value
-        for stage, module in stages.items()
-        for name, parameter in module.named_parameters()
-        for leaf, value in optimizers[stage].state.get(parameter, {}).items()
-    }
-
-
-def _optimizer_slots(
-    stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer], known: Mapping[str, Any]
-) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
-    """Room for the optimizer states that the checkpoint has of this rank: (where, leaf, tensor) by name.
-
-    Optimizers make their states at their first step, so a fresh one has none to fill.
-    """
-    owners = {
-        name: (optimizers[stage], parameter)
-        for stage, module in stages.items()
-        for name, parameter in module.named_parameters()
-    }
-    slots = {}
-    for key, metadata in known.items():
-        head, _, rest = key.partition("/")
-        name, _, leaf = rest.rpartition("/")
-        if head == "optimizer" and name in owners:
-            optimizer, parameter = owners[name]
-            # AdamW keeps its step count, a scalar, on the host.
-            device = parameter.device if metadata.size else torch.device("cpu")
-            tensor = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=device)
-            slots[key] = (optimizer.state[parameter], leaf, tensor)
-    return slots
 
 
 def _distributed(path: Path, call: Callable[[], Any]) -> None:

@@ -28,7 +28,9 @@ from weft.run.workspace import Batch
 from weft.training import checkpoints
 from weft.training.agreement import StopRequest, gather, together
 from weft.training.checkpoints import TrainingState
+from weft.training.imports import read_initial_weights
 from weft.training.journal import Journal, max_rss_bytes
+from weft.training.meter import Meter
 from weft.training.optimizers import (
     OptimizerSettings,
     learning_rate,
@@ -54,6 +56,7 @@ class OpenRun:
     begin: TrainingState
     settings: OptimizerSettings
     task: Task
+    meter: Meter
     evaluation: Program
     runtime: Runtime
     journal: Journal
@@ -72,7 +75,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         InputError: when the task, the optimizer or the plan is refused, or the checkpoint is another run's.
         RunError: when a rank failed, or there are checkpoints and none is whole.
     """
-    run = _open(job, run_dir, context)
+    run = open_run(job, run_dir, context)
     state = _resume(run, run.newest) if run.newest else _start(run)
     stopped_by = _train_steps(run, state)
     if stopped_by is None:
@@ -81,8 +84,11 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def _open(job: PlannedJob, run_dir: Path, context: WorkerContext) -> OpenRun:
-    """Everything that can be refused is refused here, on all ranks, before the first step."""
+def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True) -> OpenRun:
+    """Everything that can be refused is refused here, on all ranks, before the first step.
+
+    `records`: keep measured times, in place of those of an earlier start.
+    """
     run, plan = job.run, job.plan
     with together():
         require_runnable(plan, job.program)
@@ -100,18 +106,15 @@ def _open(job: PlannedJob, run_dir: Path, context: WorkerContext) -> OpenRun:
         saved = checkpoints.read_state(newest) if newest else begin
         checkpoints.require_same_run(begin, saved, str(newest))
         stages = _stages(job, context)
-        recorder = Recorder(
-            run_dir,
-            program=job.program,
-            rank=context.rank,
-            plan_id=plan.plan_id,
-            steps=max(1, run.train.steps - saved.step),
-        )
+        if run.model.weights and newest is None:
+            read_initial_weights(Path(run.model.hf or ""), job.problem.model, stages)
+        recorder = _recorder(job, run_dir, context.rank, saved.step) if records else None
+    meter = Meter(task)
     runtime = Runtime(
         plan,
         job.program,
         stages,
-        task.loss,
+        meter.loss,
         make_optimizer,
         device=context.device,
         seed=run.train.seed,
@@ -124,20 +127,36 @@ def _open(job: PlannedJob, run_dir: Path, context: WorkerContext) -> OpenRun:
         begin=begin,
         settings=settings,
         task=task,
+        meter=meter,
         evaluation=evaluation,
         runtime=runtime,
         journal=journal,
     )
 
 
+def _recorder(job: PlannedJob, run_dir: Path, rank: int, done: int) -> Recorder:
+    return Recorder(
+        run_dir,
+        program=job.program,
+        rank=rank,
+        plan_id=job.plan.plan_id,
+        steps=max(1, job.run.train.steps - done),
+    )
+
+
 def _start(run: OpenRun) -> TrainingState:
-    first_loss = _held_out_loss(run)
-    run.journal.event("started", step=0, held_out_loss=first_loss)
+    first_loss, metrics = held_out(run, _held_out_samples(run))
+    run.journal.event("started", step=0, held_out_loss=first_loss, **metrics)
     return replace(run.begin, first_loss=first_loss)
 
 
+def load(run: OpenRun, newest: Path) -> TrainingState:
+    """Give stages and optimizers what a checkpoint holds; every rank calls it."""
+    return checkpoints.load(newest, run.runtime.stages, run.runtime.optimizers, run.runtime.shards)
+
+
 def _resume(run: OpenRun, newest: Path) -> TrainingState:
-    state = checkpoints.load(newest, run.runtime.stages, run.runtime.optimizers)
+    state = load(run, newest)
     run.journal.event("resumed", step=state.step, checkpoint=newest.name)
     return state
 
@@ -181,37 +200,57 @@ def _save(run: OpenRun, state: TrainingState) -> None:
     with together():  # a loss that is not finite is found here, before it costs the last good checkpoint
         run.journal.flush()
     checkpoints.save(
-        run.checkpoints, state, run.runtime.stages, run.runtime.optimizers, keep=run.job.run.checkpoint.keep
+        run.checkpoints,
+        state,
+        run.runtime.stages,
+        run.runtime.optimizers,
+        run.runtime.shards,
+        keep=run.job.run.checkpoint.keep,
     )
     run.journal.event("checkpoint", step=state.step)
 
 
 def _finish(run: OpenRun, state: TrainingState) -> None:
     steps = run.job.run.train.steps
-    final_loss = _held_out_loss(run)
-    run.journal.event("finished", step=steps, held_out_loss=final_loss)
+    final_loss, metrics = held_out(run, _held_out_samples(run))
+    run.journal.event("finished", step=steps, held_out_loss=final_loss, **metrics)
     run.journal.finish(
         tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
         rss_bytes=gather(max_rss_bytes()),
         first_loss=state.first_loss,
         final_loss=final_loss,
+        final_metrics=metrics,
         steps=steps,
     )
 
 
-def _held_out_loss(run: OpenRun) -> float:
-    """Mean loss over the fixed held-out samples, in nats per token.
+def _held_out_samples(run: OpenRun) -> Ints:
+    """The fixed samples by which a run is followed, in whole global batches.
 
-    They are spread evenly over the held-out text; where it has too few, some count more than once.
+    They are spread evenly over the held-out data; where it has too few, some count more than once.
+    """
+    size = run.job.plan.global_batch
+    return spread_evenly(run.task.held_out_samples, -(-HELD_OUT_SAMPLES // size) * size)
+
+
+def spread_evenly(available: int, count: int) -> Ints:
+    """`count` sample numbers below `available`, rising."""
+    return np.arange(count, dtype=np.int64) * available // count
+
+
+def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
+    """Mean loss over held-out samples, in nats per target, and the task's metrics over the same.
+
+    Every rank calls it with the same whole global batches of samples.
     """
     plan, task = run.job.plan, run.task
-    count = -(-HELD_OUT_SAMPLES // plan.global_batch) * plan.global_batch
-    samples = np.arange(count, dtype=np.int64) * task.held_out_samples // count
     batches = [
         _batch(task, part, plan.micro_batch_size, held_out=True)
         for part in samples.reshape(-1, plan.global_batch)
     ]
-    return run.runtime.evaluate(run.evaluation, batches)
+    with run.meter.open():
+        loss = run.runtime.evaluate(run.evaluation, batches)
+    return loss, run.meter.collect()
 
 
 def _batch(task: Task, samples: Ints, micro_batch_size: int, *, held_out: bool = False) -> Batch:
@@ -241,6 +280,9 @@ def _open_task(job: PlannedJob, rank: int) -> Task:
         sequence=job.plan.sequence,
         vocabulary=job.problem.model.vocabulary,
         cache=weft_home() / "cache",
+        seed=job.run.train.seed,
+        image_size=job.problem.model.image_size,
+        channels=job.problem.model.channels,
     )
     task: Task | None = None
     for first in (True, False):

@@ -6,6 +6,7 @@ Nothing here imports torch; the launcher calls it.
       run.toml plan.json program.txt predicted.parquet      written before the start
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
+      evaluation.json                                       written when a checkpoint is evaluated
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         return self._json("summary.json", "the run has not finished")
+
+    def evaluation(self) -> dict[str, Any]:
+        return self._json("evaluation.json", "the run has not been evaluated")
 
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""

@@ -21,7 +21,7 @@ from weft.errors import InputError, Violation
 ROUNDS = 8
 
 Ints = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class SampleLedger:
         """Sample numbers at any positions of the endless stream, same shape."""
         epoch, index = np.divmod(positions, self.samples)
         half_bits = max(1, -(-(self.samples - 1).bit_length() // 2))
-        seed_key = _mix(np.array([self.seed & _MASK], dtype=np.uint64) + _GOLDEN)
-        keys = _mix(seed_key + epoch.astype(np.uint64) * _GOLDEN)
+        seed_key = mix(np.array([self.seed & _MASK], dtype=np.uint64) + GOLDEN)
+        keys = mix(seed_key + epoch.astype(np.uint64) * GOLDEN)
         value = _feistel(index.astype(np.uint64), keys, half_bits)
         # The network permutes 0 .. 4**half_bits - 1; following it until it lands inside permutes the samples.
         outside = value >= self.samples
@@ -67,21 +67,21 @@ class SampleLedger:
 
 
 _MASK = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_ROUND_CONSTANTS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUND_CONSTANTS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
 
 
-def _feistel(value: _Words, keys: _Words, half_bits: int) -> _Words:
+def _feistel(value: Words, keys: Words, half_bits: int) -> Words:
     shift = np.uint64(half_bits)
     mask = np.uint64((1 << half_bits) - 1)
     left, right = value >> shift, value & mask
     for constant in _ROUND_CONSTANTS:
-        left, right = right, left ^ (_mix(right ^ _mix(keys + constant)) & mask)
+        left, right = right, left ^ (mix(right ^ mix(keys + constant)) & mask)
     return (left << shift) | right
 
 
-def _mix(value: _Words) -> _Words:
-    """The finaliser of splitmix64."""
+def mix(value: Words) -> Words:
+    """The finaliser of splitmix64: a bijection of 64-bit words that looks like chance."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

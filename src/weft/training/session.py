@@ -17,6 +17,7 @@ from weft.run.supported import unsupported
 from weft.training.run_directory import RunDirectory
 
 WORKER_MODULE = "weft.training.worker"
+EVALUATION_MODULE = "weft.training.evaluation_worker"
 
 
 def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
@@ -60,6 +61,19 @@ def execute(
         summary = directory.finish(planned.plan, planned.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def evaluate(
+    planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Launch the plan's ranks to evaluate the newest checkpoint and return `evaluation.json`.
+
+    Raises:
+        InputError: when the run has no checkpoint.
+        RunError: when a worker failed, in one line with the path of its log.
+    """
+    launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, on_poll)
+    return directory.evaluation()
 
 
 def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:

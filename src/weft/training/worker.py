@@ -11,10 +11,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from weft.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from weft.planning.planned import PlannedJob
+    from weft.run.worker_start import WorkerContext
 
 
 def main(run_dir: Path) -> int:
@@ -24,20 +30,32 @@ def main(run_dir: Path) -> int:
         InputError: when the directory holds no run, or something in it is refused.
         RunError: when the run failed.
     """
+    job, context = join(run_dir)
+    from weft.training.loop import train
+
+    exit_code = train(job, run_dir, context)
+    context.close()
+    return exit_code
+
+
+def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
+    """Read the run that `run_dir` holds and join its other ranks.
+
+    Raises:
+        InputError: when the directory holds no run, or something in it is refused.
+        RunError: when the ranks did not meet.
+    """
     # Until the loop takes requests to stop, there is nothing to save.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     # After the handlers: these imports take seconds.
     from weft.run.worker_start import start_worker
-    from weft.training.loop import train
     from weft.training.session import reopen
 
     job = reopen(run_dir)
     context = start_worker()
     _require_ranks(context.world_size, job.plan.ranks)
-    exit_code = train(job, run_dir, context)
-    context.close()
-    return exit_code
+    return job, context
 
 
 def _require_ranks(given: int, needed: int) -> None:
@@ -51,11 +69,12 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-if __name__ == "__main__":
+def command(main: Callable[[Path], int], module: str) -> None:
+    """Run a worker's `main` as `python -m MODULE RUN_DIR` and exit."""
     from weft.run.worker_main import AGENT_PID
 
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m weft.training.worker RUN_DIR")
+        sys.exit(f"usage: python -m {module} RUN_DIR")
     try:
         sys.exit(main(Path(sys.argv[1])))
     except (InputError, RunError) as error:
@@ -64,3 +83,7 @@ if __name__ == "__main__":
         print(f"error: {error}", file=sys.stderr, flush=True)
         # Threads that wait for a lost peer can hold up a normal exit.
         os._exit(2 if isinstance(error, InputError) else 1)
+
+
+if __name__ == "__main__":
+    command(main, "weft.training.worker")

@@ -20,6 +20,7 @@ _KNOWN = {
     "gather": "#b0578d",
     "free": "#8a8f98",
     "reduce": "#b8473d",
+    "reduce_tied": "#8a2f5b",
     "step": "#7a4fc0",
 }
 # Kinds that third parties register take one of these, chosen by their name.

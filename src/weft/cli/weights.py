@@ -1,0 +1,77 @@
+"""Commands about weights: `export`, `import`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.cli.output import Json, print_json
+from weft.describe.units import format_bytes
+from weft.run.launch import require_torch
+
+if TYPE_CHECKING:
+    from weft.training.hugging_face import WrittenFolder
+
+
+def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json = False) -> None:
+    """Write a run's weights as a folder that transformers loads.
+
+    Example: weft export runs/demo gpt-demo
+
+    Parameters
+    ----------
+    run
+        The directory of a run that has saved a checkpoint.
+    out
+        The folder to write; it must not exist.
+    checkpoint
+        Take the checkpoint of this step; default: the newest whole one.
+    """
+    require_torch()
+    from weft.training.export import export as write_export
+
+    exported = write_export(run, out, checkpoint=checkpoint)
+    for reason in exported.skipped:
+        print(f"weft: skipped a checkpoint: {reason}", file=sys.stderr)
+    _answer(exported.folder, exported.checkpoint, {"checkpoint": exported.checkpoint}, json)
+
+
+def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> None:
+    """Make a folder that a run can start from, and transformers loads, of another trainer's checkpoint.
+
+    A checkpoint of torch's own format holds a pickle, which may name any function: only the names of the
+    format itself are admitted, and none of them is called.
+
+    Example: weft import outputs/checkpoint llama --model llama/config.json
+
+    Parameters
+    ----------
+    source
+        A folder written by torch.distributed.checkpoint, a folder of safetensors files, or a folder of such
+        folders called step-N, of which the newest is taken. Tensors are named as in transformers, or those of
+        a Llama as in torchtitan.
+    out
+        The folder to write; it must not exist.
+    model
+        The model whose weights these are: a preset, a folder with a config.json, or such a file.
+    """
+    require_torch()
+    from weft.training.imports import import_weights
+
+    written, others = import_weights(source, out, model)
+    left_out = f"left out: {others} other entries" if others else "nothing left out"
+    _answer(written, left_out, {"left_out": others}, json)
+
+
+def _answer(written: WrittenFolder, remark: str, more: Mapping[str, int | str], json: bool) -> None:
+    if json:
+        record = {"tensors": written.tensors, "files": written.files, "tensor_bytes": written.tensor_bytes}
+        print_json({"path": str(written.path), **record, **more})
+        return
+    amount = f"{written.tensors} tensors, {format_bytes(written.tensor_bytes)}, files: {written.files}"
+    print(f"wrote {written.path}: {amount}; {remark}")
+
+
+COMMANDS = (export, import_)

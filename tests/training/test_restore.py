@@ -1,0 +1,124 @@
+"""Law: what one plan saved every other plan restores, tensor by tensor, and trains on to the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pool import WorkerPool
+from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+
+from weft.describe.plan import Plan
+from weft.run.runtime import Runtime
+from weft.training import checkpoints
+from weft.training.checkpoints import TrainingState
+from weft.training.optimizer_states import optimizer_tensors
+from weft.training.optimizers import OptimizerSettings, optimizer_factory
+
+pytestmark = pytest.mark.processes
+
+CONFIG = tiny()
+STEPS = 2
+STATE = TrainingState(step=STEPS, seed=3, plan_id="f00d", data="beef", first_loss=5.5)
+ADAMW = OptimizerSettings(
+    name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
+)
+Tensors = dict[str, torch.Tensor]
+
+
+def plan_of(sharding: str, *, pp: int = 1, dp: int = 2, loops: int = 1) -> Plan:
+    """Two pipelines and one train on the same global batch; their sums differ in order, not their tensors."""
+    plan = make_plan(
+        CONFIG, pp=pp, dp=dp, loops=loops, schedule="breadth-first", micro_batches=4 // dp, precision="fp32"
+    )
+    return plan.model_copy(update={"sharding": sharding})
+
+
+PLANS = {
+    "one process": plan_of("zero-0", dp=1),
+    "replicas": plan_of("zero-0"),
+    "optimizer shared out": plan_of("zero-1"),
+    "gradients shared out": plan_of("zero-2", loops=3),
+    "four shares": plan_of("zero-1", dp=4),
+    "pipelines of shares": plan_of("zero-2", pp=2, loops=2),
+}
+
+
+def runtime_of(rank: int, plan: Plan) -> Runtime:
+    return make_runtime(
+        rank, CONFIG, plan, make_program(CONFIG, plan), optimizer_factory=optimizer_factory(ADAMW)
+    )
+
+
+def state_of(runtime: Runtime) -> Tensors:
+    """Every tensor of the model and its optimizers that this rank answers for."""
+    runtime.gather_weights()
+    return parameters_of(runtime) | {
+        name: value.clone()
+        for name, value in optimizer_tensors(runtime.stages, runtime.optimizers, runtime.shards).items()
+    }
+
+
+def advance(runtime: Runtime, plan: Plan) -> tuple[float, Tensors]:
+    loss = runtime.step(STEPS, batch_of(CONFIG, plan, STEPS)).loss
+    return loss, state_of(runtime)
+
+
+def save(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, tuple[float, Tensors]]:
+    """Save after some steps; what was saved, and what one more step gives."""
+    runtime = runtime_of(rank, plan)
+    for step in range(STEPS):
+        runtime.step(step, batch_of(CONFIG, plan, step))
+    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.shards, keep=1)
+    saved = state_of(runtime)
+    outcome = advance(runtime, plan)
+    runtime.close()
+    return saved, outcome
+
+
+def restore(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, tuple[float, Tensors]]:
+    runtime = runtime_of(rank, plan)
+    path, _ = checkpoints.agree_on_newest(directory)
+    assert path is not None
+    state = checkpoints.load(path, runtime.stages, runtime.optimizers, runtime.shards)
+    assert state == STATE
+    restored = state_of(runtime)
+    outcome = advance(runtime, plan)
+    runtime.close()
+    return restored, outcome
+
+
+def together(parts: list[Tensors]) -> Tensors:
+    """One tensor per name; ranks that name the same hold the same."""
+    whole: Tensors = {}
+    for part in parts:
+        for name, value in part.items():
+            assert torch.equal(whole.setdefault(name, value), value), name
+    return whole
+
+
+def require_same(found: Tensors, expected: Tensors) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("source", PLANS)
+def test_every_plan_restores_what_another_saved(worker_pool: WorkerPool, tmp_path: Path, source: str) -> None:
+    plan = PLANS[source]
+    answers = worker_pool.run(save, plan, tmp_path / "checkpoints", ranks=plan.ranks)
+    saved = together([tensors for tensors, _ in answers])
+    # Three states for each of the model's parameters.
+    assert len(saved) == 4 * sum("/" not in name for name in saved)
+    after = together([tensors for _, (_, tensors) in answers])
+    # Of every two plans, at least one restores what the other saved; and every plan what it saved itself.
+    plans = list(PLANS.values()) * 2
+    place = plans.index(plan)
+    for other in plans[place : place + 1 + len(PLANS) // 2]:
+        found = worker_pool.run(restore, other, tmp_path / "checkpoints", ranks=other.ranks)
+        require_same(together([tensors for tensors, _ in found]), saved)
+        if len(other.stages[0].replicas) == len(plan.stages[0].replicas):
+            require_same(together([tensors for _, (_, tensors) in found]), after)
+            assert [loss for _, (loss, _) in found] == [answers[0][1][0]] * other.ranks
