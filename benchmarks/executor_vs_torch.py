@@ -1,0 +1,272 @@
+"""The executor against `torch.distributed.pipelining`: same stages, ranks, orders and threads, in one run.
+
+Blocks of steps alternate between the two, so that both meet the same moods of the machine. A step trains:
+forward, backward and an SGD step on every rank; weft records every instruction, torch has nothing to record.
+The ratio of their times comes with a bootstrap interval over the blocks.
+
+    python benchmarks/executor_vs_torch.py            # 2 ranks
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from harness import print_machine
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+
+from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.program.build import build_training_program
+from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.program import Program
+from weft.program.schedules import get_schedule
+from weft.run.recorder import Recorder
+from weft.run.runtime import Runtime
+from weft.run.worker_start import start_worker
+
+MICRO_BATCHES = 8
+BLOCKS, STEPS, WARM_UP_BLOCKS = 24, 10, 2
+LEARNING_RATE = 1e-3
+RESAMPLES = 10_000
+SEED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An order on stages of `depth` square layers; `target` bounds ours / torch's time from above."""
+
+    size: str
+    schedule: str
+    loops: int
+    width: int
+    depth: int
+    samples: int
+    target: float
+
+    def __str__(self) -> str:
+        return f"{self.size:<6}{self.schedule:<14} loops {self.loops}"
+
+
+def _cases() -> tuple[Case, ...]:
+    orders = (("1f1b", 1, 0.9), ("depth-first", 2, 0.8), ("breadth-first", 2, 0.8))
+    large = (Case("large", name, loops, 512, 4 // loops, 64, 1.03) for name, loops, _ in orders)
+    tiny = (Case("tiny", name, loops, 16, 2, 4, target) for name, loops, target in orders)
+    return (*large, *tiny)
+
+
+TORCH_SCHEDULES = {
+    "1f1b": Schedule1F1B,
+    "depth-first": ScheduleInterleaved1F1B,
+    "breadth-first": ScheduleLoopedBFS,
+}
+
+
+class Layers(nn.Sequential):
+    """One stage, the same for both; values are drawn by its number."""
+
+    def __init__(self, case: Case, stage: int) -> None:
+        torch.manual_seed(SEED + stage)
+        blocks = (nn.Sequential(nn.Linear(case.width, case.width), nn.GELU()) for _ in range(case.depth))
+        super().__init__(*blocks)
+        self._width = case.width
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        return (micro_batch_size, self._width)
+
+    output_shape = input_shape
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output, target)
+
+
+def samples_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (2, MICRO_BATCHES * case.samples, case.width)
+    inputs, targets = torch.randn(shape, generator=generator)
+    return inputs, targets
+
+
+def descent(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, foreach=True)
+
+
+# Trains some steps and returns the last one's loss where the rank knows it.
+Trainer = Callable[[int], float | None]
+
+
+def torch_trainer(case: Case, rank: int, ranks: int) -> Trainer:
+    count = ranks * case.loops
+    modules = [Layers(case, stage) for stage in range(rank, count, ranks)]
+    stages = [
+        PipelineStage(module, stage, count, torch.device("cpu"))
+        for module, stage in zip(modules, range(rank, count, ranks), strict=True)
+    ]
+    optimizers = [descent(module) for module in modules]
+    schedule = TORCH_SCHEDULES[case.schedule](
+        stages[0] if case.loops == 1 else stages, n_microbatches=MICRO_BATCHES, loss_fn=loss_of
+    )
+    inputs, targets = samples_of(case)
+    given = (inputs,) if rank == 0 else ()
+    last = rank == (count - 1) % ranks
+
+    def train(steps: int) -> float | None:
+        losses: list[torch.Tensor] = []
+        for _ in range(steps):
+            losses = []
+            schedule.step(*given, target=targets if last else None, losses=losses if last else None)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return torch.stack(losses).mean().item() if last else None
+
+    return train
+
+
+def weft_program(case: Case, ranks: int) -> Program:
+    count = ranks * case.loops
+    payload = case.samples * case.width * 4
+    layout = PipelineLayout(
+        stages=tuple(StageLayout(replicas=((stage % ranks,),)) for stage in range(count)),
+        micro_batches=(MICRO_BATCHES,),
+        message_bytes={(stage, stage + 1): payload for stage in range(count - 1)},
+    )
+    return build_training_program(layout, get_schedule(case.schedule), {})
+
+
+def weft_plan(case: Case, ranks: int) -> Plan:
+    return Plan(
+        model="layers",
+        model_fingerprint="0" * 16,
+        cluster="this-machine",
+        cluster_fingerprint="0" * 16,
+        sequence=1,
+        global_batch=MICRO_BATCHES * case.samples,
+        micro_batch_size=case.samples,
+        mesh={"pp": ranks},
+        stages=tuple(
+            Stage(layers=(stage,), replicas=(Replica(ranks=(stage % ranks,), micro_batches=MICRO_BATCHES),))
+            for stage in range(ranks * case.loops)
+        ),
+        schedule=Choice(name=case.schedule),
+    )
+
+
+def weft_runtime(
+    case: Case, rank: int, ranks: int, folder: Path, generation: int
+) -> tuple[Runtime, Recorder]:
+    plan, program = weft_plan(case, ranks), weft_program(case, ranks)
+    steps = (BLOCKS + WARM_UP_BLOCKS) * STEPS + 1
+    recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=steps)
+    stages = {stage: Layers(case, stage) for stage in range(rank, ranks * case.loops, ranks)}
+    runtime = Runtime(
+        plan,
+        program,
+        stages,
+        loss_of,
+        descent,
+        device="cpu",
+        seed=SEED,
+        recorder=recorder,
+        generation=generation,
+    )
+    return runtime, recorder
+
+
+def weft_trainer(case: Case, runtime: Runtime) -> Trainer:
+    inputs, targets = samples_of(case)
+    parts = list(zip(inputs.split(case.samples), targets.split(case.samples), strict=True))
+    done = 0
+
+    def train(steps: int) -> float | None:
+        nonlocal done
+        results = [runtime.step(step, parts.__getitem__) for step in range(done, done + steps)]
+        done += steps
+        return results[-1].loss
+
+    return train
+
+
+def seconds_of(train: Trainer) -> float:
+    """One block, from the moment all ranks begin to the moment all have ended."""
+    dist.barrier()
+    began = time.perf_counter()
+    train(STEPS)
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def measure(case: Case, rank: int, ranks: int, generation: int) -> None:
+    theirs = torch_trainer(case, rank, ranks)
+    with tempfile.TemporaryDirectory(prefix="weft-executor-") as name:
+        runtime, recorder = weft_runtime(case, rank, ranks, Path(name), generation)
+        ours = weft_trainer(case, runtime)
+        losses = [ours(1), theirs(1)]
+        _require_same_work(losses)
+        times = np.array([[seconds_of(ours), seconds_of(theirs)] for _ in range(BLOCKS + WARM_UP_BLOCKS)])
+        runtime.close()
+        recorder.close()
+    if rank == 0:
+        print_ratio(case, times[WARM_UP_BLOCKS:] / STEPS)
+
+
+def _require_same_work(losses: list[float | None]) -> None:
+    ours, theirs = losses
+    if theirs is not None and not np.isclose(ours, theirs, rtol=1e-5):
+        raise SystemExit(f"the two do not compute the same: loss {ours} and {theirs}")
+
+
+def print_ratio(case: Case, times: np.ndarray) -> None:
+    """Median step of both, and the ratio of the medians with its bootstrap 95 % interval over blocks."""
+    ours_s, theirs_s = np.median(times, axis=0)
+    draws = np.random.default_rng(SEED).integers(len(times), size=(RESAMPLES, len(times)))
+    medians = np.median(times[draws], axis=1)
+    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
+    verdict = "met" if high <= case.target else "MISSED"
+    print(
+        f"{case}  weft {ours_s * 1e3:8.2f} ms  torch {theirs_s * 1e3:8.2f} ms  ratio {ours_s / theirs_s:.3f} "
+        f"({low:.3f} to {high:.3f}, target at most {case.target:g}: {verdict})",
+        flush=True,
+    )
+
+
+def worker() -> None:
+    context = start_worker()
+    torch.set_num_threads(1)
+    for generation, case in enumerate(_cases()):
+        measure(case, context.rank, dist.get_world_size(), generation)
+    context.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker()
+        return 0
+    print_machine()
+    print(f"{BLOCKS * STEPS} steps of each in {BLOCKS} alternating blocks, {MICRO_BATCHES} micro-batches")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = [f"--nproc-per-node={arguments.ranks}", __file__, "--worker"]
+    return subprocess.run([*launch, *words], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
