@@ -55,7 +55,7 @@ MICRO_BATCHES, LOOPS = 8, 4
 # One micro-batch on all stages of a device.
 FORWARD_S, BACKWARD_S = 0.080, 0.160
 DEVICE_PARAMETERS = 2**19
-STEPS, WARM_UP_STEPS = 4, 1
+STEPS, WARM_UP_STEPS = 6, 1
 TARGET = 0.10
 # Nothing hides the reduction of a device's last stage, one of v, so that even a flat order rises a little: by
 # this share of what the others rise at most.
@@ -75,7 +75,7 @@ WINDOWS_S = {
 REDUCTIONS_S = (0.12, 0.24, 0.48, 0.96, 1.44)
 
 PORT = 29500
-LIMIT_S = 420.0
+LIMIT_S = 560.0
 POLL_S = 0.2
 
 PROBE_BYTES, PROBES = 2**20, 5
