@@ -23,9 +23,8 @@ from harness import print_machine
 from sleeping import Case, Sleepers, StageSeconds
 
 from weft.predict.abstract import simulate_schedule
-from weft.program.kinds import STEP
+from weft.program.kinds import STEP, is_compute
 from weft.run.worker_start import start_worker
-from weft.timeline.streams import is_compute
 
 # One micro-batch on all stages of a device; no stage sleeps for less than 20 ms.
 FORWARD_S, BACKWARD_S = 0.080, 0.160

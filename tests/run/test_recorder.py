@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from small_jobs import make_plan, make_program, tiny
 
 from weft.errors import RunError
-from weft.program.kinds import BACKWARD, FORWARD, STEP
+from weft.program.kinds import BACKWARD, FORWARD, REDUCE, REDUCE_TIED, STEP
 from weft.program.program import Program
 from weft.run.recorder import (
     HEADER_BYTES,
@@ -55,6 +55,25 @@ def test_ranks_are_merged_in_order(tmp_path: Path, program: Program) -> None:
     assert timeline.posted_ns[0] == 0
     alone = np.isin(timeline.kind, (FORWARD, BACKWARD, STEP))
     assert np.array_equal((timeline.end_ns - timeline.start_ns)[alone], 10 + timeline.rank[alone])
+
+
+@pytest.mark.parametrize("kind", [REDUCE, REDUCE_TIED])
+def test_a_collective_begins_when_its_last_member_is_ready(tmp_path: Path, kind: int) -> None:
+    config = tiny(tied=True)
+    shared = make_program(config, make_plan(config, pp=2, dp=2, micro_batches=2))
+    for rank in range(shared.ranks):
+        recorder = Recorder(tmp_path, program=shared, rank=rank, plan_id=PLAN_ID, steps=1)
+        for position in range(*shared.rank_starts[rank : rank + 2].tolist()):
+            recorder.record(0, position, 0, 100 * position, 10**9)
+        recorder.close()
+    timeline = collect_timeline(tmp_path, shared, PLAN_ID, "name")
+    rows = np.flatnonzero(timeline.kind == kind)
+    groups = np.unique(timeline.group[rows])
+    assert len(groups)
+    for group in groups:
+        members = rows[timeline.group[rows] == group]
+        assert len(members) == len(shared.groups[group])
+        assert set(timeline.start_ns[members].tolist()) == {100 * int(timeline.position[members].max())}
 
 
 @settings(max_examples=25, deadline=None)

@@ -33,12 +33,12 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
+from weft.program.kinds import is_compute
 from weft.program.program import Program
 from weft.run.recorder import Recorder, read_slots
 from weft.run.runtime import Runtime
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
-from weft.timeline.streams import is_compute
 
 MODEL = "gpt-1m"
 SEQUENCE = 256

@@ -23,7 +23,7 @@ from weft.predict.stage_times import Number, StageTimes, exact
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
 from weft.program.build import build_training_program
 from weft.program.exchange import program_orders
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, MESSAGES
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, is_send
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
@@ -251,7 +251,7 @@ def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs,
     occupancy = ticks[columns.kind, columns.stage]
     busy = np.zeros(program.ranks, dtype=np.int64)
     np.add.at(busy, columns.rank, occupancy)
-    sends = np.isin(columns.kind, [send for send, _ in MESSAGES])
+    sends = is_send(columns.kind)
     costs = Costs(
         occupancy=occupancy,
         latency=np.where(sends, int(times.hop * ticks_per_unit), 0),

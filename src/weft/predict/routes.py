@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.predict.costs import Costs
 from weft.program.codes import codes, distinct_rows
-from weft.program.kinds import KINDS
+from weft.program.kinds import is_collective
 from weft.program.program import NONE, Ints, Program
 
 
@@ -55,7 +55,7 @@ def routes_of(program: Program, costs: Costs, leader: Ints) -> Routes:
     kept, of_message = distinct_rows(queue[messages], used[:, 0], used[:, 1])
     spanned = costs.group_links if costs.group_links is not None else ((),) * len(program.groups)
     length = np.array([len(links) for links in spanned], dtype=np.int64)
-    collectives = np.flatnonzero(np.array([kind.collective for kind in KINDS])[columns.kind])
+    collectives = np.flatnonzero(is_collective(columns.kind))
     collectives = collectives[leader[collectives] == collectives]
     moves = costs.occupancy[collectives] > 0
     if costs.demand is not None:

@@ -22,8 +22,9 @@ from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
 from weft.predict.live_bytes import peak_live_bytes
 from weft.predict.tasks import tasks_of
+from weft.program.checks.messages import collective_codes
 from weft.program.codes import codes
-from weft.program.kinds import KINDS
+from weft.program.kinds import KINDS, is_collective, is_compute
 from weft.program.program import NONE, Edges, Ints, Program
 from weft.timeline.timeline import Timeline
 
@@ -256,7 +257,7 @@ def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
     if not costs.synchronous.any():
         nothing = np.zeros(len(program), dtype=np.bool_)
         return np.full(len(program), NONE, dtype=np.int64), nothing, nothing
-    computes = np.array([kind.stream == "compute" for kind in KINDS])[columns.kind]
+    computes = is_compute(columns.kind)
     rows = np.arange(len(program), dtype=np.int64)
     before = np.maximum.accumulate(np.where(computes, rows, NONE))
     before = np.concatenate([[NONE], before[:-1]]) if len(rows) else before
@@ -279,23 +280,16 @@ def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
     Members of a collective meet, and tensor ranks in a computation that all-reduces among them.
     """
     columns = program.columns
-    together: dict[tuple[str, ...], list[bool]] = {
-        ("kind", "stage", "iteration", "group", "part"): [
-            kind.collective and not kind.spans_stages for kind in KINDS
-        ],
-        ("kind", "iteration", "group", "part"): [kind.spans_stages for kind in KINDS],
-    }
+    rows = np.flatnonzero(is_collective(columns.kind))
+    together = [(rows, collective_codes(program, rows))]
     if any(len(ranks) > 1 for ranks in program.obligations.owners.values()):
-        names: tuple[str, ...] = ("kind", "stage", "iteration", "replica", "micro_batch")
-        together[names] = [kind.tensor_reduced for kind in KINDS]
+        rows = np.flatnonzero(np.array([kind.tensor_reduced for kind in KINDS])[columns.kind])
+        names = ("kind", "stage", "iteration", "replica", "micro_batch")
+        together.append((rows, codes(*(getattr(columns, name)[rows] for name in names))))
     meeting = np.full(len(program), NONE, dtype=np.int64)
     occupancy = costs.occupancy.copy()
     meetings = 0
-    for names, kinds in together.items():
-        rows = np.flatnonzero(np.array(kinds)[columns.kind])
-        if not len(rows):
-            continue
-        key = codes(*(getattr(columns, name)[rows] for name in names))
+    for rows, key in together:
         distinct, members = np.unique(key, return_inverse=True)
         longest = np.zeros(len(distinct), dtype=np.int64)
         np.maximum.at(longest, members, costs.occupancy[rows])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from weft.predict import cycle
 from weft.predict.costs import Costs
 from weft.predict.routes import routes_of, where_they_meet
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.kinds import is_collective, is_compute, is_send
 from weft.program.program import NONE, Ints, Program
 
 Mask = npt.NDArray[np.bool_]
@@ -126,7 +126,7 @@ def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> 
         first_slot=np.concatenate([[0], np.cumsum(count)]).astype(np.int64),
         link=link,
         demand=np.where(count > 0, demand[rows], 1.0),
-        computes=np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind[rows]],
+        computes=is_compute(program.columns.kind[rows]),
         place_task=of_row[row][order],
         place_rank=dense[order].astype(np.int64),
         computing_rate=1.0 / computing[ranks],
@@ -153,11 +153,11 @@ def _places(program: Program, slowed: Mask, occupancy: Ints) -> tuple[Ints, Ints
     columns = program.columns
     if not slowed.any():
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    computes = np.array([kind.stream == "compute" for kind in KINDS])[columns.kind]
+    computes = is_compute(columns.kind)
     lasts = occupancy > 0
     computing = np.flatnonzero(computes & lasts)
-    collectives = np.array([kind.collective for kind in KINDS])[columns.kind]
-    sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]) & lasts)
+    collectives = is_collective(columns.kind)
+    sends = np.flatnonzero(is_send(columns.kind) & lasts)
     own = np.concatenate([np.flatnonzero(collectives & lasts), sends])
     transferring = np.concatenate([own, sends])
     at = np.concatenate([columns.rank[own], columns.peer[sends]])

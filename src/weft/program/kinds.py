@@ -10,6 +10,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.errors import InputError, Violation
 
 
@@ -203,3 +206,21 @@ COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEI
 
 # What all holders of the same weights do together.
 COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE, REDUCE_TIED)
+
+_Codes = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+
+
+def is_compute(kind: _Codes) -> _Mask:
+    """Which kind codes run on the compute stream."""
+    return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
+
+
+def is_collective(kind: _Codes) -> _Mask:
+    """Which kind codes all ranks of a group take part in."""
+    return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
+
+
+def is_send(kind: _Codes) -> _Mask:
+    """Which kind codes send a message."""
+    return np.isin(kind, [send for send, _ in MESSAGES])

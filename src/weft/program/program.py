@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.program.codes import distinct_rows
-from weft.program.kinds import KINDS, Kind, name_hash
+from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint64]
@@ -210,7 +210,7 @@ class Program:
     def queue(self) -> Ints:
         """Dense number of each row's first-in-first-out queue: (rank, stream, peer), collectives by rank."""
         columns = self.columns
-        collective = np.array([kind.collective for kind in KINDS])[columns.kind]
+        collective = is_collective(columns.kind)
         alone = collective | (columns.peer == NONE)
         # Peers are near in number, so that their distances make fewer codes than their numbers.
         away = columns.peer - columns.rank

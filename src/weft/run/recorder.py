@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import RunError
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.checks.messages import collective_codes
+from weft.program.kinds import MESSAGES, is_collective
 from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
@@ -212,14 +213,11 @@ def _meeting_times(
     sender[edges.target[message]] = edges.source[message]
     rows = np.arange(len(program))
     meeting = np.where(sender != NONE, sender, rows)
-    collective = np.array([kind.collective for kind in KINDS])[columns.kind]
-    members = np.stack(
-        [getattr(columns, name) for name in ("kind", "stage", "iteration", "group", "part")], axis=1
-    )
-    if collective.any():
-        # All members of a collective meet at the first one's row.
-        _, first, inverse = np.unique(members[collective], axis=0, return_index=True, return_inverse=True)
-        meeting[collective] = rows[collective][first][inverse.reshape(-1)]
+    collective = np.flatnonzero(is_collective(columns.kind))
+    # All members of a collective meet at the first one's row.
+    key = collective_codes(program, collective)
+    _, first, members = np.unique(key, return_index=True, return_inverse=True)
+    meeting[collective] = collective[first][members]
     ready_ns = np.full((int(step.max()) + 1 - int(step.min()), len(program)), np.iinfo(np.int64).min)
     turn = step - int(step.min())
     is_receive = sender[position] != NONE

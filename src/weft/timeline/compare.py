@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
-from weft.program.kinds import KINDS
+from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
 from weft.timeline.medians import (
     Instructions,
@@ -21,7 +21,7 @@ from weft.timeline.medians import (
     step_times_s,
     waits_s,
 )
-from weft.timeline.streams import is_compute, label
+from weft.timeline.streams import label
 from weft.timeline.timeline import Timeline
 
 WARM_UP_STEPS = 5

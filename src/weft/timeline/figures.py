@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS
+from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS, is_compute
 from weft.program.program import Program
-from weft.timeline.streams import is_compute
 from weft.timeline.timeline import Timeline
 
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from weft.program.kinds import is_compute
 from weft.program.program import Ids, Ints
-from weft.timeline.streams import is_compute
 from weft.timeline.timeline import Timeline
 
 Seconds = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.files import replacing
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.kinds import KINDS, MESSAGES, is_send
 from weft.program.program import Ints, Program
 from weft.timeline.streams import label, stream_names
 from weft.timeline.timeline import Timeline
@@ -136,7 +136,7 @@ def _messages(timeline: Timeline, program: Program) -> Ints:
     """Timeline rows of every send and its receive in the same step, shape (messages, 2)."""
     edges = program.edges
     kinds = program.columns.kind
-    sends = np.isin(kinds[edges.source], [send for send, _ in MESSAGES])
+    sends = is_send(kinds[edges.source])
     joined = sends & np.isin(kinds[edges.target], [receive for _, receive in MESSAGES])
     receive_of = dict(
         zip(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from weft.program.kinds import KINDS
-from weft.program.program import NONE, Ints
+from weft.program.program import NONE
 
 
 def stream_names() -> tuple[str, ...]:
     """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
     return tuple(dict.fromkeys(kind.stream for kind in KINDS))
-
-
-def is_compute(kind: Ints) -> npt.NDArray[np.bool_]:
-    """Which kind codes run on the compute stream."""
-    return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
 
 
 def label(kind: int, stage: int, micro_batch: int) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.program.kinds import KINDS
+from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
-from weft.timeline.streams import is_compute, stream_names
+from weft.timeline.streams import stream_names
 from weft.timeline.timeline import Timeline
 
 

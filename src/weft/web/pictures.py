@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.describe.units import format_bytes, format_seconds
-from weft.program.kinds import KINDS
+from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
-from weft.timeline.streams import is_compute
 from weft.timeline.timeline import Timeline
 from weft.web.colours import kind_colour, shaded
 from weft.web.lanes import shade_of_rows

@@ -24,9 +24,9 @@ MAX_LOOPS = 8
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
-    On a cluster of synchronous devices, the only ones that the runtime computes on, tensor ranks, sharded
-    states and recomputation, which it does not run, and backwards in two parts, which no profile measures,
-    are considered when they are pinned.
+    On a cluster of synchronous devices, the only ones that the runtime computes on, tensor ranks, which it
+    does not run, sharded states and recomputation, which save memory that such a machine rarely lacks, and
+    backwards in two parts, which no profile measures, are considered when they are pinned.
     """
     job, pins = problem.job, problem.pins
     opened = any(not group.device.synchronous for group in job.cluster.groups)

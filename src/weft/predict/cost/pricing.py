@@ -19,7 +19,7 @@ from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
 from weft.program.codes import distinct_rows
 from weft.program.fold import KEPT_LANE, KEPT_REPLICA, twins_of
-from weft.program.kinds import MESSAGES
+from weft.program.kinds import is_send
 from weft.program.program import NONE, Ints, Program
 
 _NodeLink = tuple[tuple[int, int], int, bool]
@@ -230,7 +230,7 @@ class Pricing:
         """
         columns = self.program.columns
         links = np.full((len(columns), 2), NONE, dtype=np.int64)
-        sends = np.flatnonzero(np.isin(columns.kind, [send for send, _ in MESSAGES]))
+        sends = np.flatnonzero(is_send(columns.kind))
         ranks, peers = columns.rank[sends], columns.peer[sends]
         first, which = distinct_rows(ranks, peers)
         table = np.full((len(first), 2), NONE, dtype=np.int64)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from weft.errors import Violation
 from weft.program.checks.report import name, violations
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.kinds import KINDS, MESSAGES, is_collective
 from weft.program.program import COLUMN_NAMES, NONE, Ints, Program
 
 
@@ -49,7 +49,7 @@ def check_coordinates(program: Program) -> list[Violation]:
     """Peers and groups where they belong, every row on a rank of its stage replica, ids unique."""
     columns = program.columns
     message = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
-    collective = np.array([kind.collective for kind in KINDS])[columns.kind]
+    collective = is_collective(columns.kind)
     found = violations(
         "peers",
         np.flatnonzero(message & ((columns.peer == NONE) | (columns.peer == columns.rank))),

@@ -16,8 +16,8 @@ import rustworkx
 
 from weft.errors import Violation
 from weft.program.checks.messages import collective_codes, matched
-from weft.program.checks.report import name, rows_of
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.checks.report import name
+from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Ints, Program
 
 # A cycle of a real deadlock is short; a longer one is shown by its first instructions.
@@ -46,7 +46,7 @@ def _events(program: Program) -> Ints:
         sends, receives = matched(program, send, receive)
         joined = receives != -1
         node[receives[joined]] = sends[joined]
-    rows = rows_of(program, *(code for code, kind in enumerate(KINDS) if kind.collective))
+    rows = np.flatnonzero(is_collective(program.columns.kind))
     if len(rows):
         _, first, call = np.unique(collective_codes(program, rows), return_index=True, return_inverse=True)
         node[rows] = rows[first[call]]
@@ -64,8 +64,8 @@ def _waits(program: Program, node: Ints) -> tuple[Ints, Ints]:
     source, target = edges.source[same_cycle], edges.target[same_cycle]
     # The order of a queue already says what an edge inside it says; a message's own edge became one node.
     told = (queue[source] == queue[target]) & (source < target)
-    computes = np.array([kind.stream == "compute" for kind in KINDS])[program.columns.kind]
-    sends = np.isin(program.columns.kind, [send for send, _ in MESSAGES])
+    computes = is_compute(program.columns.kind)
+    sends = is_send(program.columns.kind)
     told |= sends[source] & (source != target) & (node[target] == source)
 
     last_compute = np.maximum.accumulate(np.where(computes, np.arange(len(program)), -1))

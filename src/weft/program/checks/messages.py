@@ -7,7 +7,7 @@ import numpy as np
 from weft.errors import Violation
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
 from weft.program.codes import codes
-from weft.program.kinds import KINDS, MESSAGES
+from weft.program.kinds import KINDS, MESSAGES, is_collective
 from weft.program.program import NONE, Ints, Program
 
 
@@ -89,7 +89,7 @@ def check_collectives(program: Program) -> list[Violation]:
     A folded program holds the members of one replica only; there, missing members are legal.
     """
     columns = program.columns
-    rows = rows_of(program, *(code for code, kind in enumerate(KINDS) if kind.collective))
+    rows = np.flatnonzero(is_collective(columns.kind))
     rows = rows[columns.group[rows] != NONE]
     if not len(rows):
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from weft.program.kinds import MESSAGES
+from weft.program.kinds import is_send
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import Columns, Edges, Ints
 
@@ -43,7 +43,7 @@ def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
 def after_sends(columns: Columns, rows: Ints) -> Ints:
     """For each of `rows` the last of the sends that directly follow it, or itself: what is issued next to it
     comes after the messages that others wait for."""
-    sends = np.isin(columns.kind, [send for send, _ in MESSAGES])
+    sends = is_send(columns.kind)
     others = np.flatnonzero(~sends)
     following = np.append(others, len(columns))[np.searchsorted(others, rows, side="right")]
     last: Ints = following - 1
