@@ -11,14 +11,14 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test check bench docs pictures clean
+.PHONY: install demo test examples check bench docs pictures clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[torch,dev,docs]"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[torch,data,loggers,dev,docs]"
 	touch $@
 
 demo: install
@@ -26,6 +26,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+examples: install
+	$(BIN)/python -m pytest -m examples
 
 check: install
 	$(BIN)/ruff format --check .

@@ -10,17 +10,14 @@ The ratio of their times comes with a bootstrap interval over the blocks.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from beside import ALL_STEPS, WORK, Trainer, launch, print_ratio, side_by_side
 from harness import print_machine
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
@@ -40,9 +37,7 @@ from weft.run.runtime import Runtime
 from weft.run.worker_start import start_worker
 
 MICRO_BATCHES = 8
-BLOCKS, STEPS, WARM_UP_BLOCKS = 24, 10, 2
 LEARNING_RATE = 1e-3
-RESAMPLES = 10_000
 SEED = 5
 
 
@@ -106,10 +101,6 @@ def descent(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, foreach=True)
 
 
-# Trains some steps and returns the last one's loss where the rank knows it.
-Trainer = Callable[[int], float | None]
-
-
 def torch_trainer(case: Case, rank: int, ranks: int) -> Trainer:
     count = ranks * case.loops
     modules = [Layers(case, stage) for stage in range(rank, count, ranks)]
@@ -171,8 +162,7 @@ def weft_runtime(
     case: Case, rank: int, ranks: int, folder: Path, generation: int
 ) -> tuple[Runtime, Recorder]:
     plan, program = weft_plan(case, ranks), weft_program(case, ranks)
-    steps = (BLOCKS + WARM_UP_BLOCKS) * STEPS + 1
-    recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=steps)
+    recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
     stages = {stage: Layers(case, stage) for stage in range(rank, ranks * case.loops, ranks)}
     runtime = Runtime(
         plan,
@@ -202,47 +192,16 @@ def weft_trainer(case: Case, runtime: Runtime) -> Trainer:
     return train
 
 
-def seconds_of(train: Trainer) -> float:
-    """One block, from the moment all ranks begin to the moment all have ended."""
-    dist.barrier()
-    began = time.perf_counter()
-    train(STEPS)
-    dist.barrier()
-    return time.perf_counter() - began
-
-
 def measure(case: Case, rank: int, ranks: int, generation: int) -> None:
     theirs = torch_trainer(case, rank, ranks)
     with tempfile.TemporaryDirectory(prefix="weft-executor-") as name:
         runtime, recorder = weft_runtime(case, rank, ranks, Path(name), generation)
         ours = weft_trainer(case, runtime)
-        losses = [ours(1), theirs(1)]
-        _require_same_work(losses)
-        times = np.array([[seconds_of(ours), seconds_of(theirs)] for _ in range(BLOCKS + WARM_UP_BLOCKS)])
+        times = side_by_side(ours, theirs)
         runtime.close()
         recorder.close()
     if rank == 0:
-        print_ratio(case, times[WARM_UP_BLOCKS:] / STEPS)
-
-
-def _require_same_work(losses: list[float | None]) -> None:
-    ours, theirs = losses
-    if theirs is not None and not np.isclose(ours, theirs, rtol=1e-5):
-        raise SystemExit(f"the two do not compute the same: loss {ours} and {theirs}")
-
-
-def print_ratio(case: Case, times: np.ndarray) -> None:
-    """Median step of both, and the ratio of the medians with its bootstrap 95 % interval over blocks."""
-    ours_s, theirs_s = np.median(times, axis=0)
-    draws = np.random.default_rng(SEED).integers(len(times), size=(RESAMPLES, len(times)))
-    medians = np.median(times[draws], axis=1)
-    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
-    verdict = "met" if high <= case.target else "MISSED"
-    print(
-        f"{case}  weft {ours_s * 1e3:8.2f} ms  torch {theirs_s * 1e3:8.2f} ms  ratio {ours_s / theirs_s:.3f} "
-        f"({low:.3f} to {high:.3f}, target at most {case.target:g}: {verdict})",
-        flush=True,
-    )
+        print_ratio(str(case), times, target=case.target)
 
 
 def worker() -> None:
@@ -262,10 +221,8 @@ def main() -> int:
         worker()
         return 0
     print_machine()
-    print(f"{BLOCKS * STEPS} steps of each in {BLOCKS} alternating blocks, {MICRO_BATCHES} micro-batches")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [f"--nproc-per-node={arguments.ranks}", __file__, "--worker"]
-    return subprocess.run([*launch, *words], check=False).returncode
+    print(f"{WORK}, {MICRO_BATCHES} micro-batches")
+    return launch(__file__, arguments.ranks)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("start_up", "programs", "simulator", "recorder", "prediction", "sleep_compute", "slow_link")
+BENCHMARKS = (
+    "start_up",
+    "programs",
+    "simulator",
+    "recorder",
+    "prediction",
+    "sleep_compute",
+    "slow_link",
+    "executor_vs_torch",
+    "replicas_vs_torch",
+    "equality_matrix",
+    "restore_matrix",
+    "kill_matrix",
+)
 
 
 def main() -> int:

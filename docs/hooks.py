@@ -131,8 +131,8 @@ def models() -> str:
             f"`{name}`",
             config.family,
             str(config.layers),
-            str(config.hidden),
-            str(config.heads),
+            str(config.hidden or "-"),
+            str(config.heads or "-"),
             str(config.sequence),
             format_count(layer_graph(config).parameters()),
         )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import convolutional_jobs as convolutional
 import numpy as np
 import torch
 from small_jobs import make_plan, tiny
@@ -29,12 +30,14 @@ from weft.training.hugging_face_families import HUGGING_FACE_FAMILIES
 from weft.training.loop import train
 
 FAMILIES = tuple(HUGGING_FACE_FAMILIES)
-TASKS = {"bert": "masked-lm", "vit": "image-classification"}
+TASKS = {"bert": "masked-lm", "vit": "image-classification", "resnet": "image-classification"}
 PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 def small(family: str, *, tied: bool = False) -> ModelConfig:
-    """Two layers that know every byte, or ten kinds of images of 8 x 8 pixels."""
+    """Two layers that know every byte, or ten kinds of images."""
+    if family == "resnet":
+        return convolutional.tiny(family, channels=1, vocabulary=10, depths=(1, 1))
     config = tiny(family, layers=2, tied=tied)
     if family == "vit":
         sizes = {"image_size": 8, "patch_size": 4, "channels": 1}
@@ -54,7 +57,8 @@ def model_folder(path: Path, config: ModelConfig, **changes: Any) -> Path:
 
 
 def whole_model(config: ModelConfig, seed: int = 3, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    return build_stage(config, range(config.layers + 2), seed, dtype)
+    """As it evaluates."""
+    return build_stage(config, range(config.layers + 2), seed, dtype).eval()
 
 
 def inputs_of(config: ModelConfig) -> torch.Tensor:
@@ -67,7 +71,7 @@ def inputs_of(config: ModelConfig) -> torch.Tensor:
 
 def transformers_logits(folder: Path, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
     """What `transformers` computes from a folder, as a user would load it."""
-    auto = {"bert": AutoModelForMaskedLM, "vit": AutoModelForImageClassification}
+    auto = {"bert": AutoModelForMaskedLM} | dict.fromkeys(("vit", "resnet"), AutoModelForImageClassification)
     model_class = auto.get(config.family, AutoModelForCausalLM)
     model = model_class.from_pretrained(folder, dtype=dtype, local_files_only=True)
     inputs = inputs_of(config)
@@ -85,7 +89,10 @@ def write_run(
     family = config.family
     record = {
         "model": {"hf": str(folder), "weights": weights},
-        "task": {"kind": TASKS.get(family, "causal-lm"), "data": "digits" if family == "vit" else str(text)},
+        "task": {
+            "kind": TASKS.get(family, "causal-lm"),
+            "data": "digits" if config.reads_images else str(text),
+        },
         "train": {"steps": 4, "seed": 5},
         "optimizer": {"learning_rate": 0.01, "warm_up_steps": 2},
         "checkpoint": {"every": 2, "keep": 2},

@@ -32,9 +32,10 @@ class RankError(AssertionError):
 
 
 class WorkerPool:
-    """Up to `MAX_RANKS` spawned processes, started when first needed."""
+    """Up to `most_ranks` spawned processes, started when first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_ranks: int = MAX_RANKS) -> None:
+        self._most_ranks = most_ranks
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[Any, Connection]] = []
         self._store: Any = None
@@ -51,7 +52,7 @@ class WorkerPool:
             RankError: with the traceback of the first rank that failed, or the ranks that hung; the processes
                 that did not answer are killed and replaced by the next case.
         """
-        assert 1 <= ranks <= MAX_RANKS, ranks
+        assert 1 <= ranks <= self._most_ranks, ranks
         self._start(ranks)
         self._cases += 1
         location = (

@@ -15,8 +15,9 @@ from weft.planning.compile import compile_plan
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
-from weft.run.runtime import PRECISIONS, Runtime
-from weft.run.stages import build_stage
+from weft.run.precision import PRECISIONS, STEPPED
+from weft.run.runtime import Runtime
+from weft.run.stages import build_stage, build_stages
 
 LEARNING_RATE = 0.5
 SEED = 7
@@ -113,13 +114,10 @@ def descent(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_runtime(rank: int, config: ModelConfig, plan: Plan, program: Program, **options: Any) -> Runtime:
-    stages = {
-        index: build_stage(config, stage.layers, SEED, PRECISIONS[plan.precision])
-        for index, stage in enumerate(plan.stages)
-        if any(rank in replica.ranks for replica in stage.replicas)
-    }
+    stages = build_stages(plan, config, rank, SEED, STEPPED[plan.precision])
     factory = options.pop("optimizer_factory", descent)
-    return Runtime(plan, program, stages, loss_of, factory, device="cpu", seed=SEED, **options)
+    loss_fn = options.pop("loss_fn", loss_of)
+    return Runtime(plan, program, stages, loss_fn, factory, device="cpu", seed=SEED, **options)
 
 
 def parameters_of(runtime: Runtime) -> dict[str, torch.Tensor]:

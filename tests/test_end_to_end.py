@@ -90,7 +90,7 @@ def test_the_python_way(tmp_path):
     plan = weft.plan(model="gpt-1m", on="this-machine", global_batch=4, sequence=32, pp=1, dp=2)
     assert plan.plan.mesh == {"pp": 1, "dp": 2}
     assert len(plan.simulate()) == len(plan.job.program)
-    assert plan._repr_html_().startswith("<svg")
+    assert plan._repr_html_().startswith('<div class="weft-plan">')
     finished = weft.train(plan, data=str(tmp_path / "texts"), steps=6, directory=tmp_path / "run")
     assert finished.summary["world_size"] == 2
     assert finished.compare().matched == len(plan.job.program)

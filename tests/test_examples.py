@@ -1,7 +1,9 @@
-"""Every file under examples/ is legal, and the loop of one's own learns."""
+"""Every file under examples/ is legal, and what can be run here does what it says."""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft.cli.main import run
 from weft.describe.run_file import load_run
 
@@ -21,6 +24,7 @@ def test_run_files_are_legal(path):
     assert load_run(path).model
 
 
+@pytest.mark.examples
 @pytest.mark.processes
 def test_a_loop_of_ones_own_learns(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
@@ -40,3 +44,57 @@ def test_a_loop_of_ones_own_learns(tmp_path, monkeypatch):
     losses = [float(value) for value in re.findall(r"loss ([\d.]+)", finished.stdout)]
     assert len(losses) == 20
     assert losses[-1] < losses[0] - 1.0
+
+
+@pytest.mark.examples
+@pytest.mark.processes
+def test_a_folder_of_transformers_is_fine_tuned_and_loaded_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    text = tmp_path / "text.txt"
+    text.write_text("a shuttle carries the weft through the warp\n" * 200)
+    out = tmp_path / "out"
+    script = str(EXAMPLES / "fine-tune" / "fine_tune.py")
+    words = ["--data", str(text), "--steps", "12", "--sequence", "32", "--out", str(out)]
+    finished = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "exported: GPT2LMHeadModel with " in finished.stdout
+    result = json.loads((out / "run" / "summary.json").read_text())
+    assert result["final_loss"] < result["first_loss"]
+
+
+@pytest.mark.examples
+@pytest.mark.processes
+def test_digits_are_learned(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    finished = weft.train(EXAMPLES / "images" / "digits.toml", steps=60, directory=tmp_path / "run")
+    assert finished.summary["final_loss"] < finished.summary["first_loss"] - 0.1
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 60
+
+
+def test_the_notebook_holds_no_outputs():
+    notebook = json.loads((EXAMPLES / "notebook" / "weft.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    for cell in cells:
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+
+
+@pytest.mark.examples
+@pytest.mark.processes
+def test_the_notebook_runs(tmp_path):
+    nbformat = pytest.importorskip("nbformat", reason="the package nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="the package nbclient is not installed")
+    notebook = nbformat.read(EXAMPLES / "notebook" / "weft.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert len(shown) == 2
+    assert all("<svg" in html and "peak memory" in html for html in shown)
+    printed = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+    assert re.search(r"held-out loss [\d.]+ -> [\d.]+", printed)

@@ -12,24 +12,26 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.describe.tasks import default_task
+from weft.errors import InputError, Violation
 from weft.moves.layout import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch import require_torch
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
+from weft.training.resuming import as_in, kept_if_refused, require_job_of, require_not_started
 from weft.training.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, prepare, reopen
+from weft.web.notebook import plan_html
 from weft.web.run_report import write_run_report
-from weft.web.svg import timeline_svg
 
 DEFAULT_RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned job. It shows itself in a notebook: plan, memory and predicted step."""
+    """A planned job. It shows itself in a notebook: stages, memory and predicted step."""
 
     job: PlannedJob
 
@@ -55,7 +57,7 @@ class Planned:
 
     def _repr_html_(self) -> str:
         title = f"{self.plan.model} on {self.plan.cluster}: {layout_of(self.plan)}"
-        return timeline_svg(self.simulate(), title=title)
+        return plan_html(self.plan, self.job.problem.job.cluster, self.simulate(), title=title)
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def train(
     data: str | None = None,
     steps: int | None = None,
     directory: str | Path | None = None,
+    resume: str | Path | None = None,
     on_poll: Callable[[RunDirectory], None] | None = None,
 ) -> Run:
     """Train on local ranks and return the finished run.
@@ -173,6 +176,7 @@ def train(
         source: what `plan` returned, the path of a RUN.toml, or a run directory to resume.
         data, steps: override the run file's `[task] data` and `[train] steps`.
         directory: where the run is written; default: a fresh one under `runs/`.
+        resume: a run directory to go on with as `source` says, under another plan of the same job.
         on_poll: called several times a second while the workers run.
 
     Raises:
@@ -180,8 +184,10 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
-    planned, run_directory = prepared(source, data=data, steps=steps, directory=directory)
-    summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
+    planned, path = _job_and_path(source, data, steps, directory, resume)
+    with kept_if_refused(path):
+        run_directory = prepare(planned, path)
+        summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
     write_run_report(run_directory, planned)
     return Run(run_directory.path, summary)
 
@@ -210,13 +216,14 @@ def prepared(
     data: str | None = None,
     steps: int | None = None,
     directory: str | Path | None = None,
+    resume: str | Path | None = None,
 ) -> tuple[PlannedJob, RunDirectory]:
     """Plan and write a run directory that `weft train` or `torchrun -m weft.training.worker` can start.
 
     Raises:
         InputError: when the input is refused.
     """
-    planned, path = _job_and_path(source, data, steps, directory)
+    planned, path = _job_and_path(source, data, steps, directory, resume)
     return planned, prepare(planned, path)
 
 
@@ -237,13 +244,31 @@ def finished(path: str | Path) -> Run:
 
 
 def _job_and_path(
-    source: Planned | str | Path, data: str | None, steps: int | None, directory: str | Path | None
+    source: Planned | str | Path,
+    data: str | None,
+    steps: int | None,
+    directory: str | Path | None,
+    resume: str | Path | None,
 ) -> tuple[PlannedJob, Path]:
     if not isinstance(source, Planned) and Path(source).is_dir():
+        if resume is not None:
+            raise InputError(
+                Violation(str(source), "a run directory; --resume goes with a run file", "RUN.toml")
+            )
         return _with(reopen(Path(source)), data, steps), Path(source)
+    if resume is not None and directory is not None:
+        raise InputError(
+            Violation("directory", f"the run goes on in {resume}; give one of directory and resume")
+        )
+    if resume is not None:
+        path = Path(resume)
+        planned = source.job if isinstance(source, Planned) else plan_run(as_in(load_run(Path(source)), path))
+        require_job_of(planned.run, planned.plan, path)
+        return _with(planned, data, steps), path
     planned = source.job if isinstance(source, Planned) else plan_run(load_run(Path(source)))
     name = planned.plan.model if isinstance(source, Planned) else Path(source).stem
     path = Path(directory) if directory is not None else fresh_directory(Path(DEFAULT_RUNS), name)
+    require_not_started(path)
     return _with(planned, data, steps), path
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 
+import convolutional_jobs as convolutional
 import pytest
 import torch
 from small_jobs import tiny
@@ -18,6 +19,7 @@ from weft.capture.measure import _machine_from, _profile_from
 from weft.capture.timing import summarise
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
+from weft.describe.model import model_from
 from weft.describe.models import resolve_model
 from weft.describe.this_machine import this_machine
 from weft.predict.cost.calibration import load_machine, load_profile, save_machine, save_profile
@@ -44,6 +46,28 @@ def test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one(worker_
             shape = Shape(timing.micro_batch_size, 64)
             kept = stage_kept_bytes(graph, (kinds["block"],), shape, "fp32")
             assert timing.activation_bytes == pytest.approx(kept, rel=0.15)
+
+
+def profiled_images(rank: int, ranks: int):
+    config = convolutional.tiny("resnet")
+    profile = profile_layers(
+        config, layer_graph(config), "cpu", torch.device("cpu"), precision="fp32", micro_batch_sizes=(2,)
+    )
+    assert model_from(json.loads(json.dumps(asdict(config)))) == config
+    return profile
+
+
+def test_a_profile_of_a_convolutional_network_has_every_layer(worker_pool):
+    profile = worker_pool.run(profiled_images, ranks=1)[0]
+    graph, shape = layer_graph(convolutional.tiny("resnet")), Shape(2, 1)
+    kept = {layer.kind: 4 * layer.kept(shape) + layer.kept_bytes(shape) for layer in graph.layers}
+    assert {timing.layer for timing in profile.timings} == set(kept)
+    for timing in profile.timings:
+        assert min(timing.forward_s, timing.backward_s, timing.update_s) > 0
+        if timing.layer.startswith("block"):
+            # Alone, a layer keeps what it gives, and the norms' own tensors count, too.
+            sent = max(layer.sent(shape) for layer in graph.layers if layer.kind == timing.layer)
+            assert kept[timing.layer] <= timing.activation_bytes <= kept[timing.layer] + 4 * sent + 1024
 
 
 def tied_profile(rank: int, ranks: int) -> int:

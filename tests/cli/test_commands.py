@@ -77,10 +77,18 @@ def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
 
 
 def test_a_plan_that_the_runtime_does_not_execute_starts_nothing(capsys, run_toml, tmp_path):
-    run_toml.write_text(RUN + '[plan]\ntp = 2\nsharding = "zero-3"\n')
-    lines = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
-    assert len(lines) == 2
-    assert all("not supported by this runtime yet" in line for line in lines)
+    run_toml.write_text(RUN.replace("[cluster]", 'precision = "fp16"\n[cluster]'))
+    [line] = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
+    assert "not supported by this runtime yet" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_layers_that_cannot_be_divided_are_refused_before_any_process(capsys, run_toml, tmp_path):
+    run_toml.write_text(RUN + "[plan]\npp = 1\ndp = 1\ntp = 3\n")
+    for command in (("plan",), ("train", "--directory", tmp_path / "run")):
+        lines = refusal(capsys, command[0], run_toml, *command[1:])
+        reason = "tp 3 does not divide 4 heads, 512 feed-forward columns; nearest tp: 2"
+        assert {line.rpartition(": tp 3")[2] for line in lines} == {reason.removeprefix("tp 3")}
     assert not (tmp_path / "run").exists()
 
 

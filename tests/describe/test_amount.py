@@ -9,10 +9,11 @@ from weft.errors import InputError
 
 shapes = st.builds(Shape, st.integers(1, 64), st.integers(1, 4096), st.sampled_from([1, 2, 4, 8]))
 terms = st.builds(
-    lambda coefficient, batch, sequence, tensor: Amount.of(
-        coefficient, batch=batch, sequence=sequence, tensor=tensor
+    lambda coefficient, batch, sequence, tensor, stream: Amount.of(
+        coefficient, batch=batch, sequence=sequence, tensor=tensor, stream=stream
     ),
     st.floats(min_value=1e-3, max_value=1e9),
+    st.integers(0, 2),
     st.integers(0, 2),
     st.integers(0, 2),
     st.integers(0, 2),
@@ -40,7 +41,13 @@ def test_products_of_numbers_and_symbols():
     assert Amount.parse("2*4096*b*s/t + b")(Shape(3, 10, 2)) == 2 * 4096 * 3 * 10 / 2 + 3
 
 
-@pytest.mark.parametrize("text", ["", "b+s", "2*x", "b/s", "1/0", "t", "2**b", "__import__('os')"])
+def test_the_sequence_is_divided_over_the_tensor_ranks_where_they_divide_it():
+    stream = Amount.parse("b*s/d")
+    assert stream(Shape(3, 10, 2)) == 3 * 10 / 2
+    assert stream(Shape(3, 9, 2)) == 3 * 9
+
+
+@pytest.mark.parametrize("text", ["", "b+s", "2*x", "b/s", "1/0", "t", "d", "2**b", "__import__('os')"])
 def test_anything_else_is_refused(text):
     with pytest.raises(InputError):
         Amount.parse(text)

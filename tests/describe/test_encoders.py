@@ -160,7 +160,7 @@ def test_work_is_two_flops_per_weight_and_row_and_backward_is_twice_forward(conf
         assert last.forward.flops(shape) == pytest.approx(2 * size * width * config.vocabulary)
     else:
         assert first.flops(shape) == 0
-        head = 2 * tokens * width * (width + config.vocabulary / degree)
+        head = 2 * tokens * width * (width / shape.sequence_parallel + config.vocabulary / degree)
         assert last.forward.flops(shape) == pytest.approx(head)
 
 

@@ -146,8 +146,12 @@ def test_gpt_block_keeps_korthikanti_without_scores_and_masks():
     shape = Shape(1, config.sequence, 8)
     per_token_and_width = shape.sequence * config.hidden
     kept = 2 * layer_graph(config).layers[1].kept(shape)
-    # s b h (10 + 24 / t) bytes of arXiv 2205.05198, equation 2, less the two byte masks of dropout.
-    assert kept == per_token_and_width * (8 + 24 / 8)
+    # 34 s b h / t bytes of arXiv 2205.05198, equation 4, less the two byte masks of dropout; the inputs of
+    # divided products, 4 s b h, are kept gathered.
+    assert kept == per_token_and_width * (4 + 28 / 8)
+    # s b h (10 + 24 / t), equation 2, less the masks, where the sequence is not divided.
+    odd = Shape(1, config.sequence - 1, 8)
+    assert 2 * layer_graph(config).layers[1].kept(odd) == (config.sequence - 1) * config.hidden * (8 + 24 / 8)
 
 
 @given(configs(), shapes)
@@ -180,7 +184,7 @@ def test_everything_falls_with_the_tensor_degree_except_what_is_replicated(confi
     for layer in layer_graph(config).layers:
         for amount in (layer.parameters, layer.kept, layer.kept_bytes):
             assert 0 <= amount(shape) <= amount(alone)
-        assert layer.sent(shape) == layer.sent(alone)
+        assert layer.sent(shape) == layer.sent(alone) / shape.sequence_parallel
         assert layer.tensor_reduced(shape) == layer.tensor_reduced(alone)
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.amount import Amount, Shape
+from weft.describe.families import layer_graph
 from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
+from weft.describe.models import PRESETS
 from weft.errors import InputError
 
 
@@ -74,6 +76,16 @@ def test_a_file_with_a_piece_torn_out_is_refused(data):
     start = data.draw(st.integers(0, len(text) - 2))
     with pytest.raises(InputError):
         LayerGraph.from_json(text[:start])
+
+
+def test_what_tensor_ranks_divide_is_named_and_is_part_of_the_file():
+    config = replace(PRESETS["gpt-1m"], family="llama", heads=8, key_value_heads=2, feed_forward=96)
+    graph = layer_graph(config)
+    assert LayerGraph.from_json(graph.to_json()).divided == graph.divided
+    assert replace(graph, divided=()).fingerprint != graph.fingerprint
+    assert [graph.refuse_tensor(degree) for degree in (1, 2)] == [None, None]
+    assert graph.refuse_tensor(4) == "tp 4 does not divide 2 key-value heads; nearest tp: 2"
+    assert graph.refuse_tensor(3) == "tp 3 does not divide 8 heads, 2 key-value heads; nearest tp: 2"
 
 
 def test_tied_parameters_are_part_of_the_file_and_of_the_fingerprint():

@@ -110,6 +110,23 @@ def test_a_plan_for_something_else_is_named_so():
     assert CLUSTER.fingerprint in found[1]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ((0, 1), None),
+        (
+            (0, 1, 2),
+            "plan: stages: tp 3 does not divide 4 heads, 512 feed-forward columns; nearest tp: 2",
+        ),
+    ],
+)
+def test_tensor_ranks_must_divide_the_layers(ranks, expected):
+    wide = Stage(layers=tuple(range(len(GRAPH.layers))), replicas=(Replica(ranks=ranks, micro_batches=1),))
+    found = problems(plan(stages=(wide,)))
+    about = [line for line in found if "tp " in line]
+    assert about == ([] if expected is None else [expected])
+
+
 def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
     return Stage(layers=layers, replicas=replicas(*ranks))
 

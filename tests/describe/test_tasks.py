@@ -16,7 +16,7 @@ def test_every_preset_has_a_task_that_trains_it():
 
 
 @pytest.mark.parametrize("kind", KNOWN_TASKS)
-@pytest.mark.parametrize("model", ["gpt-1m", "llama-1m", "bert-1m", "vit-digits"])
+@pytest.mark.parametrize("model", ["gpt-1m", "llama-1m", "bert-1m", "vit-digits", "resnet-tiny"])
 def test_a_task_that_cannot_train_the_model_is_refused_with_the_one_that_can(kind, model):
     run = parse_run({"model": {"preset": model}, "task": {"kind": kind}})
     if default_task(PRESETS[model]) == kind:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.plan import RECOMPUTES
 from weft.planning.planners.space import layouts, splits_backward
 from weft.planning.problem import Pins, problem_of
 from weft.program.schedules import SCHEDULES
@@ -29,7 +30,7 @@ def test_an_open_space_has_every_choice():
     space = list(layouts(problem()))
     assert {layout.tensor_parallel for layout in space} == {1, 2, 4, 8}
     assert {layout.sharding for layout in space} == {"zero-0", "zero-1", "zero-2", "zero-3"}
-    assert {layout.recompute for layout in space} == {"none", "full"}
+    assert {layout.recompute for layout in space} == set(RECOMPUTES)
     assert {layout.schedule for layout in space} == set(SCHEDULES)
 
 

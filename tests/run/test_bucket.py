@@ -28,10 +28,13 @@ def test_every_element_has_one_place_and_one_owner(shapes: list[list[int]], shar
     assert 0 <= layout.length - sum(parameter.numel() for parameter in layout.parameters) < shards
     flat = torch.arange(layout.length)
     share = layout.length // shards
+    assert [layout.share(place) for place in range(shards)] == [
+        slice(place * share, (place + 1) * share) for place in range(shards)
+    ]
     owned = [
         (index, element, begins + element)
         for place in range(shards)
-        for index, start, end in layout.share(place)
+        for index, start, end in layout.within(place * share, (place + 1) * share)
         for begins in [layout.starts[index]]
         for element in range(start, end)
         if place * share <= begins + element < (place + 1) * share
@@ -62,7 +65,7 @@ def test_stages_that_share_a_buffer_never_mix(
 ) -> None:
     """Each turn adds one to a stage's gradients; another stage takes the buffer after they were taken out."""
     layouts = {stage: layout_of(one) for stage, one in enumerate(shapes)}
-    buckets = make_buckets(layouts, buffers)
+    buckets = make_buckets(layouts, buffers, torch.float32)
     storages = {bucket.flat.untyped_storage().data_ptr() for bucket in buckets.values()}
     assert len(storages) == min(buffers, len(shapes))
     holds = {
@@ -90,7 +93,7 @@ def test_stages_that_share_a_buffer_never_mix(
 
 
 def test_a_buffer_that_is_held_is_not_taken() -> None:
-    buckets = make_buckets({stage: layout_of([[2]]) for stage in range(2)}, 1)
+    buckets = make_buckets({stage: layout_of([[2]]) for stage in range(2)}, 1, torch.float32)
     buckets[0].claim()
     with pytest.raises(AssertionError, match="empties the buffer before another stage takes it"):
         buckets[1].claim()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,15 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
+from weft.describe.plan import Recompute
 from weft.errors import RunError
-from weft.predict.cost.memory import stage_input_bytes
-from weft.run.recompute import LayerFunction, layer_functions, recomputed, run_layers
+from weft.predict.cost.memory import stage_input_bytes, stage_product_bytes
+from weft.run.recompute import PRODUCTS, LayerFunction, layer_functions, recomputed, run_layers
 from weft.run.split_backward import run_input_part
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
 
 FAMILIES = ("gpt", "llama")
 LAYERS = 4
+RECOMPUTES = get_args(Recompute)
 
 
 class Census(TorchDispatchMode):
@@ -68,7 +70,7 @@ def inputs_of(stage: StageModule) -> torch.Tensor:
     return torch.randn(shape, generator=generator).requires_grad_()
 
 
-def gradients(stage: StageModule, *, recompute: bool, split: bool) -> list[torch.Tensor | None]:
+def gradients(stage: StageModule, *, recompute: Recompute, split: bool) -> list[torch.Tensor | None]:
     """Of the weights and the input, for two micro-batches whose backwards come after both forwards."""
     found: list[torch.Tensor | None] = []
     waiting = []
@@ -100,22 +102,24 @@ def test_recomputed_layers_give_the_same_bits(
     family: str, cut: tuple[int, int], dropout: float, split: bool
 ) -> None:
     stage = stage_of(family, *cut, dropout)
-    kept, again = (gradients(stage, recompute=recompute, split=split) for recompute in (False, True))
-    for expected, found in zip(kept, again, strict=True):
-        if expected is None or found is None:
-            assert expected is found
-        else:
-            assert torch.equal(found, expected)
+    kept, *others = (gradients(stage, recompute=recompute, split=split) for recompute in RECOMPUTES)
+    for again in others:
+        for expected, found in zip(kept, again, strict=True):
+            if expected is None or found is None:
+                assert expected is found
+            else:
+                assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_tied_weight_is_added_to_twice(split: bool) -> None:
     stage = stage_of("gpt", 0, LAYERS + 2, tied=True)
-    kept, again = (gradients(stage, recompute=recompute, split=split) for recompute in (False, True))
-    assert all(torch.equal(*pair) for pair in zip(kept[2:], again[2:], strict=True))
+    kept, *others = (gradients(stage, recompute=recompute, split=split) for recompute in RECOMPUTES)
+    for again in others:
+        assert all(torch.equal(*pair) for pair in zip(kept[2:], again[2:], strict=True))
 
 
-def bytes_kept(stage: StageModule, *, recompute: bool) -> int:
+def bytes_kept(stage: StageModule, *, recompute: Recompute) -> int:
     """Bytes that a forward pass leaves behind, its input with them and its output, sent on, without."""
     inputs = inputs_of(stage).detach()
     inputs.requires_grad_(inputs.is_floating_point())
@@ -134,8 +138,74 @@ def test_a_stage_keeps_the_inputs_of_its_layers_as_predicted(family: str, first:
     # Rotary angles are shared by all blocks and do not grow with the micro-batch: no part of the prediction.
     head_size = stage.config.hidden // stage.config.heads
     angles = 2 * stage.config.sequence * head_size * 4 if family == "llama" else 0
-    assert bytes_kept(stage, recompute=True) == expected + angles
-    assert bytes_kept(stage, recompute=False) > 8 * expected
+    assert bytes_kept(stage, recompute="full") == expected + angles
+    assert bytes_kept(stage, recompute="none") > 8 * expected
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "end"),
+    [
+        *((family, first, first + LAYERS) for family in FAMILIES for first in range(3)),
+        ("bert", 1, LAYERS + 1),
+        ("bert", 2, LAYERS + 2),
+    ],
+)
+def test_a_stage_keeps_what_its_products_leave_as_predicted(family: str, first: int, end: int) -> None:
+    stage = stage_of(family, first, end)
+    graph, layers, shape = layer_graph(stage.config), range(first, end), Shape(2, stage.config.sequence)
+    inputs = inputs_of(stage).detach()
+    inputs.requires_grad_(inputs.is_floating_point())
+    functions = list(layer_functions(stage, inputs))
+    if stage.ends:
+        # A loss needs the logits, which nothing follows without it.
+        last = functions[-1]
+        functions[-1] = lambda value: last(value).log_softmax(-1)
+    with Census(stage) as census:
+        census.add(inputs)
+        value = run_layers(functions, inputs, recompute="selective", draws=False)
+        kept = census.bytes - value.untyped_storage().nbytes()
+    head_size = stage.config.hidden // stage.config.heads
+    angles = 2 * stage.config.sequence * head_size * 4 if family == "llama" else 0
+    expected = stage_input_bytes(graph, layers, shape, "fp32")
+    expected += stage_product_bytes(graph, layers, shape, "fp32")
+    assert kept == expected + angles
+    assert kept < bytes_kept(stage, recompute="none")
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of products and of everything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = self.others = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.products += function in PRODUCTS
+        self.others += function not in PRODUCTS
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_are_not_called_again(family: str) -> None:
+    stage = stage_of(family, 1, LAYERS + 1)
+    counts = {}
+    for recompute in RECOMPUTES:
+        inputs = inputs_of(stage)
+        functions = layer_functions(stage, inputs)
+        output = run_layers(functions, inputs, recompute=recompute, draws=False).sum()
+        with Calls() as calls:
+            output.backward()
+        counts[recompute] = calls
+    assert counts["selective"].products == counts["none"].products < counts["full"].products
+    assert counts["selective"].others > counts["none"].others
+
+
+def test_a_layer_that_writes_over_its_products_is_named() -> None:
+    linear = nn.Linear(3, 3)
+    inputs = torch.ones(2, 3).requires_grad_()
+    output = recomputed(lambda value: linear(value).mul_(2.0).exp(), inputs, draws=False, keep_products=True)
+    with pytest.raises(RunError, match=r"wrote over what aten\.addmm\.default gave; recompute it fully"):
+        output.sum().backward()
 
 
 class Counted(nn.Module):
@@ -157,7 +227,7 @@ def test_layers_run_again_once(family: str, split: bool) -> None:
     stage = stage_of(family, 1, LAYERS + 2)
     inputs = inputs_of(stage)
     layers = [Counted(function) for function in layer_functions(stage, inputs)]
-    output = run_layers(layers, inputs, recompute=True, draws=False).sum()
+    output = run_layers(layers, inputs, recompute="full", draws=False).sum()
     assert [layer.runs for layer in layers] == [1] * (LAYERS + 1)
     if split:
         part = run_input_part(stage, inputs, output, None)

@@ -21,8 +21,9 @@ from small_jobs import (
 from torch import nn
 
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
-from weft.run.runtime import PRECISIONS, Runtime
+from weft.describe.plan import Plan, Recompute
+from weft.run.precision import PRECISIONS
+from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.processes
 STEPS = 2
 
 
-def recomputing(plan: Plan, stages: Sequence[int] | None = None) -> Plan:
+def recomputing(plan: Plan, stages: Sequence[int] | None = None, how: Recompute = "full") -> Plan:
     chosen = range(len(plan.stages)) if stages is None else stages
     return plan.model_copy(
         update={
             "stages": tuple(
-                stage.model_copy(update={"recompute": "full"}) if index in chosen else stage
+                stage.model_copy(update={"recompute": how}) if index in chosen else stage
                 for index, stage in enumerate(plan.stages)
             )
         }
@@ -128,11 +129,22 @@ def test_every_order_of_gpt_has_the_bits_of_kept_activations(
     require_same_bits(worker_pool, config, [kept, recomputing(kept)], rate)
 
 
-@pytest.mark.parametrize(("schedule", "loops"), [("1f1b", 1), ("zb-v", 2)])
-def test_llama_has_the_bits_of_kept_activations(worker_pool: WorkerPool, schedule: str, loops: int) -> None:
-    config = tiny("llama")
+@pytest.mark.parametrize(
+    ("family", "schedule", "loops", "rate"),
+    [
+        ("llama", "1f1b", 1, 0.0),
+        ("llama", "zb-v", 2, 0.0),
+        ("gpt", "zb-h1", 1, 0.3),
+        ("bert", "1f1b", 1, 0.3),
+    ],
+)
+def test_every_way_of_recomputing_has_the_bits_of_kept_activations(
+    worker_pool: WorkerPool, family: str, schedule: str, loops: int, rate: float
+) -> None:
+    config = tiny(family)
     kept = make_plan(config, pp=2, loops=loops, schedule=schedule, precision="fp32")
-    require_same_bits(worker_pool, config, [kept, recomputing(kept)], 0.0)
+    plans = [kept, recomputing(kept), recomputing(kept, how="selective")]
+    require_same_bits(worker_pool, config, plans, rate)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

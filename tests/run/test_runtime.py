@@ -20,7 +20,6 @@ from weft.planning.compile import compile_evaluation
 from weft.program.kinds import (
     BACKWARD,
     FORWARD,
-    FREE,
     REDUCE,
     SEND_ACTIVATION,
     SEND_GRADIENT,
@@ -28,8 +27,10 @@ from weft.program.kinds import (
 )
 from weft.program.program import Program
 from weft.run.executor import require_supported
+from weft.run.handlers import HANDLERS
+from weft.run.precision import PRECISIONS
 from weft.run.recorder import Recorder, collect_timeline
-from weft.run.runtime import PRECISIONS, Runtime, require_runnable
+from weft.run.runtime import Runtime, require_runnable
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -208,18 +209,20 @@ def test_everything_that_cannot_run_is_listed() -> None:
     program = make_program(CONFIG, plan)
     require_runnable(plan, program)
     columns = program.columns
-    frees = np.where(columns.kind == BACKWARD, FREE, columns.kind)
     unsupported: Program = replace(
         program,
         steps_per_cycle=2,
-        columns=replace(columns, kind=frees, iteration=columns.iteration - 1),
-        obligations=replace(program.obligations, stage_edges=((0, 1), (0, 2)), owners={(0, 0): (0, 1)}),
+        columns=replace(columns, iteration=columns.iteration - 1),
+        obligations=replace(program.obligations, stage_edges=((0, 1), (0, 2))),
     )
     with pytest.raises(InputError) as caught:
-        require_runnable(plan.model_copy(update={"precision": "bf16"}), unsupported)
+        require_runnable(plan.model_copy(update={"precision": "fp16"}), unsupported)
     lines = [str(violation) for violation in caught.value.violations]
-    assert len(lines) == 6
-    assert lines[0] == "plan: precision 'bf16' is not supported by this runtime yet (nearest valid: fp32)"
-    assert lines[1] == "program: instructions of kind 'free' are not supported by this runtime yet"
+    assert len(lines) == 4
+    assert lines[0].startswith("plan: precision 'fp16', of which losses must be scaled, is not supported")
+    assert lines[1] == "program: a cycle of 2 steps is not supported by this runtime yet"
     with pytest.raises(InputError, match="a prologue is not supported"):
         require_supported(unsupported)
+    executed = {name: handler for name, handler in HANDLERS.items() if name != "backward"}
+    with pytest.raises(InputError, match="instructions of kind 'backward' are not supported"):
+        require_supported(program, executed)

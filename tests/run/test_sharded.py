@@ -22,8 +22,8 @@ from weft.errors import InputError
 from weft.planning.compile import compile_evaluation
 from weft.program.kinds import REDUCE
 from weft.program.verify import require_valid
-from weft.run.shards import ELEMENTWISE
 from weft.run.stages import build_stage
+from weft.run.stepped import ELEMENTWISE
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
@@ -58,7 +58,7 @@ def parts(config: ModelConfig, plan: Plan) -> int:
 
 def require_like_replicated(pool: WorkerPool, config: ModelConfig, plan: Plan) -> None:
     expected = pool.run(train, config, plan, ranks=plan.ranks)
-    for shared in (sharded(plan, sharding) for sharding in ("zero-1", "zero-2")):
+    for shared in (sharded(plan, sharding) for sharding in ("zero-1", "zero-2", "zero-3")):
         assert parts(config, shared) == 1
         require_valid(make_program(config, shared))
         found = pool.run(train, config, shared, ranks=plan.ranks)
@@ -72,19 +72,13 @@ def require_like_replicated(pool: WorkerPool, config: ModelConfig, plan: Plan) -
 @pytest.mark.parametrize(
     ("schedule", "pp", "dp", "loops", "micro_batches"),
     [
-        ("gpipe", 1, 2, 1, 2),
         ("gpipe", 1, 3, 1, 2),
-        ("gpipe", 1, 4, 1, 2),
-        ("gpipe", 2, 2, 1, 2),
         ("1f1b", 2, 2, 1, 4),
         ("breadth-first", 1, 4, 4, 2),
-        ("breadth-first", 2, 2, 3, 4),
         ("depth-first", 2, 2, 2, 4),
         ("hybrid", 2, 2, 2, 4),
-        ("zb-h1", 2, 2, 1, 4),
         ("zb-v", 2, 2, 2, 4),
         ("chimera", 2, 1, 1, 4),
-        ("chimera", 2, 2, 1, 4),
     ],
 )
 def test_sharded_replicas_train_to_the_same_bits(
@@ -105,14 +99,15 @@ def test_gradients_reduced_in_parts_sum_to_the_same(
 ) -> None:
     config = tiny()
     plan = make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule, micro_batches=micro_batches)
-    shared = sharded(plan, "zero-2")
-    assert parts(config, shared) > 1
-    require_valid(make_program(config, shared))
-    expected, found = (worker_pool.run(train, config, one, ranks=plan.ranks) for one in (plan, shared))
-    for (expected_losses, expected_parameters), (losses, parameters) in zip(expected, found, strict=True):
-        assert losses == pytest.approx(expected_losses, rel=1e-9)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected_parameters[name], rtol=1e-9, atol=1e-12)
+    expected = worker_pool.run(train, config, plan, ranks=plan.ranks)
+    for shared in (sharded(plan, "zero-2"), sharded(plan, "zero-3")):
+        assert parts(config, shared) > 1
+        require_valid(make_program(config, shared))
+        found = worker_pool.run(train, config, shared, ranks=plan.ranks)
+        for (expected_losses, expected_parameters), (losses, parameters) in zip(expected, found, strict=True):
+            assert losses == pytest.approx(expected_losses, rel=1e-9)
+            for name, value in parameters.items():
+                torch.testing.assert_close(value, expected_parameters[name], rtol=1e-9, atol=1e-12)
 
 
 def test_shares_without_any_parameter_that_decays(worker_pool: WorkerPool) -> None:
@@ -143,8 +138,8 @@ def most_gradients(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tu
     room = sum(flat.untyped_storage().nbytes() for flat in rooms.values())
     apart = {
         piece.stepped.grad.untyped_storage().data_ptr(): piece.stepped.grad.untyped_storage().nbytes()
-        for shard in runtime.shards.values()
-        for piece in shard.pieces
+        for stepped in runtime.stepped.values()
+        for piece in stepped.pieces
         if piece.stepped.grad is not None
     }
     runtime.close()
@@ -182,7 +177,7 @@ def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[flo
     return losses
 
 
-@pytest.mark.parametrize("sharding", ["zero-1", "zero-2"])
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-2", "zero-3"])
 def test_evaluation_gathers_the_newest_weights(worker_pool: WorkerPool, sharding: str) -> None:
     config = tiny()
     plan = make_plan(config, pp=2, dp=2, loops=2, schedule="breadth-first", precision="fp32")

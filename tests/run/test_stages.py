@@ -120,7 +120,11 @@ def test_later_tokens_do_not_change_earlier_logits() -> None:
         (tiny(), [], "must be at least one of 0 to 7"),
         (tiny(), [7, 8], "must be at least one of 0 to 7"),
         (tiny(), [1, 3], r"must follow each other \(nearest valid: \[1, 2, 3\]\)"),
-        (replace(tiny(), family="lama"), [0], r"'lama' is not one of bert, gpt, llama, vit"),
+        (
+            replace(tiny(), family="lama"),
+            [0],
+            r"'lama' is not one of alexnet, bert, gpt, llama, resnet, vgg, vit",
+        ),
     ],
 )
 def test_impossible_stages_are_refused(config: ModelConfig, layers: list[int], message: str) -> None:

@@ -14,11 +14,12 @@ def recomputing():
     return tuple(stage.model_copy(update={"recompute": "full"}) for stage in PLAN.stages)
 
 
-def doubled():
+def doubled(*, falling=False):
     def wide(stage):
         copies = tuple(
-            copy.model_copy(update={"ranks": (2 * copy.ranks[0], 2 * copy.ranks[0] + 1)})
+            copy.model_copy(update={"ranks": tuple(sorted((2 * rank, 2 * rank + 1), reverse=falling))})
             for copy in stage.replicas
+            for rank in copy.ranks
         )
         return stage.model_copy(update={"replicas": copies})
 
@@ -28,18 +29,19 @@ def doubled():
 def test_what_the_runtime_executes_is_not_refused():
     assert unsupported(PLAN) == []
     assert unsupported(PLAN.model_copy(update={"stages": recomputing()})) == []
-    assert [unsupported(PLAN.model_copy(update={"sharding": level})) for level in ("zero-1", "zero-2")] == [
-        [],
-        [],
-    ]
+    assert unsupported(PLAN.model_copy(update={"stages": doubled()})) == []
+    for level in ("zero-1", "zero-2", "zero-3"):
+        assert unsupported(PLAN.model_copy(update={"sharding": level})) == []
+    for precision in ("fp32", "fp64", "bf16"):
+        assert unsupported(PLAN.model_copy(update={"precision": precision})) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"sharding": "zero-3"}, "sharding 'zero-3'"),
+        ({"precision": "fp16"}, "precision 'fp16', of which losses must be scaled,"),
         ({"blocking": ("messages", "reductions")}, "blocking messages and reductions"),
-        ({"stages": doubled()}, "tensor parallelism (2 ranks to a stage's replica)"),
+        ({"stages": doubled(falling=True)}, "a replica whose tensor ranks do not rise"),
     ],
 )
 def test_everything_else_is(changes, expected):
@@ -48,11 +50,11 @@ def test_everything_else_is(changes, expected):
 
 
 def test_the_runtime_refuses_it_before_any_process_group_starts():
-    shared = make_plan(tiny(), pp=1, dp=2).model_copy(update={"sharding": "zero-3"})
-    with pytest.raises(InputError, match="sharding 'zero-3' is not supported by this runtime yet"):
-        require_runnable(shared, make_program(tiny(), shared))
+    plan = make_plan(tiny(), pp=1, dp=2, precision="fp16")
+    with pytest.raises(InputError, match="precision 'fp16', of which losses must be scaled, is not"):
+        require_runnable(plan, make_program(tiny(), plan))
 
 
 def test_all_of_it_is_listed_at_once():
-    changes = {"sharding": "zero-3", "blocking": ("messages",), "stages": doubled()}
-    assert len(unsupported(PLAN.model_copy(update=changes))) == 3
+    changes = {"precision": "fp16", "blocking": ("messages",)}
+    assert len(unsupported(PLAN.model_copy(update=changes))) == 2

@@ -73,7 +73,8 @@ def test_tied_stages_train_like_one_process(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("schedule", "loops", "sharding"), [("1f1b", 1, "zero-1"), ("breadth-first", 2, "zero-2")]
+    ("schedule", "loops", "sharding"),
+    [("1f1b", 1, "zero-1"), ("breadth-first", 2, "zero-2"), ("breadth-first", 2, "zero-3")],
 )
 def test_copies_stay_whole_where_states_are_shared_out(
     worker_pool: WorkerPool, schedule: str, loops: int, sharding: str

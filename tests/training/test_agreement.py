@@ -43,7 +43,7 @@ def signal_rank(rank: int, ranks: int, signals: dict[int, signal.Signals]) -> tu
             if step == 1 and rank in signals:
                 time.sleep(0.02 * rank)
                 os.kill(os.getpid(), signals[rank])
-            votes.append(int(stop.read_vote() or 0))
+            votes.append(int(stop.read_vote().stop or 0))
     return votes, signal.getsignal(signal.SIGTERM) is former
 
 

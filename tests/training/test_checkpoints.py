@@ -13,13 +13,14 @@ from pool import WorkerPool
 from small_jobs import tiny
 from torch import nn
 
-from weft.errors import InputError, RunError
+from weft.errors import RunError
 from weft.run.stages import build_stage
 from weft.training import checkpoints
-from weft.training.checkpoints import TrainingState
-from weft.training.manifest import newest_complete, verify
+from weft.training.manifest import canonical, newest_complete, verify
 from weft.training.optimizer_states import optimizer_tensors
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.training_state import TrainingState, read_state
+from weft.training.weight_tensors import model_tensors
 
 SETTINGS = OptimizerSettings(
     name="adamw", learning_rate=0.01, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.1
@@ -27,7 +28,16 @@ SETTINGS = OptimizerSettings(
 
 
 def state_at(step: int) -> TrainingState:
-    return TrainingState(step=step, seed=3, plan_id="f00d", data="beef", first_loss=5.5)
+    return TrainingState(
+        step=step,
+        plan_id="f00d",
+        seed=3,
+        samples=8,
+        model="cafe",
+        precision="fp32",
+        data="beef",
+        first_loss=5.5,
+    )
 
 
 def stage_of(index: int, width: int = 5) -> nn.Module:
@@ -49,7 +59,7 @@ def trained(index: int, steps: int) -> tuple[dict[int, nn.Module], dict[int, tor
 
 
 def content(stages: dict[int, nn.Module], optimizers: dict[int, torch.optim.Optimizer]) -> dict[str, bytes]:
-    tensors = checkpoints._tensors(stages) | optimizer_tensors(stages, optimizers)
+    tensors = model_tensors(stages) | optimizer_tensors(stages, optimizers)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -246,21 +256,19 @@ def test_a_failed_save_fails_on_every_rank_and_leaves_what_was_there(
     assert blocked.read_text() == "a file where the folder should be"
 
 
-def test_another_run_is_refused_with_every_difference() -> None:
-    other = TrainingState(step=9, seed=4, plan_id="cafe", data="beef", first_loss=5.5)
-    with pytest.raises(InputError) as refused:
-        checkpoints.require_same_run(other, state_at(7), "here")
-    assert [violation.nearest for violation in refused.value.violations] == ["f00d", "3"]
-    checkpoints.require_same_run(state_at(0), state_at(7), "here")
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "step": 1}', "[" * 3000])
 def test_a_foreign_state_or_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(RunError, match=r"state\.json"):
-        checkpoints.read_state(tmp_path)
+        read_state(tmp_path)
     with pytest.raises(RunError, match=r"manifest\.json"):
+        verify(tmp_path)
+
+
+def test_a_manifest_of_another_format_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(canonical({"format": 1, "files": {}}))
+    with pytest.raises(RunError, match="of format 1; this weft reads 2"):
         verify(tmp_path)
 
 

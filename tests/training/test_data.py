@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError, RunError
-from weft.training import data
 from weft.training.data import Corpus, Windows, open_corpus
-from weft.training.sources import Document, list_documents
-from weft.training.tokenizers import ByteTokenizer, get_tokenizer
+from weft.training.pieces import cut
+from weft.training.sources import FileTexts, list_documents
+from weft.training.tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 
@@ -34,15 +34,10 @@ def folder(tmp_path: Path) -> Path:
 @given(st.binary())
 def test_bytes_come_back_from_their_tokens(content: bytes) -> None:
     content = content.replace(b"\0", b"")
-    tokens = TOKENIZER.encode(content)
+    (tokens,) = TOKENIZER.encode([content])
     assert TOKENIZER.decode(tokens) == content
     assert len(tokens) == len(content) + 1
     assert tokens.max() < TOKENIZER.vocabulary
-
-
-def test_an_unknown_tokenizer_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="nearest valid: bytes"):
-        get_tokenizer("byte")
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 255), max_size=60))
@@ -53,21 +48,6 @@ def test_windows_cover_the_tokens_and_overlap_by_the_last_target(sequence: int, 
     assert taken[:, :-1].ravel().tolist() == values[: len(windows) * sequence]
     assert taken[:, 1:].ravel().tolist() == values[1 : len(windows) * sequence + 1]
     assert len(values) - 1 - len(windows) * sequence < sequence
-
-
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 64))
-def test_the_split_takes_every_byte_once_and_leaves_both_sides_some(sizes: list[int], sequence: int) -> None:
-    total = sum(sizes)
-    if total < 2 * (sequence + 1):
-        return
-    documents = [Document(f"{index}", Path(f"/{index}"), size, 0) for index, size in enumerate(sizes)]
-    share = max(total // data.HELD_OUT_SHARE, sequence + 1)
-    pieces = data._pieces(documents, share)
-    for document in documents:
-        mine = sorted((piece.start, piece.end) for piece in pieces if piece.document == document)
-        assert [mine[0][0], *[end for _, end in mine]] == [*[start for start, _ in mine], document.size]
-    held_out = data._held_out(pieces, share)
-    assert 0 < len(held_out) < len(pieces)
 
 
 def test_both_sides_together_are_the_documents(folder: Path, tmp_path: Path) -> None:
@@ -162,10 +142,11 @@ def test_a_changed_document_is_tokenised_again(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_document_that_grows_while_it_is_read_is_no_corpus(folder: Path, tmp_path: Path) -> None:
-    pieces = data._pieces(list_documents(str(folder)), 10**6)
+    texts = FileTexts(list_documents(str(folder)))
+    pieces = cut(texts.sizes(), 10**6)
     (folder / "deep" / "30.txt").write_text("more " * 1000)
     with pytest.raises(RunError, match=r"30\.txt: the file changed while it was read"):
-        list(data._texts(pieces))
+        list(texts.read(pieces))
 
 
 def test_a_damaged_cache_entry_is_built_again(folder: Path, tmp_path: Path) -> None:
@@ -193,3 +174,11 @@ def test_many_builders_at_once_leave_one_whole_entry(folder: Path, tmp_path: Pat
     assert len({corpus.training.tokens.tobytes() for corpus in corpora}) == 1
     assert len(corpora) == 6
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
+
+
+def test_held_out_bytes_and_tokens_are_those_of_the_held_out_text(folder: Path, tmp_path: Path) -> None:
+    corpus = corpus_of(folder, tmp_path)
+    text = TOKENIZER.decode(corpus.held_out.tokens)
+    assert corpus.held_out_bytes == len(text)
+    assert corpus.held_out_bytes_per_token == len(text) / len(corpus.held_out.tokens)
+    assert corpus.repaired == (0, "")

@@ -129,6 +129,12 @@ def test_language_models_are_told_their_perplexity(
     assert f"perplexity {result['perplexity']:.4g}" in " ".join(capsys.readouterr().out.split())
     assert result["perplexity"] == math.exp(result["loss"])
     assert ("accuracy" in result) == (kind == "masked-lm")
+    if kind == "causal-lm":
+        # One token per byte, and one more for the end of each document.
+        assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=0.01)
+        assert result["bits_per_byte"] > result["loss"] / math.log(2)
+    else:
+        assert "bits_per_byte" not in result
 
 
 def evaluated(rank: int, ranks: int, run_dir: Path) -> dict[str, float]:
@@ -164,11 +170,11 @@ def metered(rank: int, ranks: int) -> dict[str, float]:
 
     meter = Meter(Levels())  # type: ignore[arg-type]
     value = torch.tensor([float(rank + 1)])
-    meter.loss(100 * value, value)
+    meter(100 * value, value)
     with meter.open():
         for _ in range(rank + 1):
-            assert meter.loss(value, value).item() == rank + 1
-    meter.loss(100 * value, value)
+            assert meter(value, value).item() == rank + 1
+    meter(100 * value, value)
     return meter.collect()
 
 

@@ -1,6 +1,7 @@
 """An exported run is the model that was trained: in `transformers`, and as the start of another run."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from weft.describe.model import ModelConfig
 from weft.errors import InputError, RunError
 from weft.training.export import export
 from weft.training.imports import read_initial_weights
-from weft.training.tokenizers import ByteTokenizer
+from weft.training.tokenizers import ByteTokenizer, fingerprint_of
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +38,7 @@ CASES = (
     ("llama", "fp32", False),
     ("bert", "fp32", True),
     ("vit", "fp32", False),
+    ("resnet", "fp64", False),
 )
 
 
@@ -143,8 +145,21 @@ def test_the_tokenizer_gives_the_ids_of_the_run(trained: Trained, tmp_path: Path
     text = "warp und weft: ein Gewebe, größer als Ā \n\t  das Maß 織物"
     ids = tokenizer(text)["input_ids"]
     # The run's own tokenizer adds the id that ends a document.
-    assert ids == ByteTokenizer().encode(text.encode()).tolist()[:-1]
+    assert ids == ByteTokenizer().encode([text.encode()])[0].tolist()[:-1]
     assert tokenizer.decode(ids) == text
+
+
+def test_a_tokenizer_that_has_changed_since_is_refused(trained: Trained, tmp_path: Path) -> None:
+    if trained.config.reads_images:
+        pytest.skip("a model of images has no tokenizer")
+    run_dir = shutil.copytree(trained.run_dir, tmp_path / "run")
+    events = (run_dir / "events.jsonl").read_text()
+    told = fingerprint_of(ByteTokenizer())
+    assert told in events
+    (run_dir / "events.jsonl").write_text(events.replace(told, "another"))
+    with pytest.raises(InputError, match=r"task\.tokenizer: bytes is no longer the tokenizer of this run"):
+        export(run_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_written_over_and_nothing_is_left_half_written(
@@ -184,7 +199,7 @@ def test_a_damaged_checkpoint_and_a_changed_model_are_refused(trained: Trained, 
     try:
         config_file.unlink()
         config_file.parent.rmdir()
-        model_folder(config_file.parent, replace(trained.config, layers=3))
+        model_folder(config_file.parent, replace(trained.config, vocabulary=trained.config.vocabulary + 1))
         with pytest.raises(InputError, match="no longer the model that this run trained"):
             export(trained.run_dir, tmp_path / "changed")
     finally:

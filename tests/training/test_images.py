@@ -128,8 +128,8 @@ def test_many_unreadable_images_are_counted(tmp_path: Path) -> None:
 def test_wrong_sources_are_refused_in_one_line_each(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert refused("digitz", cache) == [
-        "task.data: 'digitz' is not a folder; allowed: digits, or a folder with one sub-folder of images per "
-        "class (nearest valid: digits)"
+        "task.data: 'digitz' is not a folder; allowed: digits, hf:NAME, or a folder with one sub-folder of "
+        "images per class (nearest valid: digits)"
     ]
     (tmp_path / "empty").mkdir()
     assert "holds no images" in refused(tmp_path / "empty", cache)[0]

@@ -1,27 +1,26 @@
 """The journal: whole lines, whatever was there before, and the result's step time."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft.errors import RunError
+from weft.run.runtime import StepResult
 from weft.training.journal import Journal
 from weft.training.run_directory import RunDirectory
 
 
-class Result:
-    """A finished step."""
-
-    def __init__(self, step: int, loss: float = 1.5) -> None:
-        self.step = step
-        self.loss = loss
+def done(step: int, loss: float = 1.5, gradient_norm: float | None = None) -> StepResult:
+    return StepResult(step, [torch.tensor([loss])], None, gradient_norm)
 
 
 def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool = True) -> Journal:
     journal = Journal(run_dir, writes=writes)
     for step, step_s in enumerate(times, first):
-        journal.step(Result(step), step_s=step_s)  # type: ignore[arg-type]
+        journal.step(done(step), step_s=step_s)
     journal.finish(tokens_per_step=100, rss_bytes=[1, 2], first_loss=5.0, final_loss=2.0, steps=len(times))
     return journal
 
@@ -58,16 +57,16 @@ def test_a_torn_line_is_ended_before_the_next_one(tmp_path: Path) -> None:
 
 def test_a_step_is_written_when_the_next_one_is_done(tmp_path: Path) -> None:
     journal = Journal(tmp_path, writes=True)
-    journal.step(Result(0), step_s=1.0)  # type: ignore[arg-type]
+    journal.step(done(0), step_s=1.0)
     assert not (tmp_path / "metrics.jsonl").exists()
-    journal.step(Result(1), step_s=1.0)  # type: ignore[arg-type]
+    journal.step(done(1), step_s=1.0)
     assert [row["step"] for row in RunDirectory(tmp_path).metrics()] == [0]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path, loss: float) -> None:
     journal = Journal(tmp_path, writes=True)
-    journal.step(Result(3, loss), step_s=1.0)  # type: ignore[arg-type]
+    journal.step(done(3, loss), step_s=1.0)
     with pytest.raises(RunError, match="step 3"):
         journal.flush()
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -76,3 +75,22 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path, loss: float) -> N
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:
     finished(tmp_path, [1.0], writes=False).event("anything")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_norm_is_written_and_a_step_left_out_is_an_event(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writes=True)
+    journal.step(done(0, gradient_norm=2.0), step_s=1.0)
+    journal.step(done(1, math.nan, math.inf), step_s=1.0)
+    journal.step(done(2, gradient_norm=3.0), step_s=1.0)
+    journal.flush()
+    rows = RunDirectory(tmp_path).metrics()
+    assert [(row["step"], row["gradient_norm"]) for row in rows] == [(0, 2.0), (2, 3.0)]
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (event["event"], event["step"], event["gradient_norm"]) == ("left out", 1, "inf")
+
+
+def test_a_run_of_which_every_step_was_left_out_has_failed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writes=True)
+    journal.step(done(0, math.nan, math.nan), step_s=1.0)
+    with pytest.raises(RunError, match="every step was left out"):
+        journal.finish(tokens_per_step=1, rss_bytes=[1])

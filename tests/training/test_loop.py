@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +23,15 @@ from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.describe.run_file import parse_run
+from weft.errors import RunError
 from weft.moves.layout import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.recorder import collect_timeline
 from weft.run.worker_start import WorkerContext
-from weft.training.loop import train
+from weft.training import checkpoints
+from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
+from weft.training.manifest import newest_complete
 from weft.training.tasks.base import TaskSettings
 from weft.training.tasks.causal_lm import CausalLanguageModelling
 
@@ -37,18 +42,24 @@ STEPS = 6
 
 
 class SignalAt(CausalLanguageModelling):
-    """Sends its process the signal of $TEST_SIGNAL, "RANK CALLS SIGNAL", at a call on a rank."""
+    """Sends its process the signal of $TEST_SIGNAL, "RANK CALLS SIGNAL PATH", at a call on a rank.
+
+    It waits for the path first, so that a checkpoint that is being written is complete.
+    """
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        rank, calls, number = (int(word) for word in os.environ["TEST_SIGNAL"].split())
+        *numbers, path = os.environ["TEST_SIGNAL"].split(maxsplit=3)
+        rank, calls, self._number = (int(number) for number in numbers)
         self._calls_left = calls if rank == dist.get_rank() else -1
-        self._number = number
+        self._path = Path(path)
 
     def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         if not held_out:
             self._calls_left -= 1
             if self._calls_left == 0:
+                while not self._path.exists():
+                    time.sleep(0.01)
                 os.kill(os.getpid(), self._number)
         return super().batch(samples, held_out=held_out)
 
@@ -81,9 +92,27 @@ def run_training(
     return train(job, run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))
 
 
-def run_signalled(rank: int, ranks: int, run_dir: Path, plan: Plan, where: str) -> int:
-    os.environ["TEST_SIGNAL"] = where
+def run_signalled(rank: int, ranks: int, run_dir: Path, plan: Plan, where: str, checkpoint: str = "") -> int:
+    os.environ["TEST_SIGNAL"] = f"{where} {run_dir / 'checkpoints' / checkpoint if checkpoint else run_dir}"
     return run_training(rank, ranks, run_dir, plan, STEPS, "SignalAt")
+
+
+def run_killed_inside(rank: int, ranks: int, run_dir: Path, plan: Plan, function: str, calls: int) -> int:
+    """Rank 1 dies in that call of a function of `weft.training.checkpoints`."""
+    left, called = calls, getattr(checkpoints, function)
+
+    def last(*arguments: object, **named: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return called(*arguments, **named)
+
+    setattr(checkpoints, function, last)
+    try:
+        return run_training(rank, ranks, run_dir, plan, STEPS)
+    finally:
+        setattr(checkpoints, function, called)
 
 
 def new_run(tmp_path: Path, name: str = "run") -> Path:
@@ -145,12 +174,24 @@ def test_the_files_of_a_run_say_what_happened(uninterrupted: Path) -> None:
         assert math.isfinite(row["loss"])
     assert [row["learning_rate"] for row in metrics] == [0.005, *[0.01] * 5]
     events = [(row["event"], row["step"]) for row in rows(uninterrupted, "events.jsonl")]
-    assert events == [("started", 0), ("checkpoint", 3), ("checkpoint", 6), ("finished", 6)]
+    assert events == [("started", 0), ("data", 0), ("checkpoint", 3), ("checkpoint", 6), ("finished", 6)]
+    told = rows(uninterrupted, "events.jsonl")[1]
+    assert told["tokens"] == 8 * told["samples"]
+    assert told["epochs"] == metrics[-1]["epoch"] == pytest.approx(STEPS * 8 / told["samples"])
+    assert (told["tokenizer"], told["first_sample"]) == ("bytes", 0)
+    assert all(row["data_wait_s"] >= 0 for row in metrics)
     result = json.loads((uninterrupted / "result.json").read_text())
     assert result["first_loss"] == pytest.approx(math.log(256), abs=0.1)
     assert result["steps"] == STEPS
     assert result["measured_step_s"] == metrics[-1]["step_s"]
     assert len(result["max_rss_bytes"]) == 2
+    saved = [row for row in rows(uninterrupted, "events.jsonl") if row["event"] == "checkpoint"]
+    assert all(row["stall_s"] > 0 and row["write_s"] > 0 for row in saved)
+    sizes = [file.stat().st_size for file in (uninterrupted / "checkpoints/step-00000006").iterdir()]
+    assert 0 < sum(sizes) - saved[-1]["bytes"] < 4096, "all but the manifest"
+    assert result["checkpoints"] == 2
+    for name in ("stall_s", "write_s"):
+        assert result[f"checkpoint_{name}"] == pytest.approx(sum(row[name] for row in saved))
 
 
 def test_every_instruction_of_the_run_is_recorded(uninterrupted: Path) -> None:
@@ -195,10 +236,17 @@ def test_three_steps_and_three_resumed_ones_are_six(
 def test_a_killed_rank_costs_nothing_but_time(
     worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path, rank: int, calls: int
 ) -> None:
-    """Call 3 is in step 0, before any checkpoint; call 19 in step 4, after the checkpoint of step 3."""
+    """Call 3 reads for step 0, before any checkpoint; call 19 for step 4, after the checkpoint of step 3."""
     run_dir = beside(uninterrupted, tmp_path)
     with pytest.raises(RankError):
-        worker_pool.run(run_signalled, run_dir, plan_of(), f"{rank} {calls} {signal.SIGKILL:d}", ranks=2)
+        worker_pool.run(
+            run_signalled,
+            run_dir,
+            plan_of(),
+            f"{rank} {calls} {signal.SIGKILL:d}",
+            "step-00000003" if calls == 19 else "",
+            ranks=2,
+        )
     assert not (run_dir / "result.json").exists()
     worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
     resumed = [row["step"] for row in rows(run_dir, "events.jsonl") if row["event"] == "resumed"]
@@ -214,10 +262,29 @@ def test_a_killed_run_that_shares_its_states_out_ends_like_one_that_shares_nothi
     replicated, run_dir = new_run(tmp_path), new_run(tmp_path, "killed")
     worker_pool.run(run_training, replicated, plan, STEPS, ranks=2)
     shared = plan.model_copy(update={"sharding": sharding})
+    where = f"1 9 {signal.SIGKILL:d}"  # a replica reads two micro-batches a step
     with pytest.raises(RankError):
-        worker_pool.run(run_signalled, run_dir, shared, f"1 19 {signal.SIGKILL:d}", ranks=2)
+        worker_pool.run(run_signalled, run_dir, shared, where, "step-00000003", ranks=2)
     worker_pool.run(run_training, run_dir, shared, STEPS, ranks=2)
     assert "resumed" in [row["event"] for row in rows(run_dir, "events.jsonl")]
+    require_same(run_dir, replicated)
+
+
+def test_a_rank_killed_inside_a_save_and_inside_a_load_costs_nothing_but_time(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    plan = plan_of(pp=1, dp=2, loops=2, schedule="breadth-first", micro_batches=2)
+    replicated, run_dir = new_run(tmp_path), new_run(tmp_path, "killed")
+    worker_pool.run(run_training, replicated, plan, STEPS, ranks=2)
+    shared = plan.model_copy(update={"sharding": "zero-2"})
+    # The second save is the last step's; a load comes before every save.
+    for function, calls in (("digest_of", 2), ("read_tensors", 1)):
+        with pytest.raises(RankError):
+            worker_pool.run(run_killed_inside, run_dir, shared, function, calls, ranks=2)
+        names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+        unfinished = {".saving-step-00000006"} if function == "digest_of" else set()
+        assert names == {"step-00000003"} | unfinished, "what a killed save left is gone after the next start"
+    worker_pool.run(run_training, run_dir, shared, STEPS, ranks=2)
     require_same(run_dir, replicated)
 
 
@@ -259,19 +326,17 @@ def test_a_finished_run_is_only_evaluated_again(
     require_same(run_dir, uninterrupted)
 
 
-def test_another_seed_plan_or_text_is_refused_on_resume(
+def test_another_seed_or_text_is_refused_on_resume(
     worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run_dir = beside(uninterrupted, tmp_path)
     worker_pool.run(run_training, run_dir, plan_of(), 3, ranks=2)
     (tmp_path / "text.txt").write_text("another text " * 100)
     with pytest.raises(RankError) as refused:
-        worker_pool.run(
-            run_training, run_dir, plan_of(micro_batches=2), STEPS, "", {"train": {"seed": 6}}, ranks=2
-        )
+        worker_pool.run(run_training, run_dir, plan_of(), STEPS, "", {"train": {"seed": 6}}, ranks=2)
     message = str(refused.value)
     assert "InputError" in message
-    for name in ("plan", "seed 5, this run has 6", "data"):
+    for name in ("seed 5, this run has 6", "data"):
         assert f"saved with {name}" in message
     assert len(rows(run_dir)) == 3
 
@@ -293,3 +358,72 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoints(
         worker_pool.run(run_training, run_dir, plan_of(), STEPS, "", changes, ranks=2)
     assert not (run_dir / "checkpoints").exists()
     assert list(losses(run_dir)) == [0]
+
+
+def test_too_many_steps_left_out_in_a_row_end_the_run() -> None:
+    require_progress(7, MOST_LEFT_OUT_STEPS - 1)
+    with pytest.raises(RunError, match=r"step 7: the gradient of 10 steps in a row is not finite"):
+        require_progress(7, MOST_LEFT_OUT_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "sharding"),
+    [(1, {"pp": 1}, "zero-0"), (4, {"pp": 2, "dp": 2, "micro_batches": 2}, "zero-1")],
+)
+def test_a_run_goes_on_under_another_plan(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path, ranks: int, layout: dict, sharding: str
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    worker_pool.run(run_training, run_dir, plan_of(), 3, ranks=2)
+    changed = plan_of(**layout).model_copy(update={"sharding": sharding})
+    worker_pool.run(run_training, run_dir, changed, STEPS, ranks=ranks)
+    (told,) = [row for row in rows(run_dir, "events.jsonl") if row["event"] == "plan changed"]
+    assert (told["step"], told["former"], told["now"]) == (3, plan_of().plan_id, changed.plan_id)
+    expected, found = losses(uninterrupted), losses(run_dir)
+    assert found == {step: pytest.approx(loss, abs=1e-4) for step, loss in expected.items()}
+    assert [found[step] for step in range(3)] == [expected[step] for step in range(3)]
+    measured = json.loads((run_dir / "result.json").read_text())["measured_step_s"]
+    assert measured == rows(run_dir)[-1]["step_s"], "of the steps of the plan that it has now"
+    newest = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())
+    assert newest["plan_id"] == changed.plan_id
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_the_first_step_after_resuming_is_compared_with_what_was_recorded(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path, altered: bool
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    shutil.copytree(uninterrupted, run_dir, dirs_exist_ok=True)
+    shutil.rmtree(run_dir / "checkpoints/step-00000006")
+    metrics = rows(run_dir)
+    if altered:
+        metrics[3]["loss"] += 1e-6
+    lines = [json.dumps(row) + "\n" for row in metrics]
+    (run_dir / "metrics.jsonl").write_text("".join(lines))
+    worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
+    told = [row for row in rows(run_dir, "events.jsonl") if row["event"] == "resume differs"]
+    assert [(row["step"], row["recorded"]) for row in told] == ([(3, metrics[3]["loss"])] if altered else [])
+    require_same(run_dir, uninterrupted)
+
+
+def test_a_full_disk_costs_nothing_but_the_checkpoint_that_it_has_no_room_for(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    disk = run_dir / "checkpoints"
+    disk.mkdir()
+    files = list((uninterrupted / "checkpoints/step-00000006").iterdir())
+    room = int(1.5 * sum(file.stat().st_size for file in files)) // 4096 * 4096
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        with pytest.raises(RankError, match=r"RunError: .*No space left on device"):
+            worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
+        assert newest_complete(disk) == (disk / "step-00000003", [])
+        subprocess.run(["mount", "-o", f"remount,size={4 * room}", str(disk)], check=True)
+        worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
+        assert sorted(path.name for path in disk.iterdir()) == ["step-00000003", "step-00000006"]
+        require_same(run_dir, uninterrupted)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,4 +1,4 @@
-"""Optimizers: what decays, how the rate rises, what is refused."""
+"""Optimizers: closed forms of their steps, what decays, what is refused."""
 
 import pytest
 import torch
@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.training.optimizers import (
     OptimizerSettings,
-    learning_rate,
     optimizer_factory,
     set_learning_rate,
+    settings_of,
 )
 
 
@@ -58,11 +59,91 @@ def test_every_parameter_is_updated() -> None:
     assert updated == {id(parameter) for parameter in module.parameters()}
 
 
-@given(st.integers(0, 50), st.integers(0, 200))
-def test_the_rate_rises_linearly_and_stays(warm_up_steps: int, step: int) -> None:
-    rate = learning_rate(settings_with(warm_up_steps=warm_up_steps), step)
-    assert rate == pytest.approx(0.5 if step + 1 >= warm_up_steps else 0.5 * (step + 1) / warm_up_steps)
-    assert rate > 0
+def stepped(settings: OptimizerSettings, gradients: list[torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """The weight after steps with these gradients."""
+    layer = nn.Linear(*reversed(start.shape), bias=False, dtype=start.dtype)
+    layer.weight.data.copy_(start)
+    optimizer = optimizer_factory(settings)(layer)
+    for gradient in gradients:
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+    return layer.weight.detach()
+
+
+def drawn(seed: int, steps: int = 4) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(3, 2, dtype=torch.float64, generator=generator) for _ in range(steps + 1)]
+    return values[0], values[1:]
+
+
+@given(st.integers(0, 1000), st.floats(0, 0.95), st.floats(0, 0.5))
+def test_sgd_sums_gradients_that_fade_with_the_momentum(seed: int, momentum: float, decay: float) -> None:
+    start, gradients = drawn(seed)
+    settings = settings_with(name="sgd", momentum=momentum, weight_decay=decay, learning_rate=0.1)
+    weight, velocity = start, torch.zeros_like(start)
+    for gradient in gradients:
+        velocity = momentum * velocity + gradient + decay * weight
+        weight = weight - 0.1 * velocity
+    assert torch.allclose(stepped(settings, gradients, start), weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@given(st.integers(0, 1000), st.floats(0, 0.9), st.floats(0, 0.99), st.floats(0, 0.5))
+def test_adam_divides_moments(name: str, seed: int, first: float, second: float, decay: float) -> None:
+    start, gradients = drawn(seed)
+    settings = settings_with(name=name, betas=(first, second), weight_decay=decay, learning_rate=0.1)
+    weight, mean, square = start, torch.zeros_like(start), torch.zeros_like(start)
+    for step, gradient in enumerate(gradients, 1):
+        if name == "adam":
+            gradient = gradient + decay * weight
+        else:
+            weight = weight * (1 - 0.1 * decay)
+        mean = first * mean + (1 - first) * gradient
+        square = second * square + (1 - second) * gradient**2
+        deviation = (square / (1 - second**step)).sqrt() + 1e-8
+        weight = weight - 0.1 * (mean / (1 - first**step)) / deviation
+    assert torch.allclose(stepped(settings, gradients, start), weight, rtol=0, atol=1e-9)
+
+
+def test_all_parameters_decay_when_all_shall() -> None:
+    groups = optimizer_factory(settings_with(decay_all=True))(stage()).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(5, 0.1)]
+
+
+def test_keys_that_are_left_out_have_their_defaults() -> None:
+    record = {"model": {"preset": "gpt-1m"}, "train": {"steps": 70}}
+    settings = settings_of(parse_run({**record, "optimizer": {"name": "sgd"}}))
+    assert (settings.momentum, settings.schedule, settings.decay_steps) == (0.9, "constant", 70)
+    given = {"name": "adam", "betas": [0.5, 0.6], "schedule": "cosine", "decay_steps": 20, "warm_up_steps": 3}
+    settings = settings_of(parse_run({**record, "optimizer": {**given, "final_learning_rate": 1e-4}}))
+    assert (settings.betas, settings.decay_steps, settings.final_learning_rate) == ((0.5, 0.6), 20, 1e-4)
+    assert settings_of(parse_run(record)).betas == (0.9, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"name": "sgd", "betas": [0.5, 0.5]}, 'betas: has no effect with name = "sgd"; leave it out'),
+        ({"momentum": 0.5}, 'momentum: has no effect with name = "adamw"; leave it out'),
+        ({"decay_steps": 50}, 'decay_steps: has no effect with schedule = "constant"; leave it out'),
+        (
+            {"final_learning_rate": 0.0},
+            'final_learning_rate: has no effect with schedule = "constant"; leave it out',
+        ),
+        (
+            {"schedule": "cosine", "final_learning_rate": 0.5, "learning_rate": 0.25},
+            "final_learning_rate: 0.5 is above learning_rate, 0.25 (nearest valid: 0.25)",
+        ),
+        (
+            {"schedule": "linear", "decay_steps": 5, "warm_up_steps": 5},
+            "decay_steps: 5 leaves nothing after warm_up_steps = 5 (nearest valid: 6)",
+        ),
+    ],
+)
+def test_keys_without_effect_are_refused(table: dict, message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        parse_run({"model": {"preset": "gpt-1m"}, "optimizer": table})
+    assert str(refusal.value) == f"run: optimizer: {message}"
 
 
 def test_a_rate_is_set_in_every_group() -> None:
@@ -72,5 +153,5 @@ def test_a_rate_is_set_in_every_group() -> None:
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="nearest valid: adamw"):
-        optimizer_factory(settings_with(name="adam"))
+    with pytest.raises(InputError, match="nearest valid: adam"):
+        optimizer_factory(settings_with(name="adamv"))

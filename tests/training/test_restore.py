@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
 
 from weft.describe.plan import Plan
 from weft.run.runtime import Runtime
@@ -15,22 +15,38 @@ from weft.training import checkpoints
 from weft.training.checkpoints import TrainingState
 from weft.training.optimizer_states import optimizer_tensors
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.weight_tensors import model_tensors
 
 pytestmark = pytest.mark.processes
 
 CONFIG = tiny()
 STEPS = 2
-STATE = TrainingState(step=STEPS, seed=3, plan_id="f00d", data="beef", first_loss=5.5)
+STATE = TrainingState(
+    step=STEPS,
+    plan_id="f00d",
+    seed=3,
+    samples=8,
+    model="cafe",
+    precision="fp32",
+    data="beef",
+    first_loss=5.5,
+)
 ADAMW = OptimizerSettings(
     name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
 )
 Tensors = dict[str, torch.Tensor]
 
 
-def plan_of(sharding: str, *, pp: int = 1, dp: int = 2, loops: int = 1) -> Plan:
+def plan_of(sharding: str, *, pp: int = 1, dp: int = 2, loops: int = 1, precision: str = "fp32") -> Plan:
     """Two pipelines and one train on the same global batch; their sums differ in order, not their tensors."""
     plan = make_plan(
-        CONFIG, pp=pp, dp=dp, loops=loops, schedule="breadth-first", micro_batches=4 // dp, precision="fp32"
+        CONFIG,
+        pp=pp,
+        dp=dp,
+        loops=loops,
+        schedule="breadth-first",
+        micro_batches=4 // dp,
+        precision=precision,
     )
     return plan.model_copy(update={"sharding": sharding})
 
@@ -42,6 +58,9 @@ PLANS = {
     "gradients shared out": plan_of("zero-2", loops=3),
     "four shares": plan_of("zero-1", dp=4),
     "pipelines of shares": plan_of("zero-2", pp=2, loops=2),
+    "weights shared out": plan_of("zero-3", loops=3),
+    "in 16 bits": plan_of("zero-0", precision="bf16"),
+    "shares in 16 bits": plan_of("zero-3", pp=2, loops=2, precision="bf16"),
 }
 
 
@@ -53,11 +72,9 @@ def runtime_of(rank: int, plan: Plan) -> Runtime:
 
 def state_of(runtime: Runtime) -> Tensors:
     """Every tensor of the model and its optimizers that this rank answers for."""
-    runtime.gather_weights()
-    return parameters_of(runtime) | {
-        name: value.clone()
-        for name, value in optimizer_tensors(runtime.stages, runtime.optimizers, runtime.shards).items()
-    }
+    weights = model_tensors(runtime.stages, runtime.stepped)
+    states = optimizer_tensors(runtime.stages, runtime.optimizers, runtime.stepped)
+    return {name: value.clone() for name, value in (weights | states).items()}
 
 
 def advance(runtime: Runtime, plan: Plan) -> tuple[float, Tensors]:
@@ -70,7 +87,7 @@ def save(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, t
     runtime = runtime_of(rank, plan)
     for step in range(STEPS):
         runtime.step(step, batch_of(CONFIG, plan, step))
-    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.shards, keep=1)
+    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     saved = state_of(runtime)
     outcome = advance(runtime, plan)
     runtime.close()
@@ -81,7 +98,7 @@ def restore(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors
     runtime = runtime_of(rank, plan)
     path, _ = checkpoints.agree_on_newest(directory)
     assert path is not None
-    state = checkpoints.load(path, runtime.stages, runtime.optimizers, runtime.shards)
+    state = checkpoints.load(path, runtime.stages, runtime.optimizers, runtime.stepped)
     assert state == STATE
     restored = state_of(runtime)
     outcome = advance(runtime, plan)
@@ -116,9 +133,10 @@ def test_every_plan_restores_what_another_saved(worker_pool: WorkerPool, tmp_pat
     # Of every two plans, at least one restores what the other saved; and every plan what it saved itself.
     plans = list(PLANS.values()) * 2
     place = plans.index(plan)
-    for other in plans[place : place + 1 + len(PLANS) // 2]:
+    for other in plans[place : place + 3]:
         found = worker_pool.run(restore, other, tmp_path / "checkpoints", ranks=other.ranks)
         require_same(together([tensors for tensors, _ in found]), saved)
-        if len(other.stages[0].replicas) == len(plan.stages[0].replicas):
+        alike = len(other.stages[0].replicas) == len(plan.stages[0].replicas)
+        if alike and other.precision == plan.precision:
             require_same(together([tensors for _, (_, tensors) in found]), after)
             assert [loss for _, (loss, _) in found] == [answers[0][1][0]] * other.ranks

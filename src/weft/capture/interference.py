@@ -78,7 +78,7 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
         return Interference(host_s, 1.0, 1.0)
     ((index, stage),) = stages.items()
     layers = plan.stages[index].layers
-    inputs = stage_inputs(config, layers[0], MICRO_BATCH_SIZE, torch.float32, device)
+    inputs = stage_inputs(stage, config, layers[0], MICRO_BATCH_SIZE, torch.float32, device)
     classes = config.vocabulary if layers[-1] == config.layers + 1 else 0
     slowdowns = _slowdowns(stage, inputs, classes)
     compute, communication = (max(1.0, slowest(Timing(factor, 0.0)).seconds) for factor in slowdowns)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from weft.capture.machine import TORCH_DTYPES
 from weft.capture.rounds import one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.families.own import FAMILY
@@ -21,7 +20,10 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 from weft.predict.profile import LayerProfile, LayerTiming
+from weft.run.bucket import FlatLayout
+from weft.run.precision import PRECISIONS, STEPPED
 from weft.run.stages import build_stage
+from weft.run.states import make_states
 
 LAYERS_PER_KIND = 4
 ROUNDS = 6
@@ -59,11 +61,12 @@ def profile_layers(
     spreads = []
     for layers in _one_of_each_kind(graph):
         kind = graph.layers[layers[0]].kind
-        stage = build_stage(config, layers, seed=0, dtype=TORCH_DTYPES[precision]).to(device)
+        stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision]).to(device)
+        optimizer = _optimizer(stage, precision)
         for size in micro_batch_sizes:
-            inputs = stage_inputs(config, layers[0], size, TORCH_DTYPES[precision], device)
+            inputs = stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
             saved = _saved_bytes(stage, inputs)
-            passes = _measure(stage, inputs, config.vocabulary if kind == "head" else 0)
+            passes = _measure(stage, optimizer, inputs, config.vocabulary if kind == "head" else 0)
             spreads.append(passes.backward.spread)
             timings.append(
                 LayerTiming(
@@ -101,8 +104,17 @@ def _one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _measure(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> _Passes:
+def _optimizer(stage: torch.nn.Module, precision: str) -> torch.optim.Optimizer:
+    """Steps the stage, which gets that precision, as the runtime would."""
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
+    dtypes = {"dtype": PRECISIONS[precision], "stepped_dtype": STEPPED[precision]}
+    make_states({0: FlatLayout.of(stage)}, {0: optimizer}, {}, "zero-0", **dtypes)
+    return optimizer
+
+
+def _measure(
+    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
+) -> _Passes:
     rounds: list[tuple[float, float, float]] = []
     for _ in range(ROUNDS + 1):
         if dist.is_initialized():

@@ -8,22 +8,27 @@ from collections.abc import Callable
 import torch
 
 from weft.describe.model import ModelConfig
+from weft.run.stage_module import Stage
 
 IN_FLIGHT = 4
 
 
 def stage_inputs(
-    config: ModelConfig, first_layer: int, size: int, dtype: torch.dtype, device: torch.device
+    stage: Stage,
+    config: ModelConfig,
+    first_layer: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """A micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
+    shape = stage.input_shape(size, config.sequence)
     generator = torch.Generator().manual_seed(first_layer)
     if first_layer == 0 and config.reads_images:
-        pixels = (size, config.channels, config.image_size, config.image_size)
-        return torch.randint(256, pixels, generator=generator, dtype=torch.uint8).to(device)
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(device)
     if first_layer == 0:
-        shape = (size, config.sequence)
         return torch.randint(config.vocabulary, shape, generator=generator).to(device)
-    return torch.randn(size, config.sequence, config.hidden, generator=generator, dtype=dtype).to(device)
+    return torch.randn(shape, generator=generator, dtype=dtype).to(device)
 
 
 def one_round(

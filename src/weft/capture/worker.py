@@ -15,7 +15,7 @@ import torch
 from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
 from weft.describe.families import layer_graph
-from weft.describe.model import ModelConfig
+from weft.describe.model import model_from
 from weft.describe.this_machine import this_machine
 from weft.run.worker_start import start_worker
 
@@ -29,7 +29,7 @@ def main(directory: Path) -> None:
     machine = measure_machine(this_machine(), device, precisions=(precision,))
     answer = {"machine": asdict(machine)}
     if request["model"] is not None:
-        config = ModelConfig(**request["model"])
+        config = model_from(request["model"])
         profile = profile_layers(
             config,
             layer_graph(config),

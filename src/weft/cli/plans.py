@@ -89,7 +89,8 @@ def plan(
         Pin what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients
         too, zero-3 weights too.
     recompute
-        Pin whether backward passes run layers forward again, to keep less: none or full.
+        Pin whether backward passes run layers forward again, to keep less: none, selective (without
+        products), or full.
     planner
         Which planner searches.
     top

@@ -9,7 +9,9 @@ import shlex
 import sys
 import time
 
+from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
+from weft.training.history import warnings
 from weft.training.run_directory import RunDirectory
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -24,19 +26,29 @@ class Progress:
         self._printed_step = -1
         self._printed_time = 0.0
         self._predicted_s: float | None = None
+        self._begun_s = time.time()
+        self._warned = 0
 
     def update(self, directory: RunDirectory) -> None:
         """Called several times a second while the workers run."""
         if self._directory is None:
             self._directory = directory
             self._say(f"run directory: {directory.path}")
+            if load_run(directory.path / "run.toml").train.compile:
+                self._say("layers are compiled before the first step; the prediction is for uncompiled ones")
         if not self._quiet and time.monotonic() - self._printed_time >= SECONDS_BETWEEN_LINES:
             self._print_newest()
+            self._print_warnings()
 
     def finish(self) -> None:
-        """Print the last step when it has not been printed."""
-        if self._directory is not None and not self._quiet:
+        """Print the last step when it has not been printed, and what went wrong beside the training."""
+        if self._directory is None:
+            return
+        if not self._quiet:
             self._print_newest()
+        self._print_warnings()
+        for problem in self._directory.logger_problems():
+            print(f"warning: {problem}", file=sys.stderr)
 
     def resume_hint(self) -> None:
         """Say how the run is continued."""
@@ -56,6 +68,13 @@ class Progress:
             f"step {row['step']:>5}  loss {row['loss']:.4f}  predicted {format_seconds(predicted_s)} | "
             f"measured {format_seconds(row['step_s'])}  {format_count(row['tokens_per_s'])} tokens/s"
         )
+
+    def _print_warnings(self) -> None:
+        assert self._directory is not None, "update was called before"
+        told = warnings(self._directory, self._begun_s)
+        for text in told[self._warned :]:
+            print(f"warning: {text}", file=sys.stderr)
+        self._warned = len(told)
 
     def _predicted_step_s(self) -> float:
         if self._predicted_s is None:

@@ -28,6 +28,7 @@ def train(
     steps: int | None = None,
     data: str | None = None,
     directory: Path | None = None,
+    resume: Path | None = None,
     prepare_only: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> None:
@@ -39,6 +40,8 @@ def train(
 
     Example: weft train runs/run
 
+    Example: weft train changed.toml --resume runs/run
+
     Parameters
     ----------
     source
@@ -49,19 +52,23 @@ def train(
         Train on this instead of the run file's data.
     directory
         Where to write the run; default: a fresh folder under runs/.
+    resume
+        Go on with this run directory as RUN.toml says: another plan, the same model, global batch and seed.
     prepare_only
         Write the run directory and stop, for torchrun or another launcher to start its workers.
     """
     if not source.exists():
         raise InputError(Violation(str(source), "no such run file or run directory"))
     if prepare_only:
-        planned, run_directory = prepared(source, data=data, steps=steps, directory=directory)
+        planned, run_directory = prepared(source, data=data, steps=steps, directory=directory, resume=resume)
         ranks = planned.plan.ranks
         print(f"torchrun --nproc-per-node {ranks} -m {WORKER_MODULE} {run_directory.path}")
         return
     progress = Progress(quiet=json)
     try:
-        run = train_run(source, data=data, steps=steps, directory=directory, on_poll=progress.update)
+        run = train_run(
+            source, data=data, steps=steps, directory=directory, resume=resume, on_poll=progress.update
+        )
     except (RunError, KeyboardInterrupt):
         progress.resume_hint()
         raise

@@ -1,8 +1,8 @@
-"""Quantities that depend on the shape of a micro-batch: sums of products of b, s and 1/t.
+"""Quantities that depend on the shape of a micro-batch: sums of products of b, s, 1/t and 1/d.
 
 A layer's work is data, not code: it can be written to a file, hashed and evaluated for any micro-batch size
-(b), sequence length (s) and tensor-parallel degree (t). `Amount.parse("2*4096*b*s/t + b")` reads what
-`str(amount)` writes.
+(b), sequence length (s), tensor-parallel degree (t) and degree in which the sequence is divided (d).
+`Amount.parse("2*4096*b*s/t + b")` reads what `str(amount)` writes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ class Shape:
     sequence: int
     tensor_parallel: int = 1
 
+    @property
+    def sequence_parallel(self) -> int:
+        """Over how many tensor ranks the tokens outside of divided products are divided: all or none."""
+        return self.tensor_parallel if self.sequence % self.tensor_parallel == 0 else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """coefficient * b**batch * s**sequence / t**tensor."""
+    """coefficient * b**batch * s**sequence / t**tensor / d**stream."""
 
     coefficient: float
     batch: int = 0
     sequence: int = 0
     tensor: int = 0
+    stream: int = 0
 
     @property
-    def powers(self) -> tuple[int, int, int]:
-        return (self.batch, self.sequence, self.tensor)
+    def powers(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.sequence, self.tensor, self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,19 @@ class Amount:
     terms: tuple[Term, ...] = ()
 
     @classmethod
-    def of(cls, coefficient: float, *, batch: int = 0, sequence: int = 0, tensor: int = 0) -> Amount:
-        return cls((Term(coefficient, batch, sequence, tensor),)) if coefficient else cls()
+    def of(
+        cls, coefficient: float, *, batch: int = 0, sequence: int = 0, tensor: int = 0, stream: int = 0
+    ) -> Amount:
+        return cls((Term(coefficient, batch, sequence, tensor, stream),)) if coefficient else cls()
 
     def __call__(self, shape: Shape) -> float:
         b, s, t = shape.micro_batch_size, shape.sequence, shape.tensor_parallel
+        d = shape.sequence_parallel
         return float(
-            sum(term.coefficient * b**term.batch * s**term.sequence / t**term.tensor for term in self.terms)
+            sum(
+                term.coefficient * b**term.batch * s**term.sequence / t**term.tensor / d**term.stream
+                for term in self.terms
+            )
         )
 
     def __add__(self, other: Amount) -> Amount:
@@ -64,6 +76,7 @@ class Amount:
                     left.batch + right.batch,
                     left.sequence + right.sequence,
                     left.tensor + right.tensor,
+                    left.stream + right.stream,
                 )
                 for left in self.terms
                 for right in other.terms
@@ -80,7 +93,7 @@ class Amount:
         """Read an expression such as ``2*4096*b*s/t + b``.
 
         Raises:
-            InputError: when the text holds anything but numbers, b, s, t, ``*``, ``/`` and ``+``.
+            InputError: when the text holds anything but numbers, b, s, t, d, ``*``, ``/`` and ``+``.
         """
         return _canonical(tuple(_parse_term(part.strip(), text) for part in text.split(" + ")))
 
@@ -89,7 +102,7 @@ ZERO = Amount()
 
 
 def _canonical(terms: tuple[Term, ...]) -> Amount:
-    sums: dict[tuple[int, int, int], float] = {}
+    sums: dict[tuple[int, int, int, int], float] = {}
     for term in terms:
         sums[term.powers] = sums.get(term.powers, 0.0) + term.coefficient
     return Amount(tuple(Term(value, *powers) for powers, value in sorted(sums.items()) if value))
@@ -99,28 +112,29 @@ def _term_text(term: Term) -> str:
     # repr of a float is the shortest text that reads back exactly; integers are written without ".0".
     number = repr(term.coefficient)
     number = number[:-2] if number.endswith(".0") else number
-    return number + "*b" * term.batch + "*s" * term.sequence + "/t" * term.tensor
+    return number + "*b" * term.batch + "*s" * term.sequence + "/t" * term.tensor + "/d" * term.stream
 
 
 def _parse_term(part: str, text: str) -> Term:
-    powers = {"b": 0, "s": 0, "t": 0}
+    powers = {"b": 0, "s": 0, "t": 0, "d": 0}
     coefficient = 1.0
     for index, divided in enumerate(part.split("/")):
         for position, factor in enumerate(divided.split("*")):
             factor = factor.strip()
             dividing = index > 0 and position == 0
             if factor in powers:
-                if dividing != (factor == "t"):
-                    raise InputError(Violation("amount", f"{text!r}: only t may divide, and t only divides"))
+                if dividing != (factor in ("t", "d")):
+                    problem = f"{text!r}: only t and d may divide, and they only divide"
+                    raise InputError(Violation("amount", problem))
                 powers[factor] += 1
                 continue
             try:
                 value = float(factor)
             except ValueError:
                 raise InputError(
-                    Violation("amount", f"{text!r}: {factor!r} is neither a number nor b, s or t")
+                    Violation("amount", f"{text!r}: {factor!r} is neither a number nor b, s, t or d")
                 ) from None
             if dividing and value == 0.0:
                 raise InputError(Violation("amount", f"{text!r} divides by zero"))
             coefficient = coefficient / value if dividing else coefficient * value
-    return Term(coefficient, powers["b"], powers["s"], powers["t"])
+    return Term(coefficient, *powers.values())

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Any
 
 from weft.describe.amount import ZERO, Amount, Shape
@@ -55,6 +56,9 @@ class Layer:
         parameters: count of parameters of one tensor rank.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
         kept, kept_bytes: what the backward pass needs and the forward pass keeps, per micro-batch.
+        products, product_bytes: what of the results of its products (matrix products, convolutions, attention
+            kernels) is needed to make everything kept again from the layer's input without calling them; None
+            where this is not known.
         sent: elements of the layer's output, per micro-batch.
         tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
             backward pass).
@@ -68,6 +72,8 @@ class Layer:
     backward_weight: Pass = Pass()
     kept: Amount = ZERO
     kept_bytes: Amount = ZERO
+    products: Amount | None = None
+    product_bytes: Amount = ZERO
     sent: Amount = ZERO
     tensor_reduced: Amount = ZERO
 
@@ -89,7 +95,8 @@ class LayerGraph:
     """A DAG of layers in a topological order; `edges` are pairs of positions (producer, consumer).
 
     `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
-    (0 where there is none). `tied` are parameters that several layers use.
+    (0 where there is none). `tied` are parameters that several layers use. `divided` names the numbers that
+    tensor ranks must divide among them without a rest; where there are none, no layer can be divided.
     """
 
     name: str
@@ -98,6 +105,7 @@ class LayerGraph:
     sequence: int
     vocabulary: int = 0
     tied: tuple[TiedParameters, ...] = ()
+    divided: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         problems = [
@@ -120,6 +128,11 @@ class LayerGraph:
             raise InputError(problems)
 
     @property
+    def knows_products(self) -> bool:
+        """Whether layers can be recomputed selectively: all say what their products leave."""
+        return all(layer.products is not None for layer in self.layers)
+
+    @property
     def is_chain(self) -> bool:
         return self.edges == chain_edges(len(self.layers))
 
@@ -128,21 +141,22 @@ class LayerGraph:
         shape = Shape(1, self.sequence, tensor_parallel)
         return round(sum(layer.parameters(shape) for layer in self.layers))
 
-    @cached_property
-    def divided_sizes(self) -> frozenset[int]:
-        """The counts and inner sizes of products that tensor ranks divide among them as they are.
+    def refuse_tensor(self, tensor_parallel: int) -> str | None:
+        """Why the layers cannot be divided over so many tensor ranks, with the nearest degree, or None.
 
-        The vocabulary, a number of columns, is padded, as in Megatron-LM (Shoeybi et al., arXiv 1909.08053).
+        The vocabulary is no reason: its shares differ by one at most, and are padded.
         """
-        passes = {id(layer.forward): layer.forward for layer in self.layers}
-        return frozenset(
-            round(term.coefficient)
-            for work in passes.values()
-            for product in work.matmuls
-            for amount in (product.count, product.inner)
-            for term in amount.terms
-            if term.tensor
-        )
+        if tensor_parallel == 1:
+            return None
+        if not self.divided:
+            return f"tp {tensor_parallel}: no layer of the model can be divided over tensor ranks"
+        common = gcd(*(size for _, size in self.divided))
+        if common % tensor_parallel == 0:
+            return None
+        possible = (degree for degree in range(1, 2 * tensor_parallel) if common % degree == 0)
+        near = min(possible, key=lambda degree: abs(degree - tensor_parallel))
+        odd = ", ".join(f"{size} {name}" for name, size in self.divided if size % tensor_parallel)
+        return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -158,6 +172,8 @@ class LayerGraph:
             "layers": [_layer_record(layer) for layer in self.layers],
             "edges": [list(edge) for edge in self.edges],
         }
+        if self.divided:
+            record["divided"] = [list(one) for one in self.divided]
         if self.tied:
             record["tied"] = [[list(one.layers), str(one.parameters)] for one in self.tied]
         return json.dumps(record, indent=1, sort_keys=True)
@@ -183,6 +199,7 @@ class LayerGraph:
                     TiedParameters(tuple(int(layer) for layer in layers), Amount.parse(parameters))
                     for layers, parameters in record.get("tied", ())
                 ),
+                divided=tuple((str(name), int(size)) for name, size in record.get("divided", ())),
             )
         except InputError:
             raise
@@ -203,6 +220,8 @@ def _layer_record(layer: Layer) -> dict[str, Any]:
     record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
     for key in _AMOUNTS:
         record[key] = str(getattr(layer, key))
+    if layer.products is not None:
+        record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     for key in _PASSES:
         work: Pass = getattr(layer, key)
         record[key] = {
@@ -224,4 +243,6 @@ def _layer_from(record: dict[str, Any]) -> Layer:
         for key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
+    if "products" in record:
+        amounts |= {key: Amount.parse(record[key]) for key in ("products", "product_bytes")}
     return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)

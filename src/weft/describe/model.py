@@ -5,17 +5,41 @@ The planner reads the `LayerGraph` built from it, the runtime builds the real `t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolutions:
+    """Sizes of a convolutional network.
+
+    Attributes:
+        widths: channels of every group of layers; AlexNet: of every convolution.
+        depths: layers of every group; none for AlexNet.
+        bottleneck: whether a residual block narrows its channels to a quarter inside.
+        pooled_size: maps are averaged to this size before the first fully connected layer.
+        dropout: probability with which the fully connected layers drop an element while they train.
+    """
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...] = ()
+    bottleneck: bool = False
+    pooled_size: int = 1
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a transformer of family `gpt` (GPT-2), `llama`, `bert` or `vit`.
+    """Sizes of a transformer of family `gpt` (GPT-2), `llama`, `bert` or `vit`, or a convolutional network.
 
     `sequence` is the longest sequence the model accepts, and the default one. A model of images reads
     `channels` x `image_size` x `image_size` pixels in patches of `patch_size` squared; its sequence is fixed,
     its `vocabulary` are the classes. The three are 0 for a model of text.
     `norm_epsilon` and `rotary_base` are None where the family's own hold.
+    `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
+    heads and a sequence of 1; `hidden` are the channels of a first layer outside the groups, `feed_forward`
+    is the width of its fully connected layers, and `layers` counts all but its first and its last.
     """
 
     name: str
@@ -33,10 +57,18 @@ class ModelConfig:
     image_size: int = 0
     patch_size: int = 0
     channels: int = 0
+    convolutions: Convolutions | None = None
 
     @property
     def reads_images(self) -> bool:
         return self.image_size > 0
+
+
+def model_from(record: Mapping[str, Any]) -> ModelConfig:
+    """The model that `dataclasses.asdict` made a record of, also after a way through JSON."""
+    sizes = dict(record["convolutions"] or {})
+    sizes |= {key: tuple(value) for key, value in sizes.items() if isinstance(value, list)}
+    return ModelConfig(**{**record, "convolutions": Convolutions(**sizes) if sizes else None})
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from weft.describe.convolutional_models import RESNET, convolutional_config, read_resnet
 from weft.describe.families.own import FAMILY, own_config
 from weft.describe.model import ModelConfig, image_tokens
 from weft.describe.model_constants import read_constants
@@ -23,6 +24,8 @@ CONFIG_FILE = "config.json"
 
 def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
     sizes = {key: value for key, value in record.items() if key != "source"}
+    if "widths" in sizes:
+        return convolutional_config(name, **sizes)
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     if "image_size" in sizes:
@@ -88,13 +91,16 @@ def read_config(path: Path) -> ModelConfig:
     if not isinstance(record, dict):
         raise InputError(Violation(str(path), "a model configuration is a JSON object"))
     model_type = record.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _FORMATS:
-        allowed = ", ".join(_FORMATS)
-        near = nearest(model_type, _FORMATS) if isinstance(model_type, str) else ""
+    known = (*_FORMATS, RESNET)
+    if not isinstance(model_type, str) or model_type not in known:
+        allowed = ", ".join(known)
+        near = nearest(model_type, known) if isinstance(model_type, str) else ""
         raise InputError(
             Violation(f"{path}: model_type", f"{shown(model_type)} is not one of {allowed}", near)
         )
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
+    if model_type == RESNET:
+        return read_resnet(record, name, str(path))
     return _from_record(record, _FORMATS[model_type], name, str(path))
 
 
@@ -204,7 +210,7 @@ def _config_path(name_or_path: str) -> Path:
 
 def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str) -> ModelConfig:
     problems: list[Violation] = []
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for size, key in form.keys.items():
         value = record.get(key)
         if value is None and (size in form.optional):

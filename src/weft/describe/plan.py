@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,7 +17,9 @@ from weft.describe.device import PRECISION_BYTES
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
-Recompute = Literal["none", "full"]
+# From the fastest to the smallest.
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 
@@ -44,7 +46,7 @@ class Stage(_Record):
     """A convex set of layers that runs as one unit, by position in the LayerGraph.
 
     With `recompute` "full" a micro-batch keeps the inputs of the layers only, and its backward pass runs them
-    forward again.
+    forward again; with "selective" it also keeps what their products leave, which are not called again.
     """
 
     layers: tuple[Rank, ...] = Field(min_length=1)
@@ -72,6 +74,8 @@ class Plan(_Record):
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
     et al., ZeRO, arXiv 1910.02054). `blocking` names communication that is not overlapped with computation,
     as other frameworks ship it: messages that a device waits for, gradients reduced at the step's end.
+    `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it or to leave
+    a step out.
     """
 
     version: Literal[1] = 1
@@ -88,6 +92,7 @@ class Plan(_Record):
     schedule: Choice
     sharding: Sharding = "zero-0"
     blocking: tuple[Blocking, ...] = ()
+    gradient_norm: bool = False
     sync: Choice = Choice(name="dense")
     prediction: Prediction | None = None
 

@@ -58,8 +58,10 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_layers(plan, graph),
         *_order(plan, graph),
         *_ranks(plan, cluster),
+        *_tensor(plan, graph),
         *_batch(plan),
         *_sharding(plan),
+        *_recompute(plan, graph),
         *_precision(plan, cluster),
     ]
 
@@ -132,6 +134,12 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
         yield Violation("plan: mesh", f"{axes} is {shown(product)} ranks, the stages use {len(used)}")
 
 
+def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
+    degrees = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
+    for reason in filter(None, map(graph.refuse_tensor, sorted(degrees))):
+        yield Violation("plan: stages", reason)
+
+
 def _batch(plan: Plan) -> Iterable[Violation]:
     batch, size = plan.global_batch, plan.micro_batch_size
     if batch % size:
@@ -157,6 +165,13 @@ def _sharding(plan: Plan) -> Iterable[Violation]:
         yield Violation("plan: blocking", problem, "zero-1")
     if len(set(plan.blocking)) < len(plan.blocking):
         yield Violation("plan: blocking", f"{', '.join(plan.blocking)}: each can be named once")
+
+
+def _recompute(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute == "selective" and not graph.knows_products:
+            problem = "'selective' needs layers that say what their products leave"
+            yield Violation(f"plan: stages[{index}].recompute", problem, "full")
 
 
 def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:

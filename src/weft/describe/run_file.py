@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from weft.describe.loggers import require_logger
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.reading import parse_toml, read_toml, violations_of
 from weft.describe.tasks import KNOWN_TASKS
@@ -32,12 +33,13 @@ from weft.errors import InputError, Violation, nearest
 # Steps, samples and tokens are 64-bit integers whose products must stay so.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Word = Annotated[str, Field(min_length=1)]
+# Words for tokenizers: one token per byte, and the tokenizer of the folder that the model comes from.
+BYTES = "bytes"
+MODEL = "model"
 _IMPORTABLE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
-# TOML has no tuples; strictness inside the pair is kept.
-Betas = Annotated[
-    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
-]
+# TOML has no tuples; strictness inside them is kept.
+TOML_ARRAY = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], TOML_ARRAY]
 
 
 def _require_task(kind: str) -> str:
@@ -87,8 +89,12 @@ class TaskTable(_Table):
     )
     data: Word = Field(
         default="python-stdlib",
-        description="text: python-stdlib, a file, a folder or a glob; images: digits (their default) or a "
-        "folder with one sub-folder per class",
+        description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
+        "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
+    )
+    tokenizer: Word = Field(
+        default=BYTES,
+        description="bytes, model (the folder of [model] hf), a tokenizer.json or a folder with one",
     )
     sequence: Count | None = Field(default=None, description="tokens per sample; the model's own if absent")
 
@@ -109,18 +115,72 @@ class TrainTable(_Table):
     steps: Count = 200
     precision: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    compile: bool = Field(
+        default=False, description="true: layers are compiled (torch.compile) before the first step"
+    )
 
 
 class OptimizerTable(_Table):
     """`[optimizer]`."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="after warm-up")
     warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=10, description="steps in which the learning rate rises linearly"
     )
-    betas: Betas = (0.9, 0.95)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="what the learning rate does after warm-up"
+    )
+    final_learning_rate: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="where linear and cosine end; 0 if absent"
+    )
+    decay_steps: Count | None = Field(
+        default=None, description="steps, warm-up included, after which they are there; train.steps if absent"
+    )
+    betas: Betas | None = Field(default=None, description="of adamw and adam; [0.9, 0.95] if absent")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of sgd; 0.9 if absent"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    decay_all: bool = Field(
+        default=False, description="true: norms, biases and embeddings decay, too, and not matrices alone"
+    )
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the whole gradient is scaled down to this norm where it has a larger one"
+    )
+    skip_non_finite: bool = Field(
+        default=False, description="leave out a step whose gradient is not finite, on all ranks"
+    )
+
+    @model_validator(mode="after")
+    def _keys_that_count(self) -> OptimizerTable:
+        """A key that would have no effect is refused."""
+        sgd, constant = self.name == "sgd", self.schedule == "constant"
+        keys = (
+            ("betas", sgd, "name"),
+            ("momentum", not sgd, "name"),
+            ("final_learning_rate", constant, "schedule"),
+            ("decay_steps", constant, "schedule"),
+        )
+        problems = [
+            Violation(key, f'has no effect with {owner} = "{getattr(self, owner)}"; leave it out')
+            for key, without_effect, owner in keys
+            if without_effect and getattr(self, key) is not None
+        ]
+        if self.final_learning_rate is not None and self.final_learning_rate > self.learning_rate:
+            problem = f"{self.final_learning_rate:g} is above learning_rate, {self.learning_rate:g}"
+            problems.append(Violation("final_learning_rate", problem, f"{self.learning_rate:g}"))
+        if self.decay_steps is not None and self.decay_steps <= self.warm_up_steps:
+            problem = f"{self.decay_steps} leaves nothing after warm_up_steps = {self.warm_up_steps}"
+            problems.append(Violation("decay_steps", problem, str(self.warm_up_steps + 1)))
+        if problems:
+            raise InputError(problems)
+        return self
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether steps wait for the norm of the whole gradient."""
+        return self.clip_norm is not None or self.skip_non_finite
 
 
 class ClusterTable(_Table):
@@ -152,7 +212,8 @@ class PlanTable(_Table):
         default=None, description="what replicas share out: nothing, optimizer states, gradients, weights"
     )
     recompute: Recompute | None = Field(
-        default=None, description="full: backward passes run layers forward again to keep less"
+        default=None,
+        description="full: backward passes run layers forward again; selective: all but their products",
     )
     planner: Word | None = None
 
@@ -170,6 +231,22 @@ class CheckpointTable(_Table):
     keep: Count = Field(default=2, description="how many of the newest are kept")
 
 
+class ReportTable(_Table):
+    """`[report]`: where the figures of every step go besides the run's own files."""
+
+    log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
+        default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
+    )
+
+    @model_validator(mode="after")
+    def _once_each(self) -> ReportTable:
+        twice = next((name for name in self.log if self.log.count(name) > 1), None)
+        if twice is not None:
+            near = table_text("", {"log": tuple(dict.fromkeys(self.log))}).strip()
+            raise InputError(Violation("log", f"{shown(twice)} is given twice", near))
+        return self
+
+
 class RunFile(_Table):
     """A RUN.toml, checked."""
 
@@ -182,6 +259,14 @@ class RunFile(_Table):
     plan: PlanTable = PlanTable()
     sync: SyncTable = SyncTable()
     checkpoint: CheckpointTable = CheckpointTable()
+    report: ReportTable = ReportTable()
+
+    @model_validator(mode="after")
+    def _tokenizer_of_a_folder(self) -> RunFile:
+        if self.task.tokenizer == MODEL and self.model.hf is None:
+            problem = f"{MODEL!r} needs model.hf, the folder that holds it"
+            raise InputError(Violation("task.tokenizer", problem, BYTES))
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> RunFile:
@@ -222,7 +307,12 @@ def load_run(path: Path | str) -> RunFile:
     return run.model_copy(
         update={
             "model": run.model.model_copy(update={"hf": _beside(folder, run.model.hf)}),
-            "task": run.task.model_copy(update={"data": _beside(folder, run.task.data)}),
+            "task": run.task.model_copy(
+                update={
+                    "data": _data_beside(folder, run.task.data),
+                    "tokenizer": _tokenizer_beside(folder, run.task.tokenizer),
+                }
+            ),
             "cluster": run.cluster.model_copy(update={"use": _beside(folder, run.cluster.use)}),
         }
     )
@@ -249,6 +339,20 @@ def parse_run_text(text: str, where: str = "run") -> RunFile:
     return parse_run(parse_toml(text, where), where)
 
 
+def _data_beside(folder: Path, data: str) -> str:
+    """`data` with its path in `folder` when that is there, also in `hf:PATH@SPLIT#COLUMN`."""
+    prefix, text = ("hf:", data[3:]) if data.startswith("hf:") else ("", data)
+    path = re.split("[#@:]", text, maxsplit=1)[0]
+    for name in (text, path):
+        if name and (found := _beside(folder, name)) != name:
+            return f"{prefix}{found}{text[len(name) :]}"
+    return data
+
+
+def _tokenizer_beside(folder: Path, name: str) -> str | None:
+    return name if name in (BYTES, MODEL) else _beside(folder, name)
+
+
 def _beside(folder: Path, name: str | None) -> str | None:
     """`name` in `folder` when it is the relative path or pattern of something there, else `name` itself."""
     if name is None or Path(name).is_absolute() or not any(iglob(name, root_dir=folder)):
@@ -272,6 +376,8 @@ preset = "gpt-10m"              # or hf = "a folder with a config.json", or such
 [task]
 kind = "causal-lm"              # or "masked-lm", "image-classification", your own "package.module:Task"
 data = "python-stdlib"          # or a file, a folder, a glob such as "texts/**/*.txt"; images: "digits"
+                                # tables: "rows.jsonl", "rows.parquet#column", "hf:NAME@split#column"
+# tokenizer = "bytes"           # or a tokenizer.json, a folder with one, "model": the folder of hf
 sequence = 256                  # tokens per sample
 
 [train]
@@ -279,13 +385,18 @@ global_batch = 32               # samples per optimizer step
 steps = 200
 # precision = "fp32"            # fp64, fp32, bf16 or fp16; default: the best that all devices compute
 seed = 0
+# compile = false               # true: layers are compiled (torch.compile) before the first step
 
 [optimizer]
-name = "adamw"
+name = "adamw"                  # or "adam", "sgd"
 learning_rate = 1e-3
-# warm_up_steps = 10            # the learning rate rises linearly, then stays
-# betas = [0.9, 0.95]
+# warm_up_steps = 10            # steps in which the learning rate rises linearly
+# schedule = "constant"         # then; or "linear", "cosine" to final_learning_rate within decay_steps
+# betas = [0.9, 0.95]           # sgd has momentum = 0.9 instead
 # weight_decay = 0.1
+# decay_all = false             # true: also norms, biases and embeddings, and not matrices alone
+# clip_norm = 1.0               # the whole gradient is scaled down to this norm; default: never
+# skip_non_finite = false       # true: leave out steps whose gradient is not finite
 
 [cluster]
 use = "this-machine"            # or an expression such as "64xa100-80gb", or a CLUSTER.toml
@@ -303,7 +414,8 @@ contract = "exact"              # what may change: exact < function-preserving <
 # tp = 1                        # devices that divide every layer among them
 # micro_batch_size = 4
 # sharding = "zero-0"           # or "zero-1", "zero-2", "zero-3": what replicas share out
-# recompute = "none"            # or "full": backward passes run layers forward again to keep less
+# recompute = "none"            # or "full": backward passes run layers forward again to keep less;
+#                               # "selective": without matrix products and attention
 # planner = "homogeneous"
 
 [sync]
@@ -312,4 +424,7 @@ method = "dense"                # how replicas agree on the gradient
 [checkpoint]
 every = 100                     # steps between checkpoints; the last step is always saved
 keep = 2                        # how many of the newest stay
+
+[report]
+# log = ["csv", "tensorboard"]  # also "wandb", or "wandb:package.module" for what has its interface
 """

@@ -33,3 +33,10 @@ class Summary(BaseModel):
     )
     tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
+    checkpoints: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="completed, by all starts of the run"
+    )
+    checkpoint_stall_s: float = Field(default=0.0, description="how long training stood still for them")
+    checkpoint_write_s: float = Field(
+        default=0.0, description="how long they were written while training went on"
+    )

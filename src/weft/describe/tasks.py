@@ -27,7 +27,9 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
     {
         "causal-lm": KnownTask(families=("gpt", "llama"), data="python-stdlib", language=True),
         "masked-lm": KnownTask(families=("bert",), data="python-stdlib", language=True),
-        "image-classification": KnownTask(families=("vit",), data="digits", language=False),
+        "image-classification": KnownTask(
+            families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
+        ),
     }
 )
 

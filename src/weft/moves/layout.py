@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
@@ -23,13 +22,17 @@ from weft.program.schedules.base import Pipeline, paths_of, placements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What must be computed, whatever the layout: model, cluster, batch, sequence and precision."""
+    """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
+
+    `gradient_norm`: steps wait for the norm of the whole gradient.
+    """
 
     graph: LayerGraph
     cluster: Cluster
     global_batch: int
     sequence: int
     precision: str = "fp32"
+    gradient_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ def job_of(context: Context) -> Job:
         global_batch=plan.global_batch,
         sequence=plan.sequence,
         precision=plan.precision,
+        gradient_norm=plan.gradient_norm,
     )
 
 
@@ -128,25 +132,11 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return (
             f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
         )
-    return refuse_tensor(job.graph, layout.tensor_parallel) or get_schedule(layout.schedule).refuse(
+    if layout.recompute == "selective" and not job.graph.knows_products:
+        return "the model does not say what its products leave; nearest recompute: full"
+    return job.graph.refuse_tensor(layout.tensor_parallel) or get_schedule(layout.schedule).refuse(
         pipeline_of(job, layout), layout.options
     )
-
-
-def refuse_tensor(graph: LayerGraph, tensor_parallel: int) -> str | None:
-    """Why the layers of a model cannot be divided over so many tensor ranks, or None."""
-    if tensor_parallel == 1:
-        return None
-    divided = graph.divided_sizes
-    if not divided:
-        return f"tp {tensor_parallel}: no layer of the model can be divided over tensor ranks"
-    common = gcd(*divided)
-    if common % tensor_parallel == 0:
-        return None
-    possible = (degree for degree in range(1, 2 * tensor_parallel) if common % degree == 0)
-    near = min(possible, key=lambda degree: abs(degree - tensor_parallel))
-    size = next(size for size in sorted(divided) if size % tensor_parallel)
-    return f"tp {tensor_parallel} does not divide {size} heads or columns of a layer; nearest tp: {near}"
 
 
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
@@ -191,6 +181,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         sharding=layout.sharding,
         blocking=layout.blocking,
+        gradient_norm=job.gradient_norm,
         sync=Choice(name=layout.sync),
     )
 

@@ -1,4 +1,4 @@
-"""The exact move that trades a second forward pass for the memory of activations."""
+"""The exact moves that trade a second forward pass, or part of it, for the memory of activations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,27 @@ def _applies(context: Context) -> str | None:
     return None
 
 
+def _applies_selectively(context: Context) -> str | None:
+    if all(stage.recompute != "none" for stage in context.plan.stages):
+        return "every stage already recomputes something"
+    if not context.graph.knows_products:
+        return "the model does not say what its products leave"
+    return None
+
+
 def _apply(context: Context) -> Plan:
-    plan = context.plan
-    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
+    return _recomputing(context.plan, {"none": "full", "selective": "full"})
+
+
+def _apply_selectively(context: Context) -> Plan:
+    return _recomputing(context.plan, {"none": "selective"})
+
+
+def _recomputing(plan: Plan, instead: dict[str, str]) -> Plan:
+    stages = tuple(
+        stage.model_copy(update={"recompute": instead.get(stage.recompute, stage.recompute)})
+        for stage in plan.stages
+    )
     return plan.model_copy(update={"stages": stages, "prediction": None})
 
 
@@ -27,5 +45,14 @@ RECOMPUTE_MOVES: tuple[Move, ...] = (
         verify="kept bytes and backward times of every layer equal the closed forms of the method",
         applies=_applies,
         apply=_apply,
+    ),
+    Move(
+        name="recompute selectively",
+        contract=Contract.EXACT,
+        summary="Micro-batches keep what products give, and backward passes make the rest again.",
+        source="Korthikanti et al., arXiv 2205.05198, section 5",
+        verify="gradients equal those of kept layers bit by bit; kept bytes equal the closed forms",
+        applies=_applies_selectively,
+        apply=_apply_selectively,
     ),
 )

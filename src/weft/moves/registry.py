@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from weft.errors import InputError, Violation, nearest
+from weft.moves.clipping import CLIPPING_MOVES
 from weft.moves.move import Move
 from weft.moves.parallelism import PARALLELISM_MOVES
 from weft.moves.recompute import RECOMPUTE_MOVES
@@ -30,6 +31,7 @@ def all_moves() -> Mapping[str, Move]:
         *SHARDING_MOVES,
         *RECOMPUTE_MOVES,
         *SYNCHRONISATION_MOVES,
+        *CLIPPING_MOVES,
     ]
     for entry in entry_points(group="weft.moves"):
         moves.extend(entry.load()())

@@ -33,6 +33,7 @@ def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = No
         plan.schedule.options,
         sharding=plan.sharding,
         blocking=plan.blocking,
+        gradient_norm=plan.gradient_norm,
         only_replica=only_replica,
     )
 

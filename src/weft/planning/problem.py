@@ -64,9 +64,12 @@ def problem_of(
     precision: str | None = None,
     pins: Pins | None = None,
     minimise: str = "time",
+    gradient_norm: bool = False,
     home: Path | None = None,
 ) -> Problem:
     """Resolve names to a problem; `home` is where measurements are kept (default: `weft_home()`).
+
+    `gradient_norm`: steps wait for the norm of the whole gradient.
 
     Raises:
         InputError: for an unknown model, cluster, device or precision.
@@ -80,7 +83,7 @@ def problem_of(
     if precision is None:
         precision = default_precision(cluster)
         assumed["precision"] = precision
-    if sequence is None:
+    if sequence is None and config.convolutions is None:
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
     graph = layer_graph(config)
@@ -94,6 +97,7 @@ def problem_of(
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
+            gradient_norm=gradient_norm,
         ),
         model=config,
         pins=pins or Pins(),
@@ -128,6 +132,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             sync=run.sync.method,
         ),
         minimise=run.goal.minimise,
+        gradient_norm=run.optimizer.needs_norm,
         home=home,
     )
     if problems := task_problems(run.task.kind, problem.model):

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.kinds import COLLECTIVES, FORWARD, REDUCE_TIED
+from weft.program.kinds import COLLECTIVES, FORWARD, NORM, REDUCE_TIED, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
 from weft.program.passes.blocking import block
+from weft.program.passes.norm import norm_group, take_norm
 from weft.program.passes.sharding import require_one_sequence, shard
 from weft.program.passes.tying import tie
 from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Program
@@ -31,11 +32,13 @@ def build_training_program(
     *,
     sharding: Sharding = "zero-0",
     blocking: Sequence[Blocking] = (),
+    gradient_norm: bool = False,
     only_replica: int | None = None,
 ) -> Program:
     """The program of one optimizer step, repeated.
 
-    `sharding` is what replicas share out, `blocking` which communication is not overlapped with computation.
+    `sharding` is what replicas share out, `blocking` which communication is not overlapped with computation,
+    `gradient_norm` whether steps wait for the norm of the whole gradient.
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
     pipelines are folded into one for planning); groups keep all ranks, and `meta["folded"]` names the
     replica.
@@ -53,7 +56,8 @@ def build_training_program(
             lowered = shard(lowered, layout, sharding)
         if layout.tied:
             lowered = tie(lowered, layout)
-        pipelines[micro_batches] = block(lowered, blocking, sharding)
+        lowered = block(lowered, blocking, sharding)
+        pipelines[micro_batches] = take_norm(lowered) if gradient_norm else lowered
     require_one_sequence(pipelines, sharding)
     meta = {"schedule": schedule.name, **_sharded(layout, sharding)}
     return _assemble(layout, pipelines, "train", meta, only_replica)
@@ -164,6 +168,7 @@ def _assemble(
     groups, group_of = layout.group_table()
     tied_groups, tied_group_of = layout.tied_group_table()
     groups, tied_group_of = groups + tied_groups, tied_group_of + len(groups)
+    groups = (*groups, norm_group(layout))
     parts: list[Columns] = []
     edges: list[Edges] = []
     first_row = 0
@@ -171,19 +176,22 @@ def _assemble(
         lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
         for lane in range(ranks.shape[2]):
             copy = _copy(layout, lowered.columns, ranks[..., lane], group_of[:, lane], pipeline)
-            parts.append(_with_tied_groups(copy, tied_group_of[:, lane]))
+            parts.append(_with_own_groups(copy, tied_group_of[:, lane], len(groups) - 1))
             shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
             edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
             first_row += len(lowered.columns)
     columns = Columns.join(parts)
+    groups = groups if (columns.kind == NORM).any() else groups[:-1]
     order = np.argsort(columns.rank, kind="stable")
     return Program(
         ranks=layout.ranks,
         steps_per_cycle=1,
         columns=columns.take(order),
         edges=renumber(Edges.join(edges), order),
-        groups=groups if np.isin(columns.kind, COLLECTIVES).any() else (),
-        obligations=_obligations(layout, purpose, kept),
+        groups=groups if is_collective(columns.kind).any() else (),
+        obligations=replace(
+            _obligations(layout, purpose, kept), gradient_norm=bool((columns.kind == NORM).any())
+        ),
         meta=meta,
     )
 
@@ -202,11 +210,11 @@ def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints,
     )
 
 
-def _with_tied_groups(columns: Columns, group_of: Ints) -> Columns:
-    """The columns with reductions of tied weights in their own groups; `group_of` each tied weight."""
+def _with_own_groups(columns: Columns, tied_group_of: Ints, norm_group: int) -> Columns:
+    """The columns with collectives that span stages in their own groups: of each tied weight, of the norm."""
     tied = np.flatnonzero(columns.kind == REDUCE_TIED)
-    group = columns.group.copy()
-    group[tied] = group_of[columns.part[tied]]
+    group = np.where(columns.kind == NORM, norm_group, columns.group)
+    group[tied] = tied_group_of[columns.part[tied]]
     return replace(columns, group=group)
 
 

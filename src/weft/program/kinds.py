@@ -185,6 +185,17 @@ REDUCE_TIED = KINDS.register(
         spans_stages=True,
     )
 )
+NORM = KINDS.register(
+    Kind(
+        name="norm",
+        symbol="N",
+        stream="collective",
+        reads=("reduced_gradient",),
+        writes=("gradient_norm",),
+        collective=True,
+        spans_stages=True,
+    )
+)
 STEP = KINDS.register(
     Kind(
         name="step",

@@ -147,6 +147,7 @@ class Obligations:
             replica.
         owners: (stage, replica) to the ranks that run it.
         tied: the stages that have a copy of each tied weight.
+        gradient_norm: whether every step waits for the norm of the whole gradient.
     """
 
     purpose: str
@@ -156,6 +157,7 @@ class Obligations:
     step: Ints
     owners: Mapping[tuple[int, int], tuple[int, ...]]
     tied: tuple[tuple[int, ...], ...] = ()
+    gradient_norm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
 read, that messages and collectives match, that shared-out states keep to their buffers, that copies of tied
-weights get one gradient, and that no order of events under rendezvous sends can hang.
+weights get one gradient, that steps wait for the norm where they owe it, and that no order of events under
+rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from weft.program.checks.columns import check_coordinates, check_shape
 from weft.program.checks.deadlock import check_deadlock
 from weft.program.checks.dependencies import check_dependencies
 from weft.program.checks.messages import check_collectives, check_messages
+from weft.program.checks.norm import check_norm
 from weft.program.checks.obligations import check_obligations
 from weft.program.checks.sharding import check_sharding
 from weft.program.checks.tying import check_tying
@@ -33,6 +35,7 @@ def verify(program: Program) -> list[Violation]:
             check_collectives,
             check_sharding,
             check_tying,
+            check_norm,
             check_deadlock,
         )
         for violation in check(program)

@@ -51,20 +51,31 @@ class FlatLayout:
             for start, parameter in zip(self.starts, self.parameters, strict=True)
         ]
 
-    def share(self, place: int) -> list[tuple[int, int, int]]:
-        """What lies in the `place`-th share: (index of a parameter, first element, one past its last)."""
+    def share(self, place: int) -> slice:
+        """The `place`-th share of the tensor."""
         length = self.length // self.shards
-        first, found = place * length, []
+        return slice(place * length, (place + 1) * length)
+
+    def within(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """What lies from `first` to `last`: (index of a parameter, first element, one past its last)."""
+        found = []
         for index, (parameter, begins) in enumerate(zip(self.parameters, self.starts, strict=True)):
-            start, end = max(first - begins, 0), min(first + length - begins, parameter.numel())
+            start, end = max(first - begins, 0), min(last - begins, parameter.numel())
             if start < end:
                 found.append((index, start, end))
         return found
 
-    def zeros(self, length: int) -> torch.Tensor:
-        """A flat tensor of the parameters' type, where they are."""
-        like = self.parameters[0] if self.parameters else torch.empty(0)
-        return torch.zeros(length, dtype=like.dtype, device=like.device)
+    def zeros(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor where the parameters are."""
+        device = self.parameters[0].device if self.parameters else None
+        return torch.zeros(length, dtype=dtype, device=device)
+
+    def flatten(self, dtype: torch.dtype) -> torch.Tensor:
+        """The values of the parameters, shape (length,)."""
+        flat = self.zeros(self.length, dtype)
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            view.copy_(parameter.detach())
+        return flat
 
 
 class GradientBucket:
@@ -107,14 +118,16 @@ class GradientBucket:
 class GradientBuffer:
     """Room for the gradients of one of several stages at a time: as many elements as the largest has."""
 
-    def __init__(self, layouts: list[FlatLayout]) -> None:
-        self.flat = layouts[0].zeros(max(layout.length for layout in layouts))
+    def __init__(self, layouts: list[FlatLayout], dtype: torch.dtype) -> None:
+        self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
         self.holder: GradientBucket | None = None
         self.until_empty: Callable[[], object] = _nothing_to_wait_for
 
 
-def make_buckets(layouts: Mapping[int, FlatLayout], buffers: int) -> dict[int, GradientBucket]:
-    """The buckets of a rank's stages; its j-th stage uses buffer j mod `buffers`.
+def make_buckets(
+    layouts: Mapping[int, FlatLayout], buffers: int, dtype: torch.dtype
+) -> dict[int, GradientBucket]:
+    """The buckets of a rank's stages, of that precision; its j-th stage uses buffer j mod `buffers`.
 
     A stage that shares its buffer with no other has it from the start.
     """
@@ -122,7 +135,7 @@ def make_buckets(layouts: Mapping[int, FlatLayout], buffers: int) -> dict[int, G
     buckets: dict[int, GradientBucket] = {}
     for first in range(min(buffers, len(stages))):
         turns = stages[first::buffers]
-        buffer = GradientBuffer([layouts[stage] for stage in turns])
+        buffer = GradientBuffer([layouts[stage] for stage in turns], dtype)
         buckets |= {stage: GradientBucket(layouts[stage], buffer) for stage in turns}
         if len(turns) == 1:
             buckets[turns[0]].claim()

@@ -22,6 +22,9 @@ from weft.run.failures import PeerLostError
 
 JOIN_TIMEOUT_S = 5.0
 
+# What messages carry.
+ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
+
 # start and end of the transfer, in nanoseconds of `time.monotonic_ns`.
 Stamp = Callable[[int, int], None]
 

@@ -15,7 +15,8 @@ from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
 from weft.program.program import Instruction, Program
 from weft.run.channels import Handle
-from weft.run.handlers import HANDLERS, Compute, Handler, Transfer
+from weft.run.handlers import HANDLERS
+from weft.run.handlers.base import Compute, Handler, Transfer
 from weft.run.recorder import Recorder
 from weft.run.workspace import Batch, Workspace
 
@@ -135,8 +136,6 @@ def require_supported(program: Program, handlers: Mapping[str, Handler] = HANDLE
     consumers = [consumer for _, consumer in program.obligations.stage_edges]
     if len(set(producers)) < len(producers) or len(set(consumers)) < len(consumers):
         problems.append("a stage with more than one neighbour on a side is")
-    if any(len(ranks) > 1 for ranks in program.obligations.owners.values()):
-        problems.append("tensor parallelism is")
     if problems:
         raise InputError(
             [Violation("program", f"{text} not supported by this runtime yet") for text in problems]

@@ -1,7 +1,7 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
 torch asks every rank of the job to create every group in the same order, so all ranks walk the same list:
-the groups of the Program, one for messages, one for losses.
+the groups of the Program, one for messages, one for losses, one for the tensor ranks of each replica.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Groups:
     """What one rank communicates over.
 
     `collective` maps an index into `Program.groups` to its process group, for the groups that the rank is a
-    member of and the Program uses.
+    member of and the Program uses. `tensor` maps the ranks of a replica that divide its stages to theirs.
     """
 
     rank: int
@@ -31,10 +31,11 @@ class Groups:
     messages: dist.ProcessGroup
     losses: dist.ProcessGroup
     collective: dict[int, dist.ProcessGroup]
+    tensor: dict[tuple[int, ...], dist.ProcessGroup]
 
     def close(self) -> None:
         """Give the groups back. All members are done with them when the last one closes."""
-        for group in (self.messages, self.losses, *self.collective.values()):
+        for group in (self.messages, self.losses, *self.collective.values(), *self.tensor.values()):
             dist.destroy_process_group(group)
 
 
@@ -68,7 +69,15 @@ def open_groups(program: Program, rank: int, *, generation: int, timeout: timede
     messages, losses = create("messages", everyone), create("losses", everyone)
     created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
     mine = {index: group for index, group in created.items() if rank in program.groups[index]}
-    return Groups(rank=rank, generation=generation, messages=messages, losses=losses, collective=mine)
+    tensor = {ranks: create(f"tensor ranks {ranks}", ranks) for ranks in tensor_groups(program)}
+    return Groups(
+        rank=rank,
+        generation=generation,
+        messages=messages,
+        losses=losses,
+        collective=mine,
+        tensor={ranks: group for ranks, group in tensor.items() if rank in ranks},
+    )
 
 
 def used_groups(program: Program) -> list[int]:
@@ -80,3 +89,8 @@ def used_groups(program: Program) -> list[int]:
         if int(kind) in collective and group != NONE
     }
     return sorted(found)
+
+
+def tensor_groups(program: Program) -> list[tuple[int, ...]]:
+    """The ranks that divide stages among them, several each, in order."""
+    return sorted({ranks for ranks in program.obligations.owners.values() if len(ranks) > 1})

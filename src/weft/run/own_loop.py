@@ -8,7 +8,7 @@ runtime.close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,11 +25,12 @@ from weft.describe.plan_file import load_plan
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
 from weft.program.verify import require_valid
-from weft.run.runtime import PRECISIONS, OptimizerFactory, require_runnable
+from weft.run.precision import STEPPED
+from weft.run.resources import LossFunction, OptimizerFactory
 from weft.run.runtime import Runtime as ProgramRuntime
-from weft.run.stages import build_stage
+from weft.run.runtime import require_runnable
+from weft.run.stages import build_stages
 from weft.run.worker_start import start_worker
-from weft.run.workspace import LossFunction
 
 # Makes the module of one stage from the positions of its layers.
 StageBuilder = Callable[[Sequence[int]], nn.Module]
@@ -52,6 +53,8 @@ class Runtime:
         stage_builder: makes a stage's module from the positions of its layers, instead of weft's own; the
             module must have `forward`, `input_shape` and `output_shape` as `weft.run.stage_module.Stage`.
         seed: of the initial parameters and of dropout.
+        clip_norm: the largest norm of the whole gradient to step with.
+        skip_non_finite: leave out a step whose gradient is not finite; both need a plan with `gradient_norm`.
 
     Joins the job's process group when the program has not done so.
 
@@ -69,6 +72,8 @@ class Runtime:
         optimizer_factory: OptimizerFactory = adamw,
         stage_builder: StageBuilder | None = None,
         seed: int = 0,
+        clip_norm: float | None = None,
+        skip_non_finite: bool = False,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         if isinstance(model, str):
@@ -88,15 +93,27 @@ class Runtime:
             raise InputError(
                 Violation("runtime", f"{dist.get_world_size()} ranks run, the plan has {self.plan.ranks}")
             )
-        dtype = PRECISIONS[self.plan.precision]
-        build = stage_builder or (lambda layers: build_stage(model, layers, seed, dtype))
-        stages = {
-            index: build(stage.layers).to(device)
-            for index, stage in enumerate(self.plan.stages)
-            if any(rank in copy.ranks for copy in stage.replicas)
-        }
+        dtype = STEPPED[self.plan.precision]
+        built: Mapping[int, nn.Module] = (
+            build_stages(self.plan, model, rank, seed, dtype)
+            if stage_builder is None
+            else {
+                index: stage_builder(stage.layers)
+                for index, stage in enumerate(self.plan.stages)
+                if any(rank in copy.ranks for copy in stage.replicas)
+            }
+        )
+        stages = {index: stage.to(device) for index, stage in built.items()}
         self._runtime = ProgramRuntime(
-            self.plan, program, stages, loss_fn, optimizer_factory, device=device, seed=seed
+            self.plan,
+            program,
+            stages,
+            loss_fn,
+            optimizer_factory,
+            device=device,
+            seed=seed,
+            clip_norm=clip_norm,
+            skip_non_finite=skip_non_finite,
         )
         self._steps = 0
 
@@ -104,12 +121,13 @@ class Runtime:
     def stages(self) -> dict[int, nn.Module]:
         """This rank's modules by stage.
 
-        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters.
+        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters;
+        where a model has running statistics, before anyone reads these.
         """
         return dict(self._runtime.stages)
 
     def gather_weights(self) -> None:
-        """Bring the parameters of `stages` up to date; every rank must call it."""
+        """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
         self._runtime.gather_weights()
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:

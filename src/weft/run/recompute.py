@@ -1,7 +1,10 @@
-"""Layers that keep their input alone for the backward pass and are run again when it comes to them.
+"""Layers that keep little for the backward pass and are run again when it comes to them.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. The graph of a recomputed layer
-is that of a kept one; only what its nodes have saved is made again, all of it when the first node needs any.
+Fully recomputed, a layer keeps its input alone (Chen et al., Training Deep Nets with Sublinear Memory Cost,
+arXiv 1604.06174); selectively, also what its matrix products, convolutions and attention kernels gave, which
+are not computed again (after Korthikanti et al., arXiv 2205.05198, who choose by what an operation costs for
+the memory it frees). The graph of a recomputed layer is that of a kept one; only what its nodes have saved is
+made again, all of it when the first node needs any.
 `torch.utils.checkpoint` does the same, but runs a layer again for every backward call that comes to it: twice
 where a backward pass is split in two parts.
 """
@@ -9,17 +12,35 @@ where a backward pass is split in two parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Protocol, runtime_checkable
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Protocol, runtime_checkable
 from weakref import ref
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from weft.describe.plan import Recompute
 from weft.errors import RunError
 
 LayerFunction = Callable[[torch.Tensor], torch.Tensor]
+
+_aten = torch.ops.aten
+# Operations whose time is worth the memory of what they give. Not the batched products of an attention that
+# is not one kernel: its scores are what selective recomputation was made to forget.
+PRODUCTS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.convolution.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
 
 
 @runtime_checkable
@@ -37,16 +58,21 @@ def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFu
 
 
 def run_layers(
-    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: bool, draws: bool
+    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
 ) -> torch.Tensor:
     """The output of the functions, one after the other; see `recomputed`."""
     value = inputs
     for function in functions:
-        value = recomputed(function, value, draws=draws) if recompute else function(value)
+        if recompute == "none":
+            value = function(value)
+        else:
+            value = recomputed(function, value, draws=draws, keep_products=recompute == "selective")
     return value
 
 
-def recomputed(function: LayerFunction, inputs: torch.Tensor, *, draws: bool) -> torch.Tensor:
+def recomputed(
+    function: LayerFunction, inputs: torch.Tensor, *, draws: bool, keep_products: bool = False
+) -> torch.Tensor:
     """`function(inputs)`, of which only the inputs are kept for the backward pass.
 
     The function must compute the same when it is called again. It runs again once, however many backward
@@ -54,13 +80,17 @@ def recomputed(function: LayerFunction, inputs: torch.Tensor, *, draws: bool) ->
 
     Args:
         draws: whether it draws from torch's generators (dropout); the same numbers are drawn again.
+        keep_products: also keep what the operations of `PRODUCTS` give, instead of calling them again.
 
     Raises:
-        RunError: in the backward pass, when the function saved more at first than when run again.
+        RunError: in the backward pass, when the function saved more at first than when run again, or wrote
+            over what was to be kept.
     """
     layer = _Layer(function, inputs, draws)
-    with saved_tensors_hooks(layer.keep, _Saved.get):
-        return function(inputs)
+    with saved_tensors_hooks(layer.keep, _Saved.get), layer.products if keep_products else nullcontext():
+        value = function(inputs)
+    layer.products.forget_unused()
+    return value
 
 
 class _Saved:
@@ -89,8 +119,10 @@ class _Layer:
         self._inputs = inputs.detach().requires_grad_(inputs.requires_grad)
         self._generators = _generator_states(inputs.device) if draws else {}
         self._saved: list[ref[_Saved]] = []
+        self.products = _Products()
 
     def keep(self, tensor: torch.Tensor) -> _Saved:
+        self.products.needed()
         saved = _Saved(self)
         self._saved.append(ref(saved))
         return saved
@@ -112,10 +144,63 @@ class _Layer:
         with (
             _drawing_from(self._generators),
             torch.enable_grad(),
+            self.products.reused(),
             saved_tensors_hooks(fill_in, _never_needed),
             suppress(_Complete),
         ):
             self._function(self._inputs)
+
+
+class _Products(TorchDispatchMode):
+    """What the products of a layer's first run have given; under `reused` it is given again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[Any, list[int]]] = []
+        self._needed = 0
+
+    def needed(self) -> None:
+        """Something is saved: what was given before is needed to come to it again."""
+        self._needed = len(self._kept)
+
+    def forget_unused(self) -> None:
+        """Let go of what was given after the last saving: the second run ends there."""
+        del self._kept[self._needed :]
+
+    def reused(self) -> AbstractContextManager[object]:
+        return _Reused(self._kept) if self._kept else nullcontext()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        given = function(*arguments, **(options or {}))
+        if function in PRODUCTS:
+            kept = _detached(given)
+            self._kept.append((kept, _versions(kept)))
+        return given
+
+
+class _Reused(TorchDispatchMode):
+    def __init__(self, kept: list[tuple[Any, list[int]]]) -> None:
+        super().__init__()
+        self._left = iter(kept)
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function not in PRODUCTS:
+            return function(*arguments, **(options or {}))
+        given, versions = next(self._left)
+        if _versions(given) != versions:
+            raise RunError(f"a recomputed layer wrote over what {function} gave; recompute it fully")
+        return _detached(given)
+
+
+def _detached(given: Any) -> Any:
+    """The same tensors without a graph; writes to one are counted by the other's version, too."""
+    # A dispatch mode works below the layer that shares the counters: let it in.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, given)
+
+
+def _versions(given: Any) -> list[int]:
+    return [leaf._version for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
 
 class _Complete(Exception):  # noqa: N818  (it ends a run and is no error)

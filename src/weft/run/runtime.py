@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+import math
+from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.kinds import REDUCE, REDUCE_TIED
 from weft.program.program import Program
-from weft.run.bucket import FlatLayout, GradientBucket, make_buckets
-from weft.run.channels import Channels, WorkQueue
+from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, require_supported
-from weft.run.handlers import TAGS
-from weft.run.mesh import Groups, open_groups
 from weft.run.recorder import Recorder
-from weft.run.shards import StageShard, gather_weights, require_elementwise
+from weft.run.resources import LossFunction, OptimizerFactory, make_resources
+from weft.run.shards import StageShard, gather_weights
+from weft.run.statistics import average_statistics
+from weft.run.stepped import SteppedWeights
 from weft.run.supported import unsupported
-from weft.run.tied import TiedGradient, copies_of
-from weft.run.workspace import Batch, LossFunction, Resources, Route, Workspace
-from weft.sync import get_synchroniser
+from weft.run.tensor_stage import (
+    last_gradients,
+)
+from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0
-PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64}
-
-# Makes the optimizer of one stage; asked once per stage of the rank.
-OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class StepResult:
-    """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them."""
+    """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them.
 
-    def __init__(self, step: int, shares: list[torch.Tensor], work: dist.Work | None) -> None:
+    `gradient_norm` is that of the whole gradient before it was clipped, where the program takes it. A step of
+    which it is not finite was left out.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        shares: list[torch.Tensor],
+        work: dist.Work | None,
+        gradient_norm: float | None = None,
+    ) -> None:
         self.step = step
+        self.gradient_norm = gradient_norm
         self._shares = shares
         self._work = work
+
+    @property
+    def left_out(self) -> bool:
+        """Whether no rank stepped, because the gradient was not finite."""
+        return self.gradient_norm is not None and not math.isfinite(self.gradient_norm)
 
     @property
     def loss(self) -> float:
@@ -59,13 +69,17 @@ class Runtime:
 
     Args:
         plan, program: the plan and the training program compiled from it.
-        stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.Stage`. Replicas
-            begin with the values of their group's first rank.
+        stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.Stage` in the
+            precision that its optimizer steps (`weft.run.precision.STEPPED`); their parameters get that of
+            the plan. Replicas begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
         optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas
-            share its states out, it must be one of `weft.run.shards.ELEMENTWISE`.
+            share its states out, it must be one of `weft.run.stepped.ELEMENTWISE`.
         device: where the stages compute; messages and sums go through host memory.
         seed: keys the numbers that modules draw while they train (dropout).
+        clip_norm: the largest norm of the whole gradient to step with; None steps with any.
+        skip_non_finite: leave out a step whose gradient is not finite, instead of failing; both need a plan
+            with `gradient_norm`.
         recorder: where measured times go; None keeps none.
         generation: counts the runtimes of one job.
         timeout_s: how long a rank waits for another one before it gives up.
@@ -84,63 +98,32 @@ class Runtime:
         *,
         device: torch.device | str,
         seed: int,
+        clip_norm: float | None = None,
+        skip_non_finite: bool = False,
         recorder: Recorder | None = None,
         generation: int = 0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         rank = dist.get_rank()
         require_runnable(plan, program)
+        if (clip_norm is not None or skip_non_finite) and not plan.gradient_norm:
+            problem = "clip_norm and skip_non_finite need a plan with gradient_norm"
+            raise InputError(Violation("runtime", problem, "gradient_norm = true"))
         _require_stages(program, rank, stages)
-        synchroniser = get_synchroniser(plan.sync)
-        reducing = _reducing_groups(program, rank)
-        optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
-        shared = reducing if plan.sharding != "zero-0" else {}
-        require_elementwise([optimizers[stage] for stage in shared], plan.sharding)
         self.plan = plan
         self.program = program
-        groups = open_groups(program, rank, generation=generation, timeout=timedelta(seconds=timeout_s))
-        for stage, group in reducing.items():
-            _equalise(stages[stage], groups.collective[group], program.groups[group][0])
-        tied = _tied_gradients(program, groups, stages)
-        layouts = {
-            stage: FlatLayout.of(
-                module,
-                len(program.groups[reducing[stage]]) if stage in reducing else 1,
-                apart=(one.copies[stage] for one in tied.values() if stage in one.copies),
-            )
-            for stage, module in stages.items()
-        }
-        apart = plan.sharding == "zero-2" and bool(shared)
-        buckets = make_buckets(layouts, SHARDED_BUFFERS if apart else len(stages))
-        self._resources = Resources(
-            rank=rank,
+        self._resources = make_resources(
+            plan,
+            program,
+            stages,
+            loss_fn,
+            optimizer_factory,
             device=torch.device(device),
-            dtype=PRECISIONS[plan.precision],
-            stages=stages,
-            buckets=buckets,
-            optimizers=optimizers,
-            shards={
-                stage: StageShard(
-                    layouts[stage],
-                    buckets[stage],
-                    optimizers[stage],
-                    groups.collective[group],
-                    apart=apart,
-                )
-                for stage, group in shared.items()
-            },
-            tied=tied,
-            groups=groups,
-            channels=Channels(groups.messages, TAGS),
-            collectives=WorkQueue("reduction"),
-            synchroniser=synchroniser,
-            loss_function=loss_fn,
-            micro_batch_size=plan.micro_batch_size,
-            sequence=plan.sequence,
             seed=seed,
-            recomputing=frozenset(
-                index for index, stage in enumerate(plan.stages) if stage.recompute == "full"
-            ),
+            clip_norm=clip_norm,
+            skip_non_finite=skip_non_finite,
+            generation=generation,
+            timeout_s=timeout_s,
         )
         self._training = Executor(program, self._workspace(program, training=True), recorder=recorder)
 
@@ -152,7 +135,8 @@ class Runtime:
     def stages(self) -> Mapping[int, nn.Module]:
         """This rank's modules by stage; their parameters' names are the model's own.
 
-        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters.
+        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters;
+        where a model has running statistics, before anyone reads these.
         """
         return self._resources.stages
 
@@ -168,12 +152,23 @@ class Runtime:
 
     @property
     def shards(self) -> Mapping[int, StageShard]:
-        """The stages that this rank steps a share of only."""
+        """The stages that this rank has a share of only."""
         return self._resources.shards
 
+    @property
+    def stepped(self) -> Mapping[int, SteppedWeights]:
+        """The stages of which this rank steps a share, or masters of the parameters."""
+        return self._resources.stepped
+
     def gather_weights(self) -> None:
-        """Bring the parameters of `stages` up to date; every rank must call it."""
+        """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
         gather_weights(self.shards)
+        self.average_statistics()
+
+    def average_statistics(self) -> None:
+        """Give all replicas the same running statistics, such as those of batch norms; every rank must call
+        it."""
+        average_statistics(self._resources.statistics)
 
     def step(self, step: int, batch: Batch) -> StepResult:
         """Train one step.
@@ -186,7 +181,9 @@ class Runtime:
         Raises:
             RunError: naming the instruction that failed.
         """
-        return self._share(step, self._training.run_step(step, batch))
+        loss = self._training.run_step(step, batch)
+        norm = self._resources.gradient_norm
+        return self._share(step, loss, None if norm is None else norm.value)
 
     def evaluate(self, program: Program, batches: Iterable[Batch]) -> float:
         """Mean loss over batches, by a forward-only program; every rank must call it with as many batches.
@@ -196,6 +193,7 @@ class Runtime:
             RunError: naming the instruction that failed.
         """
         executor = Executor(program, self._workspace(program, training=False))
+        self.average_statistics()
         for module in self.stages.values():
             module.eval()
         try:
@@ -226,13 +224,14 @@ class Runtime:
             route=Route.of(program, self.rank),
             training=training,
             micro_batch_weight=1.0 / micro_batches,
+            last_gradients=last_gradients(program, self.rank),
         )
 
-    def _share(self, step: int, loss: float) -> StepResult:
+    def _share(self, step: int, loss: float, gradient_norm: float | None = None) -> StepResult:
         share = torch.tensor([loss], dtype=torch.float64)
         shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
         work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work)
+        return StepResult(step, shares, work, gradient_norm)
 
 
 def require_runnable(plan: Plan, program: Program) -> None:
@@ -242,9 +241,6 @@ def require_runnable(plan: Plan, program: Program) -> None:
         InputError: one line for everything that is not supported yet.
     """
     problems = unsupported(plan)
-    if plan.precision not in PRECISIONS:
-        problem = f"precision {plan.precision!r} is not supported by this runtime yet"
-        problems.append(Violation("plan", problem, "fp32"))
     try:
         require_supported(program)
     except InputError as error:
@@ -258,33 +254,3 @@ def _require_stages(program: Program, rank: int, stages: Mapping[int, nn.Module]
     if sorted(stages) != owned:
         problem = f"rank {rank} was given the stages {sorted(stages)}, the program gives it {owned}"
         raise InputError(Violation("runtime", problem))
-
-
-def _reducing_groups(program: Program, rank: int) -> dict[int, int]:
-    """Group index by stage, for the stages that this rank shares with other replicas."""
-    columns = program.columns
-    rows = (columns.kind == REDUCE) & (columns.rank == rank)
-    pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
-    return {int(stage): int(group) for stage, group in pairs}
-
-
-def _tied_gradients(
-    program: Program, groups: Groups, stages: Mapping[int, nn.Module]
-) -> dict[int, TiedGradient]:
-    """By the part of their reductions, the weights that stages of this rank share, all copies made equal."""
-    columns = program.columns
-    tied = {}
-    for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
-        part, group = int(columns.part[row]), int(columns.group[row])
-        members = program.groups[group]
-        copies = copies_of(program.obligations.tied, part, stages)
-        tied[part] = TiedGradient(copies, len(members))
-        tied[part].equalise(groups.collective[group], members[0])
-    return tied
-
-
-def _equalise(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
-    for tensor in [*module.parameters(), *module.buffers()]:
-        on_host = tensor.detach().to("cpu").contiguous()
-        dist.broadcast(on_host, source, group=group)
-        tensor.detach().copy_(on_host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from weft.describe.model import ModelConfig
+from weft.run.divided_logits import DividedLogits
 from weft.run.randomness import counter_seed
 from weft.run.recompute import LayerFunction
+from weft.run.tensor_layers import DividedTable, Division, Held, enter_before, replace_rows
+from weft.run.tensor_parallel import TensorRanks
 
 
 class Stage(Protocol):
@@ -49,8 +52,14 @@ class StageModule(nn.Module, ABC):
     With tied embeddings the last stage has a copy of the token table, under its name in the first stage.
     """
 
-    # Name of the module with the token table, which a tied head multiplies with.
-    token_table: ClassVar[str]
+    # Name of the module with the token table, which a tied head multiplies with; empty where there is none.
+    token_table: ClassVar[str] = ""
+
+    # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
+    held: ClassVar[Mapping[str, Held]] = {}
+    # Of a block: what begins with products divided by columns, and the products divided by rows.
+    regions: ClassVar[tuple[str, ...]] = ()
+    row_products: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__()
@@ -59,6 +68,13 @@ class StageModule(nn.Module, ABC):
         self.ends = layers[-1] == config.layers + 1
         self.has_table = self.embeds or (self.ends and config.tied_embeddings)
         self.block_indices = tuple(layer - 1 for layer in layers if 0 < layer <= config.layers)
+        self.tensor = TensorRanks()
+        self.divisions: Mapping[str, Division] = {}
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The stage's blocks, in their order; none in a family that tensor ranks cannot divide."""
+        return ()
 
     @abstractmethod
     def initial(self, name: str) -> Initial:
@@ -77,6 +93,59 @@ class StageModule(nn.Module, ABC):
             value = function(value)
         return value
 
+    def narrow(self, block: nn.Module, size: int) -> None:
+        """Tell a block's modules which of their sizes are divided; most read them off their weights."""
+
+    def divide(self, ranks: TensorRanks) -> None:
+        """Become one tensor rank's share of a stage that lies whole on the meta device.
+
+        Shapes of parameters follow when they are given values (`materialise`).
+        """
+        self.tensor = ranks
+        self.divisions = {
+            name: Division(held.axis, held.blocks, parameter.shape[held.axis])
+            for name, parameter in self.named_parameters()
+            if (held := self._held(name)).axis is not None
+        }
+        for block in self.blocks:
+            self.narrow(block, ranks.size)
+            replace_rows(block, self.row_products, ranks)
+            for region in self.regions:
+                enter_before(block.get_submodule(region), ranks)
+        if self.token_table and self.has_table:
+            path, _, leaf = self.token_table.rpartition(".")
+            parent = self.get_submodule(path)
+            setattr(parent, leaf, DividedTable(getattr(parent, leaf), ranks))
+
+    def _held(self, name: str) -> Held:
+        return next((held for end, held in self.held.items() if name.endswith(end)), Held())
+
+    def summed_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Parameters whose gradient is the sum of what the tensor ranks have, each of its own tokens."""
+        if not self.tensor.divides_sequence:
+            return ()
+        return tuple(
+            parameter
+            for name, parameter in self.named_parameters()
+            if name not in self.divisions and self._held(name).on_stream
+        )
+
+    def logits(
+        self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The stream (b, tokens, hidden) times this rank's share of the vocabulary: (b, s, columns)."""
+        hidden = self.tensor.enter(stream)
+        columns = len(self.tensor.share(self.config.vocabulary))
+        if columns < len(weight):
+            weight, bias = weight[:columns], None if bias is None else bias[:columns]
+        return nn.functional.linear(hidden, weight, bias)
+
+    def divided_logits(self, output: torch.Tensor) -> DividedLogits | None:
+        """The last stage's output as a share of the logits, or None where it is all of them."""
+        if self.tensor.size == 1 or not self.token_table:
+            return None
+        return DividedLogits(output, self.config.vocabulary, self.tensor)
+
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """The token table, where the model's embedding and head share it and lie in two stages."""
         if not self.config.tied_embeddings or self.embeds == self.ends:
@@ -84,26 +153,30 @@ class StageModule(nn.Module, ABC):
         return (self.get_parameter(f"{self.token_table}.weight"),)
 
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
-        return (
-            (micro_batch_size, sequence) if self.embeds else (micro_batch_size, sequence, self.config.hidden)
-        )
+        if self.embeds:
+            return (micro_batch_size, sequence)
+        return (micro_batch_size, self.tensor.stream_tokens(sequence), self.config.hidden)
 
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
-        width = self.config.vocabulary if self.ends else self.config.hidden
-        return (micro_batch_size, sequence, width)
+        if self.ends:
+            return (micro_batch_size, sequence, len(self.tensor.share(self.config.vocabulary)))
+        return (micro_batch_size, self.tensor.stream_tokens(sequence), self.config.hidden)
 
 
 def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
     """Give every parameter of a stage built on the meta device its initial values, one after the other.
 
-    Values are drawn in fp32 from a generator keyed by (seed, parameter name): any cut and any precision
-    starts from the same numbers.
+    Values of the whole parameter are drawn in fp32 from a generator keyed by (seed, parameter name), of which
+    a tensor rank keeps its share: any cut and any precision starts from the same numbers.
     """
     for name, parameter in list(stage.named_parameters()):
         initial = stage.initial(name)
+        division = stage.divisions.get(name)
         value = torch.full(parameter.shape, initial.mean, dtype=torch.float32)
         if initial.deviation:
             generator = torch.Generator().manual_seed(counter_seed(seed, name))
             value.normal_(initial.mean, initial.deviation, generator=generator)
+        if division is not None:
+            value = division.own(value, stage.tensor)
         path, _, leaf = name.rpartition(".")
         setattr(stage.get_submodule(path), leaf, nn.Parameter(value.to(dtype)))

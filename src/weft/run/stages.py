@@ -6,16 +6,25 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.describe.families import layer_graph
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
 from weft.errors import InputError, Violation, require_choice
-from weft.run.families import STAGE_FAMILIES
+from weft.run.batch_norm import hold_statistics
+from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnStage
 from weft.run.stage_module import StageModule, materialise
+from weft.run.tensor_parallel import TensorRanks
 
 
 def build_stage(
-    model_config: ModelConfig, layers: Sequence[int], seed: int, dtype: torch.dtype
+    model_config: ModelConfig,
+    layers: Sequence[int],
+    seed: int,
+    dtype: torch.dtype,
+    *,
+    tensor_share: tuple[int, int] = (0, 1),
 ) -> StageModule | OwnStage:
     """A stage of a model of a known family, or of one's own, in host memory.
 
@@ -24,19 +33,56 @@ def build_stage(
             blocks, n + 1 is the final norm with the head.
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
+        tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
 
     Raises:
-        InputError: for an unknown family, or layers that do not exist or do not follow each other.
+        InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
+            of shares that does not divide them.
     """
+    place, size = tensor_share
+    if size > 1:
+        _require_divisible(model_config, size)
     if model_config.family == FAMILY:
         _require_layers(model_config, layers)
         return OwnStage(model_config, layers, seed, dtype)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
     _require_layers(model_config, layers)
     with torch.device("meta"):
-        stage = STAGE_FAMILIES[model_config.family](model_config, layers)
+        stage = stage_family(model_config.family)(model_config, layers)
+    if size > 1:
+        divides_sequence = model_config.sequence % size == 0
+        stage.divide(TensorRanks(place, size, divides_sequence=divides_sequence))
     materialise(stage, seed, dtype)
+    hold_statistics(stage, dtype)
     return stage
+
+
+def build_stages(
+    plan: Plan, model_config: ModelConfig, rank: int, seed: int, dtype: torch.dtype
+) -> dict[int, StageModule | OwnStage]:
+    """What a plan gives to one rank: its stages, or its shares of them, by number.
+
+    Raises:
+        InputError: as `build_stage`.
+    """
+    return {
+        index: build_stage(
+            model_config,
+            stage.layers,
+            seed,
+            dtype,
+            tensor_share=(copy.ranks.index(rank), len(copy.ranks)),
+        )
+        for index, stage in enumerate(plan.stages)
+        for copy in stage.replicas
+        if rank in copy.ranks
+    }
+
+
+def _require_divisible(config: ModelConfig, size: int) -> None:
+    reason = layer_graph(config).refuse_tensor(size)
+    if reason is not None:
+        raise InputError(Violation(f"model {config.name}", reason))
 
 
 def _require_layers(config: ModelConfig, layers: Sequence[int]) -> None:

@@ -8,10 +8,10 @@ from weft.errors import Violation
 
 def unsupported(plan: Plan) -> list[Violation]:
     """One line for every decision of a plan that is predicted but not executed yet; empty when it can run."""
-    degree = max(len(copy.ranks) for stage in plan.stages for copy in stage.replicas)
+    falling = any(list(copy.ranks) != sorted(copy.ranks) for stage in plan.stages for copy in stage.replicas)
     missing = (
-        (degree > 1, f"tensor parallelism ({degree} ranks to a stage's replica)", "1 rank"),
-        (plan.sharding == "zero-3", "sharding 'zero-3'", "zero-2"),
+        (falling, "a replica whose tensor ranks do not rise", "rising ranks"),
+        (plan.precision == "fp16", "precision 'fp16', of which losses must be scaled,", "bf16"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )
     return [

@@ -32,10 +32,12 @@ class TiedGradient:
     Args:
         copies: this rank's copies by stage.
         holders: how many ranks have copies; the gradient is padded so that they can share it equally.
+        leads: whether this rank is the first of them.
     """
 
-    def __init__(self, copies: Mapping[int, nn.Parameter], holders: int) -> None:
+    def __init__(self, copies: Mapping[int, nn.Parameter], holders: int, *, leads: bool) -> None:
         self.copies = dict(copies)
+        self.leads = leads
         self._flat: dict[int, torch.Tensor] = {}
         for stage, copy in copies.items():
             length = -(-copy.numel() // holders) * holders
@@ -46,6 +48,10 @@ class TiedGradient:
     @property
     def stages(self) -> tuple[int, ...]:
         return tuple(self.copies)
+
+    def gradient(self, stage: int) -> torch.Tensor:
+        """That of the copy of `stage`, flat; behind the weight's elements are zeros."""
+        return self._flat[stage]
 
     def equalise(self, group: dist.ProcessGroup, source: int) -> None:
         """Give all copies the values that the first copy of rank `source` has."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from weft.program.kinds import (
     RECEIVE_ACTIVATION,
@@ -16,16 +15,9 @@ from weft.program.kinds import (
     SEND_GRADIENT,
 )
 from weft.program.program import Program
-from weft.run.bucket import GradientBucket
-from weft.run.channels import Channels, Handle, WorkQueue
-from weft.run.mesh import Groups
+from weft.run.channels import Handle
 from weft.run.randomness import counter_seed
-from weft.run.shards import StageShard
-from weft.run.tied import TiedGradient
-from weft.sync.base import Synchroniser
-
-# Mean loss of one micro-batch from (output of the last stage, targets).
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from weft.run.resources import Resources
 
 
 class MicroBatch(NamedTuple):
@@ -75,34 +67,6 @@ class Route:
 
 
 @dataclass(kw_only=True)
-class Resources:
-    """What a rank keeps from step to step, shared by the programs it runs.
-
-    `shards` has the stages that the rank steps a share of only, `recomputing` are those whose layers run
-    forward again in their backward pass. `tied` are the weights that stages share, by the `part` of their
-    reductions.
-    """
-
-    rank: int
-    device: torch.device
-    dtype: torch.dtype
-    stages: Mapping[int, nn.Module]
-    buckets: Mapping[int, GradientBucket]
-    optimizers: Mapping[int, torch.optim.Optimizer]
-    shards: Mapping[int, StageShard]
-    tied: Mapping[int, TiedGradient]
-    groups: Groups
-    channels: Channels
-    collectives: WorkQueue
-    synchroniser: Synchroniser
-    loss_function: LossFunction
-    micro_batch_size: int
-    sequence: int
-    seed: int
-    recomputing: frozenset[int] = frozenset()
-
-
-@dataclass(kw_only=True)
 class Workspace:
     """One program's values on one rank.
 
@@ -111,6 +75,7 @@ class Workspace:
         micro_batch_weight: one over the micro-batches of the global batch, so that the losses add up to the
             global mean.
         values: by (name, stage, micro-batch); whoever reads a value takes it away.
+        last_gradients: positions of the computations that complete a stage's gradient.
         step, batch, loss: of the step under way; `loss` is this rank's share.
     """
 
@@ -119,6 +84,7 @@ class Workspace:
     training: bool
     micro_batch_weight: float
     values: dict[tuple[str, int, int], Any] = field(default_factory=dict)
+    last_gradients: frozenset[int] = frozenset()
     step: int = 0
     batch: Batch | None = None
     loss: float = 0.0
@@ -132,6 +98,6 @@ class Workspace:
         value = self.values.pop((name, stage, micro_batch))
         return value.wait().to(self.resources.device) if isinstance(value, Handle) else value
 
-    def reseed(self, stage: int, micro_batch: int) -> None:
-        """Key torch's generators by what is computed, so that the order of execution changes no draw."""
-        torch.manual_seed(counter_seed(self.resources.seed, self.step, micro_batch, stage))
+    def reseed(self, layer: int, micro_batch: int) -> None:
+        """Key torch's generators by what is computed, so that neither order nor cut changes a draw."""
+        torch.manual_seed(counter_seed(self.resources.seed, self.step, micro_batch, layer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -20,10 +21,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """A block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
 
-    The block must not talk to other ranks, or a failing rank would leave them waiting.
+    The block must not talk to other ranks, or a failing rank would leave them waiting. A thread of its own
+    needs a `group` of its own.
 
     Raises:
         InputError, RunError: the one of the lowest failing rank, on every rank.
@@ -39,7 +41,7 @@ def together() -> Iterator[None]:
     except OSError as error:
         failed = f"{error.filename or 'disk'}: {error.strerror or error}"
     # Parts and not the exception itself: an InputError does not survive being copied to another process.
-    for violations, text in gather((refused, failed)):
+    for violations, text in gather((refused, failed), group):
         if violations:
             raise InputError(violations)
         if text:
@@ -62,20 +64,33 @@ def meeting_peers() -> Iterator[None]:
         raise PeerLostError(f"rank {dist.get_rank()} lost another rank: {reason}") from error
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every rank's value, in the order of the ranks; small picklable values only."""
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size(group)
     with meeting_peers():
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
     return values
 
 
-def from_first_rank(value: Any) -> Any:
+def from_first_rank(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's value on every rank; the others' is ignored."""
     values = [value]
     with meeting_peers():
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What any rank knew when a step began, the same on every rank.
+
+    Attributes:
+        stop: the signal that some rank had received, or None.
+        failed: some rank's work in the background had failed.
+    """
+
+    stop: signal.Signals | None
+    failed: bool
 
 
 class StopRequest:
@@ -83,6 +98,7 @@ class StopRequest:
 
     Ranks of a pipeline are at different points when a signal reaches them. Each rank posts what it knows when
     a step begins and reads what any rank knew when the step has ended, so that all stop after the same step.
+    What fails in the background of one rank reaches all ranks in the same way.
     No step ends before every rank has begun it, so the vote costs no further waiting.
 
     Use it as a context manager: it puts the signals' former handlers back and gives its process group back.
@@ -99,18 +115,18 @@ class StopRequest:
             signal.signal(number, handler)
         dist.destroy_process_group(self._group)
 
-    def post_vote(self) -> None:
-        """Tell the others, at the beginning of a step."""
-        self._vote = torch.tensor([self._received], dtype=torch.int32)
+    def post_vote(self, *, failed: bool = False) -> None:
+        """Tell the others, at the beginning of a step; `failed`: this rank's work in the background has."""
+        self._vote = torch.tensor([self._received, int(failed)], dtype=torch.int32)
         with meeting_peers():
             self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def read_vote(self) -> signal.Signals | None:
-        """The signal that some rank had received when the step began, or None; at the end of the step."""
+    def read_vote(self) -> Vote:
+        """What some rank knew when the step began; at the end of the step."""
         with meeting_peers():
             self._work.wait()
-        place = int(self._vote.item())
-        return STOP_SIGNALS[place - 1] if place else None
+        place, failed = self._vote.tolist()
+        return Vote(STOP_SIGNALS[place - 1] if place else None, bool(failed))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = max(self._received, 1 + STOP_SIGNALS.index(signal.Signals(number)))

@@ -17,16 +17,16 @@ storage cannot read back anything else; what is not a tensor stands in `state.js
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
 name it is complete. `weft.training.manifest` checks every byte before anything is loaded.
+`weft.training.saver` writes while training goes on.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
-from weft.errors import InputError, RunError, Violation
-from weft.run.shards import gather_weights
+from weft.errors import RunError
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.manifest import (
-    FORMAT,
     MANIFEST,
-    canonical,
     digest_of,
     generation_path,
     generations,
@@ -52,26 +49,21 @@ from weft.training.manifest import (
     newest_complete,
 )
 from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
+from weft.training.tensor_shares import join_shares, read_shares
+from weft.training.training_state import STATE, TrainingState, read_state
+from weft.training.weight_tensors import fill_copies, model_slots, model_tensors
 
-STATE = "state.json"
+# One rank may have far more to read, or a slower disk, than another.
+TIMEOUT_S = 1800.0
 _UNFINISHED = ".saving-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingState:
-    """The scalars of a checkpoint.
-
-    Attributes:
-        step: steps done; the sampler's position follows from it.
-        seed, plan_id, data: what the run was started with; a run resumes only where they are the same.
-        first_loss: held-out loss before the first step, in nats per token.
-    """
-
-    step: int
-    seed: int
-    plan_id: str
-    data: str
-    first_loss: float
+def open_group(timeout_s: float = TIMEOUT_S) -> dist.ProcessGroup:
+    """All ranks, for checkpoints alone; every rank calls it. None waits for another one over `timeout_s`."""
+    group: dist.ProcessGroup = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="weft checkpoints"
+    )
+    return group
 
 
 def save(
@@ -85,7 +77,56 @@ def save(
 ) -> Path:
     """Write a checkpoint of all ranks' stages and keep the newest `keep`; every rank calls it.
 
-    `shards` has the stages that this rank steps a share of only; their weights are gathered first.
+    Nothing may change the tensors meanwhile; `weft.training.saver` writes while training goes on.
+
+    Raises:
+        RunError: on every rank when one could not write; earlier checkpoints stay as they were.
+    """
+    write(directory, state, collect(stages, optimizers, shards), keep=keep)
+    return generation_path(directory, state.step)
+
+
+def collect(
+    stages: Mapping[int, nn.Module],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    shards: Shards = NO_SHARDS,
+) -> dict[str, torch.Tensor]:
+    """What this rank has of a checkpoint, by name: the tensors themselves, not copies. Every rank calls it.
+
+    `shards` has the stages of which this rank steps a share or masters, which stand for the parameters.
+    """
+    with meeting_peers():
+        weights = model_tensors(stages, shards)
+        states = optimizer_tensors(stages, optimizers, shards)
+        return join_shares(stages, weights | states)
+
+
+def copy_to_host(
+    tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Copies in host memory, complete when this returns; in the `room` of an earlier copy where they fit."""
+    return {name: _room_for(tensor, room.get(name)).copy_(tensor) for name, tensor in tensors.items()}
+
+
+def _room_for(tensor: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
+        return kept
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def write(
+    directory: Path,
+    state: TrainingState,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    keep: int,
+    damaged: Collection[Path] = (),
+    group: dist.ProcessGroup | None = None,
+) -> int:
+    """Write what the ranks have collected as one generation, name it last, and return its bytes.
+
+    Every rank calls it, in a thread of its own with a `group` of its own. When the generation has its name,
+    the `damaged` ones and all but the newest `keep` others are removed.
 
     Raises:
         RunError: on every rank when one could not write; earlier checkpoints stay as they were.
@@ -93,20 +134,15 @@ def save(
     final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
     first_rank = dist.get_rank() == 0
-    with together():
+    with together(group):
         if first_rank:
-            for remains in directory.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(remains)
+            remove_unfinished(directory)
             building.mkdir(parents=True)
-            _write(building / STATE, canonical({"format": FORMAT, **asdict(state)}))
-    with meeting_peers():
-        gather_weights(shards)
-        states = optimizer_tensors(stages, optimizers, shards)
-    tensors = _tensors(stages) | states
+            _write(building / STATE, state.record())
     writer = HuggingFaceStorageWriter(str(building), save_distributed=True)
-    _distributed(building, lambda: write_tensors(tensors, storage_writer=writer))
-    files = _sizes_and_digests(building)
-    with together():
+    _distributed(building, lambda: write_tensors(dict(tensors), storage_writer=writer, process_group=group))
+    files = _sizes_and_digests(building, group)
+    with together(group):
         if first_rank:
             _write(building / MANIFEST, manifest(files))
             _flush_directory(building)
@@ -115,61 +151,31 @@ def save(
                 shutil.rmtree(final)
             building.rename(final)
             _flush_directory(directory)
-            done = [path for step, path in generations(directory) if step <= state.step]
-            for old in done[keep:]:
-                shutil.rmtree(old)
-    return final
+            worthless = set(damaged) - {final}
+            whole = [path for _, path in generations(directory) if path not in worthless]
+            for old in [*whole[keep:], *worthless]:
+                shutil.rmtree(old, ignore_errors=True)
+    return sum(size for size, _ in files.values())
 
 
-def agree_on_newest(directory: Path) -> tuple[Path | None, list[str]]:
+def remove_unfinished(directory: Path) -> None:
+    """Remove what killed saves have left; only while no save is under way."""
+    for remains in directory.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(remains)
+
+
+def agree_on_newest(directory: Path, group: dist.ProcessGroup | None = None) -> tuple[Path | None, list[str]]:
     """`newest_complete` as rank 0 sees it, on every rank.
 
     Raises:
         RunError: on every rank, when there are checkpoints and none is whole.
     """
     found: tuple[Path | None, list[str]] = (None, [])
-    with together():
+    with together(group):
         if dist.get_rank() == 0:
             found = newest_complete(directory)
-    agreed: tuple[Path | None, list[str]] = from_first_rank(found)
+    agreed: tuple[Path | None, list[str]] = from_first_rank(found, group)
     return agreed
-
-
-def read_state(path: Path) -> TrainingState:
-    """The scalars of a verified checkpoint.
-
-    Raises:
-        RunError: when weft did not write them.
-    """
-    try:
-        record = json.loads((path / STATE).read_bytes())
-        if record.pop("format") != FORMAT:
-            raise ValueError("another format")
-        return TrainingState(**record)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise RunError(f"{path / STATE}: not a training state of format {FORMAT}") from None
-
-
-def require_same_run(expected: TrainingState, saved: TrainingState, where: str) -> None:
-    """Refuse to go on from a checkpoint of another plan, seed or text.
-
-    Raises:
-        InputError: one line per difference.
-    """
-    pairs = {
-        "plan": (saved.plan_id, expected.plan_id),
-        "seed": (saved.seed, expected.seed),
-        "data": (saved.data, expected.data),
-    }
-    violations = [
-        Violation(
-            where, f"saved with {name} {old}, this run has {new}; a run resumes with the same", str(old)
-        )
-        for name, (old, new) in pairs.items()
-        if old != new
-    ]
-    if violations:
-        raise InputError(violations)
 
 
 def load(
@@ -177,48 +183,34 @@ def load(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],
     shards: Shards = NO_SHARDS,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> TrainingState:
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
     Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
-    that reach into its share.
+    that reach into its share. The time limit of `group` says how long a rank waits for a late one.
 
     Raises:
-        RunError: on every rank, when a tensor is missing or has another shape.
+        RunError: on every rank, when a tensor is missing or has another shape, or a rank is late or gone.
     """
-    with together():
+    with together(group):
         state = read_state(path)
         reader = HuggingFaceStorageReader(str(path))
         known = reader.read_metadata().state_dict_metadata
-    targets = _tensors(stages)
-    slots = optimizer_slots(stages, optimizers, known, shards)
-    tensors = targets | {key: slot.whole for key, slot in slots.items()}
-    _distributed(path, lambda: read_tensors(tensors, storage_reader=HuggingFaceStorageReader(str(path))))
+    slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known, shards)
+    rooms = {key: slot.whole for key, slot in slots.items()}
+    with together(group):
+        filled = read_shares(path, stages, rooms)
+    tensors = {key: room for key, room in rooms.items() if key not in filled}
+    reader = HuggingFaceStorageReader(str(path))
+    _distributed(path, lambda: read_tensors(tensors, storage_reader=reader, process_group=group))
     for slot in slots.values():
         slot.fill()
-    _fill_copies(stages, optimizers)
+    fill_copies(stages, optimizers, shards)
+    for stepped in shards.values():
+        stepped.publish()
     return state
-
-
-def _fill_copies(stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]) -> None:
-    """Give all parameters of one name on this rank, copies of tied weights, what the last one was given."""
-    copies: dict[str, list[tuple[nn.Parameter, torch.optim.Optimizer]]] = {}
-    for stage, module in stages.items():
-        for name, parameter in module.named_parameters():
-            copies.setdefault(name, []).append((parameter, optimizers[stage]))
-    for *others, (source, stepper) in copies.values():
-        for parameter, optimizer in others:
-            parameter.detach().copy_(source.detach())
-            state = stepper.state.get(source, {})
-            optimizer.state[parameter] = {leaf: value.clone() for leaf, value in state.items()}
-
-
-def _tensors(stages: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor
-        for module in stages.values()
-        for name, tensor in module.state_dict(keep_vars=False).items()
-    }
 
 
 def _distributed(path: Path, call: Callable[[], Any]) -> None:
@@ -232,14 +224,14 @@ def _distributed(path: Path, call: Callable[[], Any]) -> None:
         raise RunError(f"{path}: rank {rank}: {reason}") from error
 
 
-def _sizes_and_digests(building: Path) -> dict[str, tuple[int, str]]:
+def _sizes_and_digests(building: Path, group: dist.ProcessGroup | None) -> dict[str, tuple[int, str]]:
     """Size and digest of every file of a checkpoint in the making; each rank reads its share of them."""
-    names = sorted(file.name for file in building.iterdir())
     mine: dict[str, tuple[int, str]] = {}
-    with together():
+    with together(group):
+        names = sorted(file.name for file in building.iterdir())
         for name in names[dist.get_rank() :: dist.get_world_size()]:
             mine[name] = ((building / name).stat().st_size, digest_of(building / name))
-    return {name: entry for part in gather(mine) for name, entry in part.items()}
+    return {name: entry for part in gather(mine, group) for name, entry in part.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

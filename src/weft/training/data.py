@@ -1,38 +1,35 @@
 """Text as memory-mapped tokens: documents from a source, split once into training and held-out text.
 
-The split is by hash, so it depends on nothing but the documents' names: documents (the ones larger than a
-fiftieth of the corpus cut into blocks of that size) are held out in the order of the hash of their name
-until a fiftieth of the bytes is held out. The two sides are two files; training cannot reach the other.
-
-Tokens are cached under a key made of every document's name, size and modification time.
+The two sides are two files; training cannot reach the other. Tokens are cached under a key made of what the
+source says about its documents and of the tokenizer's content.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import InputError, RunError, Violation
+from weft.errors import InputError, Violation
 from weft.training.cache import cached
-from weft.training.sources import Document, list_documents
+from weft.training.pieces import Pieces, Texts, cut, held_out, share_bytes
+from weft.training.sampler import Ints
+from weft.training.sources import open_texts
 from weft.training.tokenizers import Tokenizer
 
-FORMAT = 2
+FORMAT = 3
 SIDES = ("training", "held-out")
-HELD_OUT_SHARE = 50  # one part in fifty
-
-Ints = npt.NDArray[np.int64]
+# Text that a tokenizer is given at once: enough to keep all cores busy.
+BATCH_BYTES = 4 << 20
+BATCH_PIECES = 4096
 
 
 @dataclass(frozen=True)
@@ -59,25 +56,23 @@ class Windows:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both sides of a source of text; `fingerprint` is a hash of all tokens of both."""
+    """Both sides of a source of text.
+
+    Attributes:
+        fingerprint: a hash of all tokens of both.
+        held_out_bytes: how much text the held-out tokens stand for.
+        repaired: documents with bytes that are not UTF-8, which the tokenizer read as U+FFFD, and the first.
+    """
 
     training: Windows
     held_out: Windows
     fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes `start` to `end` of a document: all of it, or a block of a large one."""
-
-    document: Document
-    start: int
-    end: int
+    held_out_bytes: int
+    repaired: tuple[int, str]
 
     @property
-    def order(self) -> bytes:
-        """Where the piece stands in the queue for being held out."""
-        return hashlib.sha256(f"{self.document.name}\0{self.start}".encode()).digest()
+    def held_out_bytes_per_token(self) -> float:
+        return self.held_out_bytes / len(self.held_out.tokens)
 
 
 def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
@@ -88,25 +83,29 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
             one held-out sample of `sequence` tokens.
         RunError: when a document changes while it is read.
     """
-    documents = list_documents(source)
-    total_bytes = sum(document.size for document in documents)
+    texts = open_texts(source, cache)
+    sizes = texts.sizes()
     # Two windows are the least that can be split; say so before anything is built.
-    if total_bytes < 2 * (sequence + 1):
-        raise _too_short(source, f"{total_bytes} bytes", sequence)
-    share_bytes = max(total_bytes // HELD_OUT_SHARE, sequence + 1)
-    entry = cache / "tokens" / _key(documents, share_bytes, tokenizer)
-    build = partial(
-        _build, pieces=_pieces(documents, share_bytes), share_bytes=share_bytes, tokenizer=tokenizer
-    )
-    contents = cached(entry, build)
+    if sizes.sum() < 2 * (sequence + 1):
+        raise _too_short(source, f"{sizes.sum()} bytes", sequence)
+    share = share_bytes(sizes, sequence)
+    record = [FORMAT, tokenizer.key, share, texts.key]
+    entry = cache / "tokens" / hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
+    contents = cached(entry, partial(_build, texts=texts, sizes=sizes, share=share, tokenizer=tokenizer))
     dtype = _dtype(tokenizer)
-    training, held_out = (
+    training, left = (
         Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence) for side in SIDES
     )
-    if not (len(training) and len(held_out)):
-        given = f"{len(training.tokens)} training and {len(held_out.tokens)} held-out tokens"
+    if not (len(training) and len(left)):
+        given = f"{len(training.tokens)} training and {len(left.tokens)} held-out tokens"
         raise _too_short(source, given, sequence)
-    return Corpus(training, held_out, contents["fingerprint"])
+    return Corpus(
+        training,
+        left,
+        contents["fingerprint"],
+        contents["bytes"]["held-out"],
+        (contents["repaired"], contents["first_repaired"]),
+    )
 
 
 def _too_short(source: str, given: str, sequence: int) -> InputError:
@@ -114,64 +113,56 @@ def _too_short(source: str, given: str, sequence: int) -> InputError:
     return InputError(Violation("task.data", f"{source!r} has {given}; {needed}"))
 
 
-def _key(documents: Sequence[Document], share_bytes: int, tokenizer: Tokenizer) -> str:
-    listing = [[str(document.path), document.size, document.modified_ns] for document in documents]
-    record = [FORMAT, tokenizer.name, tokenizer.version, share_bytes, listing]
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
-
-
 def _dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
     return np.min_scalar_type(tokenizer.vocabulary - 1)
 
 
-def _pieces(documents: Sequence[Document], share_bytes: int) -> list[Piece]:
-    """Documents, the ones larger than a share cut into blocks of a share; a block takes the remainder."""
-    pieces = []
-    for document in documents:
-        blocks = max(1, document.size // share_bytes)
-        edges = [block * share_bytes for block in range(blocks)] + [document.size]
-        pieces += [Piece(document, start, end) for start, end in pairwise(edges)]
-    return pieces
-
-
-def _held_out(pieces: Sequence[Piece], share_bytes: int) -> set[Piece]:
-    """Pieces in the order of their hash until a share of the bytes is reached; one is always left."""
-    chosen: set[Piece] = set()
-    missing = share_bytes
-    for piece in sorted(pieces, key=lambda piece: piece.order)[:-1]:
-        if missing <= 0:
-            break
-        chosen.add(piece)
-        missing -= piece.end - piece.start
-    return chosen
-
-
-def _build(
-    building: Path, pieces: Sequence[Piece], share_bytes: int, tokenizer: Tokenizer
-) -> Mapping[str, Any]:
+def _build(building: Path, texts: Texts, sizes: Ints, share: int, tokenizer: Tokenizer) -> Mapping[str, Any]:
     dtype = _dtype(tokenizer)
-    held_out = _held_out(pieces, share_bytes)
+    pieces = cut(sizes, share)
+    apart = held_out(pieces, texts.order(pieces), share)
     digest = hashlib.sha256()
+    size = dict.fromkeys(SIDES, 0)
+    repaired: dict[int, None] = {}
     with ExitStack() as stack:
         files = {side: stack.enter_context(open(building / f"{side}.tokens", "wb")) for side in SIDES}
-        for piece, content in _texts(pieces):
-            side = "held-out" if piece in held_out else "training"
-            tokens = tokenizer.encode(content).astype(dtype, copy=False).tobytes()
-            files[side].write(tokens)
-            digest.update(side.encode() + tokens)
-    return {"fingerprint": digest.hexdigest()[:16]}
+        for numbers, contents in _batches(texts, pieces):
+            encoded = tokenizer.encode(contents)
+            for number, content, ids in zip(numbers, contents, encoded, strict=True):
+                side = SIDES[int(apart[number])]
+                tokens = ids.astype(dtype, copy=False).tobytes()
+                files[side].write(tokens)
+                digest.update(side.encode() + tokens)
+                size[side] += len(content)
+                if tokenizer.reads_utf8 and not _is_utf8(content):
+                    repaired[int(pieces.document[number])] = None
+    return {
+        "fingerprint": digest.hexdigest()[:16],
+        "bytes": size,
+        "repaired": len(repaired),
+        "first_repaired": texts.name(next(iter(repaired))) if repaired else "",
+    }
 
 
-def _texts(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
-    for piece in pieces:
-        path = piece.document.path
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(piece.start)
-                content = file.read(piece.end - piece.start)
-        except OSError as error:
-            raise InputError(Violation("task.data", f"{path}: cannot be read: {error.strerror}")) from None
-        if size != piece.document.size or len(content) != piece.end - piece.start:
-            raise RunError(f"{path}: the file changed while it was read; start again when it is complete")
-        yield piece, content
+def _batches(texts: Texts, pieces: Pieces) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Numbers and contents of pieces in their order, some `BATCH_BYTES` at a time."""
+    numbers: list[int] = []
+    contents: list[bytes] = []
+    size = 0
+    for number, content in enumerate(texts.read(pieces)):
+        numbers.append(number)
+        contents.append(content)
+        size += len(content)
+        if size >= BATCH_BYTES or len(numbers) >= BATCH_PIECES:
+            yield numbers, contents
+            numbers, contents, size = [], [], 0
+    if numbers:
+        yield numbers, contents
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

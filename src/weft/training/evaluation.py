@@ -13,8 +13,10 @@ from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.run.worker_start import WorkerContext
-from weft.training.loop import held_out, load, open_run, spread_evenly
+from weft.training.held_out import held_out, spread_evenly
+from weft.training.open_run import load, open_run
 from weft.training.sampler import Ints
+from weft.training.tasks.base import Task
 
 
 def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str, float]:
@@ -36,11 +38,12 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
         "held_out_samples": run.task.held_out_samples,
         "loss": loss,
         **_perplexity(job.run.task.kind, loss),
+        **_bits_per_byte(run.task, loss),
         **metrics,
     }
     if context.rank == 0:
         write_whole(run_dir / "evaluation.json", json.dumps(result, indent=1) + "\n")
-    run.runtime.close()
+    run.close()
     return result
 
 
@@ -61,3 +64,9 @@ def _perplexity(kind: str, loss: float) -> dict[str, float]:
         return {"perplexity": math.exp(loss)}
     except OverflowError:
         return {"perplexity": math.inf}
+
+
+def _bits_per_byte(task: Task, loss: float) -> dict[str, float]:
+    """What one byte of the held-out text costs, whatever the tokenizer; nothing where a task cannot tell."""
+    bytes_per_token = getattr(task, "bytes_per_token", None)
+    return {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2) / bytes_per_token}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from weft.training.hugging_face import FILE_BYTES, WrittenFolder, write_folder
 from weft.training.manifest import generation_path, generations, newest_complete, verify
 from weft.training.run_directory import RunDirectory
 from weft.training.tensor_folders import SafetensorsFolder
-from weft.training.tokenizer_files import byte_tokenizer_files
+from weft.training.tokenizer_files import tokenizer_files
+from weft.training.tokenizers import fingerprint_of, get_tokenizer, tokenizer_name
 from weft.training.weights import match_weights
 
 _TEXT_TASKS = ("causal-lm", "masked-lm")
@@ -51,7 +53,7 @@ def export(
     source, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
     weights = match_weights(SafetensorsFolder(source), config, others=True)
     # A task of the user's own may have any tokenizer, or none.
-    tokenizer = byte_tokenizer_files(config.sequence) if run.task.kind in _TEXT_TASKS else {}
+    tokenizer = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
     written = write_folder(out, config, weights, extra_files=tokenizer, file_bytes=file_bytes)
     return Exported(written, source.name, tuple(skipped))
 
@@ -64,6 +66,15 @@ def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
         where = str(run_dir / "run.toml")
         raise InputError(Violation(where, f"{config.name} is no longer the model that this run trained"))
     return config
+
+
+def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, str]:
+    """Files of the tokenizer whose ids the run was trained on; they may have changed since."""
+    name = tokenizer_name(run)
+    told = [event for event in RunDirectory(run_dir).events() if "tokenizer_fingerprint" in event]
+    if told and told[-1]["tokenizer_fingerprint"] != fingerprint_of(get_tokenizer(name)):
+        raise InputError(Violation("task.tokenizer", f"{name} is no longer the tokenizer of this run"))
+    return tokenizer_files(name, sequence)
 
 
 def _checkpoint(directory: Path, step: int | None) -> tuple[Path, list[str]]:

@@ -11,6 +11,7 @@ from weft.describe.model import ModelConfig
 from weft.run.families.bert import bert_config
 from weft.run.families.gpt import gpt_config
 from weft.run.families.llama import llama_config
+from weft.run.families.resnet import resnet_config
 from weft.run.families.vit import vit_config
 
 
@@ -102,5 +103,13 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
             ("mlp.fc1", "intermediate.dense"),
             ("mlp.fc2", "output.dense"),
         ),
+    ),
+    "resnet": HuggingFaceFamily(
+        architecture="ResNetForImageClassification",
+        configuration=resnet_config,
+        function=("hidden_act", "downsample_in_first_stage", "downsample_in_bottleneck"),
+        prefix="resnet.",
+        embedding="resnet.embedder.embedder.convolution.weight",
+        tied={},
     ),
 }

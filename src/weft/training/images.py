@@ -1,4 +1,4 @@
-"""Labelled images: scikit-learn's digits, or a folder with one sub-folder per class.
+"""Labelled images: scikit-learn's digits, a table of `datasets`, or a folder with one sub-folder per class.
 
 Every image is decoded once, cropped to a square in its middle, scaled to the model's size and kept as bytes
 in a memory-mapped file, so that a run meets an unreadable image before its first step and never after it.
@@ -22,13 +22,14 @@ from PIL import Image, ImageOps
 
 from weft.errors import InputError, Violation, nearest
 from weft.training.cache import cached
+from weft.training.sources import LIBRARY
 
 FORMAT = 1
 DIGITS = "digits"
 HELD_OUT_SHARE = 10  # one image in ten
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MODES = {1: "L", 3: "RGB"}
-_ALLOWED = f"{DIGITS}, or a folder with one sub-folder of images per class"
+_ALLOWED = f"{DIGITS}, {LIBRARY}NAME, or a folder with one sub-folder of images per class"
 # What Pillow raises for files that are broken, cut short or far too large.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
 # Enough to see what is wrong with a folder.
@@ -88,7 +89,7 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
     """
     if channels not in MODES:
         raise InputError(Violation("model.channels", f"{channels}: images have 1 or 3 channels", "3"))
-    names, pictures = _digits() if source == DIGITS else _folder(source)
+    names, pictures = _pictures(source)
     _require_enough(source, names, pictures, classes)
     listing = [[picture.name, picture.label, picture.key] for picture in pictures]
     record = json.dumps([FORMAT, size, channels, listing])
@@ -105,6 +106,26 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
         held_out=LabelledImages(pixels[:border], labels[held_out]),
         fingerprint=contents["fingerprint"],
     )
+
+
+def _pictures(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+    """Names of the classes, and all images."""
+    if source == DIGITS:
+        return _digits()
+    return _table(source) if source.startswith(LIBRARY) else _folder(source)
+
+
+def _table(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+    # Not at the top: the library is an extra, and takes a second to import.
+    from weft.training.datasets_library import open_image_rows
+
+    rows = open_image_rows(source)
+    key = hashlib.sha256(json.dumps(rows.key).encode()).hexdigest()[:16]
+    pictures = [
+        _Picture(f"row {row + 1}", label, key, partial(rows.open_image, row))
+        for row, label in enumerate(rows.labels)
+    ]
+    return rows.classes, pictures
 
 
 def _digits() -> tuple[tuple[str, ...], list[_Picture]]:
@@ -146,7 +167,9 @@ def _require_enough(source: str, names: Sequence[str], pictures: Sequence[_Pictu
     if len(names) > classes:
         problem = f"{source!r} has {len(names)} classes, the model tells {classes} apart"
         problems.append(Violation("task.data", problem, f"a model with a vocabulary of {len(names)}"))
-    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    # A table may declare classes that a part of it does not have.
+    whole = not source.startswith(LIBRARY)
+    empty = [name for name, count in zip(names, counts, strict=True) if whole and not count]
     problems += [Violation("task.data", f"{source!r}: class {name!r} holds no images") for name in empty]
     if len(pictures) < 2:
         problems.append(Violation("task.data", f"{source!r} has 1 image; at least 2 are needed", "2"))

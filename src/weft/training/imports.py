@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE, PRESETS, resolve_model
+from weft.run.tensor_stage import own_share
 from weft.training.dcp import METADATA, DcpFolder
 from weft.training.hugging_face import WrittenFolder, require_same_function, write_folder
 from weft.training.tensor_folders import SafetensorsFolder, TensorFolder
@@ -36,7 +37,7 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
     with torch.no_grad():
         for stage in stages.values():
             for name, tensor in stage.state_dict().items():
-                tensor.copy_(weights.read(name))
+                tensor.copy_(own_share(stage, name, weights.read(name)))
 
 
 def import_weights(source: Path, out: Path, model: str) -> tuple[WrittenFolder, int]:

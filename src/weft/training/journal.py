@@ -11,16 +11,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from weft.errors import RunError
 from weft.files import write_whole
 from weft.run.runtime import StepResult
 from weft.training.agreement import meeting_peers
-from weft.training.run_directory import RunDirectory
+from weft.training.history import plan_since
+from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
+from weft.training.run_directory import RunDirectory, held_out_record
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
 WARM_UP_STEPS = 5
+# A failed run does not wait for loggers longer than this.
+FAILED_TIMEOUT_S = 2.0
 
 
 class Journal:
@@ -28,12 +33,27 @@ class Journal:
 
     A step's line is written while the next step is under way elsewhere: reading a step's loss waits for the
     slowest rank, so it is read only when another step has gone by.
+
+    Use it as a context manager: leaving it lets the loggers finish.
     """
 
     def __init__(self, run_dir: Path, *, writes: bool) -> None:
         self._run_dir = run_dir
         self._writes = writes
         self._pending: tuple[StepResult, dict[str, Any]] | None = None
+        self._feeds = Feeds()
+
+    def report_to(self, feeds: Feeds) -> None:
+        """Hand every further record to the run's loggers, too."""
+        self._feeds = feeds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._feeds.close(FINISH_TIMEOUT_S if kind is None else FAILED_TIMEOUT_S)
 
     def step(self, result: StepResult, **metrics: Any) -> None:
         """Keep a finished step's figures and write those of the step before."""
@@ -42,7 +62,7 @@ class Journal:
             self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
 
     def flush(self) -> None:
-        """Write the figures that are still kept.
+        """Write the figures that are still kept; of a step that was left out an event instead.
 
         Raises:
             RunError: when the loss is not finite: nothing trained after that step is worth anything.
@@ -53,25 +73,45 @@ class Journal:
         self._pending = None
         with meeting_peers():
             loss = result.loss
+        if result.gradient_norm is not None:
+            metrics["gradient_norm"] = result.gradient_norm
+        if result.left_out:
+            self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
+            return
         if not math.isfinite(loss):
             self.event("diverged", step=result.step)
             raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
-        self._append("metrics.jsonl", {"step": result.step, "loss": loss, **metrics})
+        record = {"step": result.step, "loss": loss, **metrics}
+        self._append("metrics.jsonl", record)
+        self._feeds.step(record)
 
     def event(self, event: str, **details: Any) -> None:
-        if self._writes:
-            self._append("events.jsonl", {"time_s": time.time(), "event": event, **details})
+        """Write an event; one with a `held_out_loss` goes to the loggers, too, after all steps before it."""
+        if not self._writes:
+            return
+        self._append("events.jsonl", {"time_s": time.time(), "event": event, **details})
+        held_out = held_out_record(details)
+        if held_out is not None:
+            self.flush()
+            self._feeds.held_out(held_out)
 
     def finish(self, *, tokens_per_step: int, rss_bytes: Sequence[int], **results: Any) -> None:
         """Write `result.json`.
 
-        The step time is the median over all steps of the run after the warm-up; of a run that was no longer
+        The step time is the median over all steps of the run's plan after the warm-up; where they are no more
         than the warm-up it is the last step's.
+
+        Raises:
+            RunError: when no step was taken.
         """
         self.flush()
         if not self._writes:
             return
-        rows = RunDirectory(self._run_dir).metrics()
+        directory = RunDirectory(self._run_dir)
+        recorded = directory.metrics()
+        if not recorded:
+            raise RunError("every step was left out: the gradient was never finite")
+        rows = [row for row in recorded if row["step"] >= plan_since(directory)] or recorded
         warm_up = min(WARM_UP_STEPS, len(rows) - 1)
         step_s = statistics.median(row["step_s"] for row in rows[warm_up:])
         record = {

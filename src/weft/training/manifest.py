@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import RunError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 _GENERATION = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 1 << 22
@@ -98,8 +98,10 @@ def _read(path: Path) -> dict[str, tuple[int, str]]:
     try:
         content = (path / MANIFEST).read_bytes()
         record = json.loads(content)
-        if canonical(record) != content or record["format"] != FORMAT:
+        if canonical(record) != content:
             raise ValueError
+        if record["format"] != FORMAT:
+            raise RunError(f"{path / MANIFEST}: of format {record['format']}; this weft reads {FORMAT}")
         return {str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()}
     except OSError:
         raise RunError(f"{path}: torn: it has no {MANIFEST}") from None

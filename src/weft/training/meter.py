@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from weft.training.agreement import gather
-from weft.training.tasks.base import Task
+from weft.training.tasks.base import Outputs, Task
 
 Metrics = Mapping[str, float]
 
@@ -21,12 +21,13 @@ class Meter:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._metrics: Callable[[torch.Tensor, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
+        self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
+        self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
         self._open = False
         self._sums: dict[str, float] = {}
         self._micro_batches = 0
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def __call__(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """The task's loss, mean over one micro-batch."""
         if self._open and self._metrics is not None:
             for name, value in self._metrics(outputs.detach(), targets).items():

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.run.shards import StageShard
+from weft.run.stepped import SteppedWeights
+from weft.training.tensor_shares import shares_of
 
 Stages = Mapping[int, nn.Module]
 Optimizers = Mapping[int, torch.optim.Optimizer]
-Shards = Mapping[int, StageShard]
+Shards = Mapping[int, SteppedWeights]
 
 NO_SHARDS: Shards = MappingProxyType({})
 _PREFIX = "optimizer"
@@ -67,7 +68,8 @@ def optimizer_slots(
 
     Optimizers make their states at their first step, so a fresh one has none to fill.
     """
-    owners = {name: owner for stage in stages for name, owner in _owners(stage, stages, optimizers, shards)}
+    owners = {name: found[-1] for name, found in owners_by_name(stages, optimizers, shards).items()}
+    divided = shares_of(stages)
     slots: dict[str, Slot] = {}
     for key, metadata in known.items():
         head, _, rest = key.partition("/")
@@ -76,14 +78,18 @@ def optimizer_slots(
             owner = owners[name]
             # AdamW keeps its step count, a scalar, on the host.
             device = owner.stepped.device if metadata.size else torch.device("cpu")
-            whole = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=device)
+            dtype = owner.stepped.dtype if metadata.size else metadata.properties.dtype
+            size = metadata.size
+            if size and name in divided:
+                size = divided[name].own_shape(size)
+            whole = torch.empty(size, dtype=dtype, device=device)
             state = owner.optimizer.state[owner.stepped]
             slots[key] = Slot(state, leaf, whole, owner.start, owner.end, owner.stepped.shape)
     return slots
 
 
 @dataclass(frozen=True, slots=True)
-class _Owner:
+class Owner:
     """The optimizer that steps elements `start` to `end` of a parameter on this rank, as `stepped`."""
 
     optimizer: torch.optim.Optimizer
@@ -92,14 +98,23 @@ class _Owner:
     end: int
 
 
+def owners_by_name(stages: Stages, optimizers: Optimizers, shards: Shards) -> dict[str, list[Owner]]:
+    """Who steps a parameter of that name on this rank, by stage: several where it has copies."""
+    found: dict[str, list[Owner]] = {}
+    for stage in stages:
+        for name, owner in _owners(stage, stages, optimizers, shards):
+            found.setdefault(name, []).append(owner)
+    return found
+
+
 def _owners(
     stage: int, stages: Stages, optimizers: Optimizers, shards: Shards
-) -> Iterator[tuple[str, _Owner]]:
+) -> Iterator[tuple[str, Owner]]:
     optimizer = optimizers[stage]
     names = {parameter: name for name, parameter in stages[stage].named_parameters()}
     if stage not in shards:
         for parameter, name in names.items():
-            yield name, _Owner(optimizer, parameter, 0, parameter.numel())
+            yield name, Owner(optimizer, parameter, 0, parameter.numel())
         return
     for piece in shards[stage].pieces:
-        yield names[piece.parameter], _Owner(optimizer, piece.stepped, piece.start, piece.end)
+        yield names[piece.parameter], Owner(optimizer, piece.stepped, piece.start, piece.end)

@@ -5,29 +5,68 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
 
+from weft.describe.run_file import RunFile
 from weft.errors import require_choice
+from weft.training.learning_rates import Schedule
+
+# What a key of the run file that is left out means.
+BETAS = (0.9, 0.95)
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """The `[optimizer]` table; the learning rate rises linearly over `warm_up_steps` and stays."""
+    """What the `[optimizer]` table says of the optimizer and its learning rate, with every default."""
 
     name: str
     learning_rate: float
-    warm_up_steps: int
-    betas: tuple[float, float]
     weight_decay: float
+    warm_up_steps: int = 0
+    schedule: str = "constant"
+    final_learning_rate: float = 0.0
+    decay_steps: int = 1
+    betas: tuple[float, float] = BETAS
+    momentum: float = MOMENTUM
+    decay_all: bool = False
+
+    @property
+    def rates(self) -> Schedule:
+        """The learning rate of every step."""
+        return Schedule(
+            name=self.schedule,
+            peak=self.learning_rate,
+            final=self.final_learning_rate,
+            warm_up_steps=self.warm_up_steps,
+            decay_steps=self.decay_steps,
+        )
 
 
-def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """AdamW over all parameters of a stage.
+def settings_of(run: RunFile) -> OptimizerSettings:
+    table = run.optimizer
+    return OptimizerSettings(
+        name=table.name,
+        learning_rate=table.learning_rate,
+        weight_decay=table.weight_decay,
+        warm_up_steps=table.warm_up_steps,
+        schedule=table.schedule,
+        final_learning_rate=table.final_learning_rate or 0.0,
+        decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
+        betas=BETAS if table.betas is None else table.betas,
+        momentum=MOMENTUM if table.momentum is None else table.momentum,
+        decay_all=table.decay_all,
+    )
 
-    Weight decay applies to matrices only: not to vectors (norms and biases) and not to embedding tables,
-    which a tied head shares.
+
+def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """All parameters of a stage, those that decay first.
+
+    Unless `decay_all`, weight decay applies to matrices only: not to vectors (norms and biases) and not to
+    embedding tables, which a tied head shares.
     """
     tables = {
         id(parameter)
@@ -35,20 +74,43 @@ def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimize
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
-    decayed = [p for p in stage.parameters() if p.ndim >= 2 and id(p) not in tables]
-    kept = [p for p in stage.parameters() if p.ndim < 2 or id(p) in tables]
-    groups = [
+
+    def decays(parameter: nn.Parameter) -> bool:
+        return settings.decay_all or (parameter.ndim >= 2 and id(parameter) not in tables)
+
+    decayed = [parameter for parameter in stage.parameters() if decays(parameter)]
+    kept = [parameter for parameter in stage.parameters() if not decays(parameter)]
+    return [
         {"params": parameters, "weight_decay": decay}
         for parameters, decay in ((decayed, settings.weight_decay), (kept, 0.0))
         if parameters
     ]
-    # foreach updates all tensors of a stage in a few calls, whose arithmetic is the single-tensor one.
+
+
+# foreach updates all tensors of a stage in a few calls, whose arithmetic is the single-tensor one.
+
+
+def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Adam whose weight decay does not go through the moments (Loshchilov and Hutter, arXiv 1711.05101)."""
+    groups = parameter_groups(stage, settings)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+
+
+def adam(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Adam (Kingma and Ba, arXiv 1412.6980); weight decay is added to the gradient."""
+    groups = parameter_groups(stage, settings)
+    return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+
+
+def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
+    groups = parameter_groups(stage, settings)
+    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=True)
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
     """The rate of a step: a function of its number alone, so that a resumed run needs no memory of it."""
-    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warm_up_steps))
+    return settings.rates.rate(step)
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
@@ -58,7 +120,7 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) 
 
 
 OPTIMIZERS: Mapping[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optimizer]] = MappingProxyType(
-    {"adamw": adamw}
+    {"adamw": adamw, "adam": adam, "sgd": sgd}
 )
 
 

@@ -12,7 +12,7 @@ Nothing here imports torch; the launcher calls it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,18 +101,26 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        rows: dict[int, dict[str, Any]] = {}
-        for line in path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the last line of a killed run may be torn
-            if "step" in row:
-                rows[int(row["step"])] = row
-        return [rows[step] for step in sorted(rows)]
+        return _last_of_each_step(self._lines("metrics.jsonl"))
+
+    def held_out(self) -> list[dict[str, Any]]:
+        """What events.jsonl says of held-out samples, one record per step, named as for loggers."""
+        records = (held_out_record(event) for event in self._lines("events.jsonl"))
+        return _last_of_each_step(record for record in records if record is not None)
+
+    def logger_problems(self) -> list[str]:
+        """What went wrong with loggers since the run was last started, one line each."""
+        problems: list[str] = []
+        for event in self._lines("events.jsonl"):
+            if event.get("event") in ("started", "resumed"):
+                problems = []
+            elif event.get("event") == "logger":
+                problems.append(f"logger {event['logger']}: {event['problem']}")
+        return problems
+
+    def events(self) -> list[dict[str, Any]]:
+        """All complete lines of events.jsonl, in the order in which they were written."""
+        return list(self._lines("events.jsonl"))
 
     def predicted(self) -> Timeline:
         return read_timeline(self.path / "predicted.parquet")
@@ -120,12 +128,38 @@ class RunDirectory:
     def measured(self) -> Timeline:
         return read_timeline(self.path / "measured.parquet")
 
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """All complete lines of a file of JSON lines; none when there is no file."""
+        path = self.path / name
+        if not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last line of a killed run may be torn
+
     def _json(self, name: str, missing: str) -> dict[str, Any]:
         path = self.path / name
         if not path.exists():
             raise RunError(f"{path}: missing; {missing}")
         record: dict[str, Any] = json.loads(path.read_text())
         return record
+
+
+def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:
+    """An event's figures of held-out samples, each named `held_out_...`; None of an event without any."""
+    if "held_out_loss" not in event:
+        return None
+    figures = {name: value for name, value in event.items() if isinstance(value, float) and name != "time_s"}
+    named = {name if name.startswith("held_out_") else f"held_out_{name}": figures[name] for name in figures}
+    return {"step": event["step"], **named}
+
+
+def _last_of_each_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorted by step; a resumed run's later records win."""
+    rows = {int(record["step"]): record for record in records if "step" in record}
+    return [rows[step] for step in sorted(rows)]
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

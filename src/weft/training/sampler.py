@@ -1,11 +1,14 @@
-"""The sample ledger: which samples make up which step, as a function of (seed, step) alone.
+"""The sample ledger: which samples make up which step, as a function of (seed, position) alone.
 
-Samples are drawn without replacement. Position p = step * global_batch + i of the endless stream of
-samples lies in epoch p // samples; within an epoch a keyed permutation of all sample numbers says which
-sample it is. The permutation is a balanced Feistel network over the smallest even number of bits that
-holds all samples, with cycle walking for the numbers outside (Black and Rogaway, "Ciphers with arbitrary
-finite domains", CT-RSA 2002), so nothing is stored and any position is found without the ones before it.
-A resumed run continues by knowing its step, and every plan of one job draws the same samples.
+Samples are drawn without replacement. Position p of the endless stream of samples lies in epoch p // samples;
+within an epoch a keyed permutation of all sample numbers says which sample it is. A step takes the next
+`global_batch` positions, so the last samples of an epoch may share a step with the first ones of the next.
+The permutation is a balanced Feistel network over the smallest even number of bits that holds all samples,
+with cycle walking for the numbers outside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA
+2002), so nothing is stored and any position is found without the ones before it.
+
+A resumed run continues by knowing how many samples it has trained on, with any ranks and any global batch;
+every plan of one job draws the same samples.
 """
 
 from __future__ import annotations
@@ -39,13 +42,12 @@ class SampleLedger:
         if self.samples < 1:
             raise InputError(Violation("data", f"{self.samples} samples; at least 1 is needed", "1"))
 
-    def sample_ids(self, step: int, global_batch: int) -> Ints:
-        """Sample numbers of one step's global batch, shape (global_batch,).
+    def take(self, position: int, count: int) -> Ints:
+        """Sample numbers from a position on, shape (count,).
 
-        Global micro-batch g of size b is `sample_ids(...)[g * b : (g + 1) * b]`.
+        Global micro-batch g of size b of a step that begins at p is `take(p + g * b, b)`.
         """
-        positions = np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
-        return self.at(positions)
+        return self.at(np.arange(position, position + count, dtype=np.int64))
 
     def at(self, positions: Ints) -> Ints:
         """Sample numbers at any positions of the endless stream, same shape."""
@@ -61,9 +63,9 @@ class SampleLedger:
             outside = value >= self.samples
         return value.astype(np.int64)
 
-    def epoch(self, step: int, global_batch: int) -> float:
-        """Passes over the data that end with `step`."""
-        return (step + 1) * global_batch / self.samples
+    def epochs(self, position: int) -> float:
+        """Passes over the data that so many samples make."""
+        return position / self.samples
 
 
 _MASK = (1 << 64) - 1

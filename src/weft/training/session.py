@@ -12,8 +12,10 @@ from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, given_plan
 from weft.predict.ledger import Ledger
+from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
 from weft.run.supported import unsupported
+from weft.training.loggers import require_loggers
 from weft.training.run_directory import RunDirectory
 
 WORKER_MODULE = "weft.training.worker"
@@ -24,9 +26,12 @@ def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
     """Write the run directory of a planned job.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute.
+        InputError: when its plan asks for what the runtime does not execute, or a logger is not installed.
     """
+    require_loggers(planned.run.report.log)
     problems = unsupported(planned.plan)
+    if planned.run.train.compile:
+        problems += compile_problems(planned.plan, planned.program)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)

@@ -10,7 +10,7 @@ import torch
 
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation, nearest, require_choice
-from weft.run.families import STAGE_FAMILIES
+from weft.run.families import stage_family
 from weft.training.hugging_face_families import HUGGING_FACE_FAMILIES, HuggingFaceFamily
 from weft.training.tensor_folders import Shape, TensorFolder
 
@@ -30,10 +30,11 @@ class Weights:
 
         Raises:
             InputError: when its bytes are broken, or it is quantised: such a tensor means nothing without its
-                scales.
+                scales. A single int64 is no weight and is read: how many batches a batch norm has seen.
         """
         value = self.folder.read(self.names[name])
-        if not value.is_floating_point() or value.itemsize < 2:
+        counts = value.dtype == torch.int64 and value.dim() == 0
+        if not counts and (not value.is_floating_point() or value.itemsize < 2):
             kind = str(value.dtype).removeprefix("torch.")
             problem = f"{self.names[name]} is stored as {kind}; quantised weights are not read"
             raise InputError(Violation(str(self.folder.path), problem, "bfloat16"))
@@ -49,7 +50,7 @@ def model_shapes(config: ModelConfig) -> dict[str, Shape]:
     """
     require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
     with torch.device("meta"):
-        model = STAGE_FAMILIES[config.family](config, range(config.layers + 2))
+        model = stage_family(config.family)(config, range(config.layers + 2))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

@@ -76,13 +76,17 @@ def command(main: Callable[[Path], int], module: str) -> None:
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m {module} RUN_DIR")
     try:
-        sys.exit(main(Path(sys.argv[1])))
+        exit_code = main(Path(sys.argv[1]))
     except (InputError, RunError) as error:
         if AGENT_PID in os.environ:
             raise  # the agent's wrapper reports it
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        # Threads that wait for a lost peer can hold up a normal exit.
-        os._exit(2 if isinstance(error, InputError) else 1)
+        print(f"error: {error}", file=sys.stderr)
+        exit_code = 2 if isinstance(error, InputError) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Whatever is written is closed by now. A normal exit would wait for threads that wait for a lost peer,
+    # and would destroy torch's own while they run, which aborts the process now and then.
+    os._exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from predict.cost.machines import CPU, GPU, MACHINE, MODEL, profile_of
 from weft.describe.amount import Amount, Shape
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import Matmul, Pass
+from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
 from weft.predict.cost.compute import (
     DATA_SHEET_HALF_WIDTH,
@@ -184,3 +185,29 @@ def test_the_best_source_that_covers_a_device_answers() -> None:
 def test_a_precision_the_device_lacks_is_refused() -> None:
     with pytest.raises(InputError, match="'bf16' is not supported by cpu; it has fp32"):
         ComputeModel().stage_times(GRAPH, ALL, SHAPE, "bf16", CPU)
+
+
+@given(size=st.integers(1, 4), tensor_parallel=st.sampled_from([1, 2]))
+def test_selective_recomputation_lies_between_none_and_full(size: int, tensor_parallel: int) -> None:
+    shape = Shape(size, GRAPH.sequence, tensor_parallel)
+    layers = range(len(GRAPH.layers))
+    compute = ComputeModel()
+    seconds, kept, again = [], [], []
+    for recompute in RECOMPUTES:
+        times = compute.stage_times(GRAPH, layers, shape, "bf16", GPU, recompute=recompute)
+        seconds.append(times.backward_input_s)
+        kept.append(compute.kept_bytes(GRAPH, layers, shape, "bf16", GPU, recompute))
+        again.append(compute.recomputed_bytes(GRAPH, layers, shape, "bf16", GPU, recompute))
+    assert seconds[0] < seconds[1] < seconds[2]
+    assert kept[0] > kept[1] > kept[2]
+    assert again[0] == 0 < again[1] < again[2]
+
+
+def test_a_layer_that_does_not_know_its_products_cannot_be_recomputed_selectively() -> None:
+    layers = tuple(replace(layer, products=None) for layer in GRAPH.layers)
+    graph = replace(GRAPH, layers=layers)
+    assert not graph.knows_products
+    with pytest.raises(
+        InputError, match=r"embedding: cannot be recomputed selectively: .* \(nearest valid: full\)"
+    ):
+        ComputeModel().kept_bytes(graph, (0,), Shape(1, graph.sequence), "bf16", GPU, "selective")

@@ -88,9 +88,7 @@ def as_run(layer: Layer, run: Run) -> tuple[Layer, Pass]:
 
     def with_core(work: Pass, passes: float) -> Pass:
         memory = work.memory + core.memory * passes
-        if run.sequence_parallel:
-            memory = sharded(memory)
-        return replace(work, memory=memory)
+        return replace(work, memory=sharded(memory) if run.sequence_parallel else unsharded(memory))
 
     forward = with_core(layer.forward, 1.0)
     # The fused kernel's backward pass computes nothing again that the unfused one has kept.
@@ -102,7 +100,13 @@ def as_run(layer: Layer, run: Run) -> tuple[Layer, Pass]:
 
 def sharded(amount: Amount) -> Amount:
     """The same amount with what every tensor rank did in full shared among them."""
-    return Amount(tuple(term if term.tensor else replace(term, tensor=1) for term in amount.terms)) + ZERO
+    terms = (term if term.tensor else replace(term, tensor=1, stream=0) for term in amount.terms)
+    return Amount(tuple(terms)) + ZERO
+
+
+def unsharded(amount: Amount) -> Amount:
+    """The same amount with what weft divides with the sequence done by every tensor rank in full."""
+    return Amount(tuple(replace(term, stream=0) for term in amount.terms)) + ZERO
 
 
 def predicted_step_s(run: Run) -> float:
@@ -116,7 +120,7 @@ def predicted_step_s(run: Run) -> float:
     if devices == 1:
         return micro_batches * (blocks_s + sum(ends_s)) + update_s
     # The eight tensor ranks of a node send an eighth of the boundary each, at once.
-    boundary = round(layers[1].sent(run.shape) * 2 / 8)
+    boundary = round(layers[1].sent(replace(run.shape, tensor_parallel=1)) * 2 / 8)
     hop_s = sum(Network(cluster=run.cluster).message_s(0, 8, boundary, sharing=8))
     steady_s = micro_batches * (blocks_s + max(ends_s))
     return steady_s + (devices - 1) * (blocks_s / loops + 2 * hop_s) + update_s

@@ -79,7 +79,7 @@ def test_ranks_are_counted_apart() -> None:
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_inputs_are_the_stream_between_layers(tensor_parallel: int) -> None:
     shape = Shape(3, 32, tensor_parallel)
-    stream, tokens = 2 * 3 * 32 * MODEL.hidden, 8 * 3 * 32
+    stream, tokens = 2 * 3 * 32 * MODEL.hidden // tensor_parallel, 8 * 3 * 32
     assert stage_input_bytes(GRAPH, (0, 1, 2), shape, "bf16") == tokens + 2 * stream
     assert stage_input_bytes(GRAPH, (3, 4, 5), shape, "bf16") == 3 * stream
     everything = tuple(range(len(GRAPH.layers)))

@@ -26,7 +26,7 @@ from weft.predict.cost.network import Network
 from weft.predict.cost.price import price, register_cost_hook
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
-from weft.program.kinds import BACKWARD, FORWARD, KINDS, REDUCE, SEND_ACTIVATION, STEP, Kind
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, NORM, REDUCE, SEND_ACTIVATION, STEP, Kind
 
 GRAPH = layer_graph(MODEL)
 shapes = st.fixed_dictionaries(
@@ -301,3 +301,23 @@ def test_a_kind_without_a_hook_is_refused_and_one_with_a_hook_is_not_replaced() 
         price(replace(program, columns=replace(program.columns, kind=kind)), plan, GRAPH, where)
     with pytest.raises(InputError, match="already has one"):
         register_cost_hook("forward", lambda pricing, rows: (np.zeros(len(rows)),) * 3)
+
+
+@given(shapes, st.sampled_from(["zero-0", "zero-1"]))
+def test_a_norm_costs_a_meeting_and_reads_what_is_stepped(shape: dict[str, int], sharding: str) -> None:
+    where = cluster()
+    plan = plan_of(GRAPH, where, **shape).model_copy(update={"sharding": sharding})
+    watched = plan.model_copy(update={"gradient_norm": True})
+    plain_s, watched_s = (
+        predict(one, compile_plan(one, GRAPH), GRAPH, where).prediction.step_s for one in (plan, watched)
+    )
+    assert watched_s > plain_s
+    program = compile_plan(watched, GRAPH)
+    costs = price(program, watched, GRAPH, where).costs
+    rows = np.flatnonzero(program.columns.kind == NORM)
+    steps = np.flatnonzero(program.columns.kind == STEP)
+    # It reads gradients, of which the optimizer reads and writes more.
+    exchange = Network(cluster=where, machine=None).all_reduce(tuple(range(program.ranks)), 8).seconds
+    for row in rows.tolist():
+        stepping = costs.occupancy[steps[program.columns.rank[steps] == program.columns.rank[row]]].sum()
+        assert exchange * 1e9 - 1 <= costs.occupancy[row] <= exchange * 1e9 + stepping

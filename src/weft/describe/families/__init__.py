@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weft.describe.families import bert, gpt, llama, own, vit
+from weft.describe.families import alexnet, bert, gpt, llama, own, resnet, vgg, vit
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import require_choice
@@ -17,12 +17,16 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "llama": llama.layer_graph,
     "bert": bert.layer_graph,
     "vit": vit.layer_graph,
+    "resnet": resnet.layer_graph,
+    "vgg": vgg.layer_graph,
+    "alexnet": alexnet.layer_graph,
     own.FAMILY: own.layer_graph,
 }
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a model: ``embedding``, ``block.0`` and so on, ``head``.
+    """The costed layers of a model: ``embedding``, ``block.0`` and so on, ``head`` (of VGG and AlexNet
+    ``convolution.0`` and so on, ``linear.0`` and so on).
 
     Raises:
         InputError: when the family is unknown.

@@ -17,6 +17,7 @@ from weft.describe.families.transformer import (
     chain,
     embedding,
     passes,
+    per_stream_token,
     per_token,
     token_product,
 )
@@ -33,7 +34,10 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return chain(
         config,
         _embedding(config),
-        (biased_block(config, index, projections=_PROJECTIONS) for index in range(config.layers)),
+        (
+            biased_block(config, index, projections=_PROJECTIONS, norms_last=True)
+            for index in range(config.layers)
+        ),
         _head(config),
     )
 
@@ -44,7 +48,7 @@ def _embedding(config: ModelConfig) -> Layer:
     tables = embedding(config, learned_positions=True)
     added = Amount.of(SEGMENTS * width + 2 * width)
     # A segment's row is read, written and added; the norm reads and writes.
-    memory = per_token((5.0 + LAYER_NORM) * width)
+    memory = per_stream_token((5.0 + LAYER_NORM) * width)
     forward, backward = tables.forward, tables.backward_weight
     return replace(
         tables,
@@ -53,9 +57,9 @@ def _embedding(config: ModelConfig) -> Layer:
         backward_weight=Pass(
             memory=backward.memory + 2.0 * memory + 3.0 * added, kernels=backward.kernels + 5
         ),
-        kept=per_token(width),
+        kept=per_stream_token(width),
         # Mean and inverse deviation of the norm in fp32.
-        kept_bytes=tables.kept_bytes + per_token(8.0),
+        kept_bytes=tables.kept_bytes + per_stream_token(8.0),
     )
 
 
@@ -63,11 +67,11 @@ def _head(config: ModelConfig) -> Layer:
     """Dense layer, activation and norm, then product with the vocabulary and cross entropy in fp32.
 
     All tokens are multiplied with the vocabulary, masked or not, as in `transformers`. The bias of the
-    vocabulary is the head's own, also where the matrix is tied. `tensor_reduced` is the loss's: maximum, sum
-    and the target's logit per token.
+    vocabulary is the head's own, also where the matrix is tied. `tensor_reduced` is half of
+    an all-reduce of the stream, and the loss's: maximum, sum and the target's logit per token.
     """
     width, vocabulary = config.hidden, config.vocabulary
-    dense = token_product(width, width, divided="")
+    dense = replace(token_product(width, width, divided=""), rows=per_stream_token(1.0))
     product = token_product(width, vocabulary, divided="columns")
     matrix = Amount.of(width * vocabulary, tensor=1)
     own = Amount.of(width * width + width + 2 * width) + Amount.of(vocabulary, tensor=1)
@@ -76,14 +80,17 @@ def _head(config: ModelConfig) -> Layer:
         name="head",
         kind="head",
         parameters=own if config.tied_embeddings else own + matrix,
-        # The input; the activation's and the norm's inputs; the norm's output; the logits.
-        kept=per_token(4.0 * width) + per_token(vocabulary, divided=True),
-        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(TOKEN_BYTES + 8.0),
-        tensor_reduced=per_token(3.0),
+        # The input; the activation's and the norm's inputs; the norm's gathered output; the logits.
+        kept=per_stream_token(3.0 * width) + per_token(width) + per_token(vocabulary, divided=True),
+        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True)
+        + per_token(TOKEN_BYTES)
+        + per_stream_token(8.0),
+        products=per_token(width) + per_token(vocabulary, divided=True),
+        tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (dense, product),
             (),
-            memory=per_token((ACTIVATION + LAYER_NORM) * width) + loss,
+            memory=per_stream_token((ACTIVATION + LAYER_NORM) * width) + loss,
             # Activation, norm, the fp32 copy, the log-softmax and the loss.
             kernels=5,
             parameters=own + matrix,

@@ -13,6 +13,7 @@ from weft.describe.families.transformer import (
     embedding,
     head,
     passes,
+    per_stream_token,
     per_token,
     token_product,
 )
@@ -53,17 +54,22 @@ def _block(config: ModelConfig, index: int) -> Layer:
         name=f"block.{index}",
         kind="block",
         parameters=parameters,
-        # Inputs and outputs of both norms; q, k, v and the attention's output; gate, up, silu(gate) and
-        # their product.
-        kept=per_token(4.0 * width) + per_token(2.0 * width + 2.0 * key_width + 4.0 * inner, divided=True),
+        # Inputs and gathered outputs of both norms; q, k, v and the attention's output; gate, up, silu(gate)
+        # and their product.
+        kept=per_stream_token(2.0 * width)
+        + per_token(2.0 * width)
+        + per_token(2.0 * width + 2.0 * key_width + 4.0 * inner, divided=True),
         # The inverse root mean square of two norms in fp32.
-        kept_bytes=per_token(8.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
-        sent=per_token(width),
+        kept_bytes=per_stream_token(8.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        # The attention's product; q, k, v, the attention, gate and up.
+        products=per_token(width) + per_token(2.0 * width + 2.0 * key_width + 2.0 * inner, divided=True),
+        product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         **passes(
             weights,
             attention_products(heads, width // heads),
-            memory=per_token((2 * _NORM + 2 * _RESIDUAL) * width)
+            memory=per_stream_token((2 * _NORM + 2 * _RESIDUAL) * width)
             + per_token(_ROTARY * (width + key_width) + _GATED_ACTIVATION * inner, divided=True),
             # Four per norm, three per rotated tensor, two residuals, activation and gate; three more
             # because q, k, v, gate and up are five products here counted as two.

@@ -3,9 +3,10 @@
 Elements are of the compute precision. Products are counted in full: scores of the whole square (the
 kernel may skip the masked half), and the matrix product of the head for tied embeddings too.
 Tensor parallelism is Megatron-LM's (arXiv 1909.08053): heads, feed-forward columns and vocabulary are
-divided by t, norms and the stream between blocks are not. What backward needs follows arXiv 2205.05198,
-section 4, with attention kernels that never store the s x s scores and without dropout's masks, because
-training starts without dropout.
+divided by t, and where t divides s so are the tokens of norms and of the stream between divided products
+(arXiv 2205.05198). What backward needs follows the latter's section 4, with attention kernels that never
+store the s x s scores, without dropout's masks, because training starts without dropout, and with the
+gathered inputs of divided products, which are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict
 
-from weft.describe.amount import Amount
+from weft.describe.amount import ZERO, Amount
 from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
 from weft.describe.model import ModelConfig
 
@@ -36,6 +37,11 @@ ACTIVATION = 2.0
 def per_token(elements: float, *, divided: bool = False) -> Amount:
     """`elements` for each token of a micro-batch, over the tensor ranks when `divided`."""
     return Amount.of(elements, batch=1, sequence=1, tensor=int(divided))
+
+
+def per_stream_token(elements: float) -> Amount:
+    """`elements` for each token that a rank has of the stream between divided products."""
+    return Amount.of(elements, batch=1, sequence=1, stream=1)
 
 
 def token_product(inner: float, columns: float, *, divided: str) -> Matmul:
@@ -119,7 +125,7 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
     positions = config.sequence * width if learned_positions else 0
     tables = Amount.of(config.vocabulary * width, tensor=1) + Amount.of(positions)
     # A lookup reads a row and writes it; positions are looked up too, and added.
-    lookups = per_token(7.0 * width if learned_positions else 2.0 * width)
+    lookups = per_token(2.0 * width) + per_stream_token(5.0 * width if learned_positions else 0.0)
     return Layer(
         name="embedding",
         kind="embedding",
@@ -127,16 +133,18 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
         forward=Pass(memory=lookups, kernels=3 if learned_positions else 1),
         backward_weight=Pass(memory=lookups + 4.0 * tables, kernels=6 if learned_positions else 3),
         kept_bytes=per_token(TOKEN_BYTES),
-        sent=per_token(width),
-        tensor_reduced=per_token(width),
+        products=ZERO,
+        sent=per_stream_token(width),
+        # Half of an all-reduce forward and half of one backward, or all of one forward.
+        tensor_reduced=per_token(0.5 * width),
     )
 
 
-def biased_block(config: ModelConfig, index: int, *, projections: int = 1) -> Layer:
+def biased_block(config: ModelConfig, index: int, *, projections: int = 1, norms_last: bool = False) -> Layer:
     """A block of layer norms, attention and one wide feed-forward, all products with biases.
 
     Norms before or after their branch cost and keep the same. `projections`: kernels that compute queries,
-    keys and values; the splits of a joint one are views.
+    keys and values; the splits of a joint one are views. `norms_last`: each norm follows its branch.
     """
     width, inner, heads = config.hidden, config.feed_forward, config.heads
     weights = (
@@ -153,16 +161,24 @@ def biased_block(config: ModelConfig, index: int, *, projections: int = 1) -> La
         name=f"block.{index}",
         kind="block",
         parameters=parameters,
-        # Inputs and outputs of both norms; q, k, v and the attention's output; the activation's in and out.
-        kept=per_token(4.0 * width) + per_token(4.0 * width + 2.0 * inner, divided=True),
+        # Inputs and gathered outputs of both norms; q, k, v and the attention's output; the activation's in
+        # and out.
+        kept=per_stream_token(2.0 * width)
+        + per_token(2.0 * width)
+        + per_token(4.0 * width + 2.0 * inner, divided=True),
         # Mean and inverse deviation of two norms in fp32.
-        kept_bytes=per_token(16.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
-        sent=per_token(width),
+        kept_bytes=per_stream_token(16.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        # The attention's product; q, k, v, the attention and the first product of the feed-forward. What
+        # nothing follows but a residual is not needed; a norm after it needs it.
+        products=per_token((2.0 if norms_last else 1.0) * width)
+        + per_token(4.0 * width + inner, divided=True),
+        product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         **passes(
             weights,
             attention_products(heads, width // heads),
-            memory=per_token((2 * LAYER_NORM + 2 * RESIDUAL) * width)
+            memory=per_stream_token((2 * LAYER_NORM + 2 * RESIDUAL) * width)
             + per_token(ACTIVATION * inner, divided=True),
             # Two norms, two residuals, the activation; one projection is counted as a product.
             kernels=5 + projections - 1,
@@ -175,7 +191,8 @@ def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_
     """Final norm, product with the vocabulary, and cross entropy computed in fp32 over divided logits.
 
     Tied embeddings: the matrix is counted in the embedding, the product here.
-    `tensor_reduced` is the loss's: maximum, sum and the target's logit per token.
+    `tensor_reduced` is half of an all-reduce of the stream, as in the embedding, and the loss's: maximum, sum
+    and the target's logit per token.
     """
     width, vocabulary = config.hidden, config.vocabulary
     product = token_product(width, vocabulary, divided="columns")
@@ -187,14 +204,15 @@ def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_
         name="head",
         kind="head",
         parameters=norm if config.tied_embeddings else norm + matrix,
-        # The norm's input and output; the logits.
-        kept=per_token(2.0 * width) + per_token(vocabulary, divided=True),
+        # The norm's input and gathered output; the logits.
+        kept=per_stream_token(width) + per_token(width) + per_token(vocabulary, divided=True),
         kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(TOKEN_BYTES),
-        tensor_reduced=per_token(3.0),
+        products=per_token(vocabulary, divided=True),
+        tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (product,),
             (),
-            memory=per_token(norm_memory) + loss,
+            memory=per_stream_token(norm_memory) + loss,
             kernels=norm_kernels + 3,
             parameters=norm + matrix,
         ),
@@ -211,6 +229,17 @@ def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Laye
         sequence=config.sequence,
         vocabulary=config.vocabulary,
         tied=_tied(config, len(layers)) if config.tied_embeddings else (),
+        divided=divided_sizes(config),
+    )
+
+
+def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:
+    """What tensor ranks divide without a rest."""
+    keys = config.key_value_heads
+    return (
+        ("heads", config.heads),
+        *((("key-value heads", keys),) if keys != config.heads else ()),
+        ("feed-forward columns", config.feed_forward),
     )
 
 

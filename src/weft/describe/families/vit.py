@@ -5,7 +5,7 @@ Equal to `transformers.ViTForImageClassification` in parameters (Dosovitskiy et 
 
 from __future__ import annotations
 
-from weft.describe.amount import Amount
+from weft.describe.amount import ZERO, Amount
 from weft.describe.families.transformer import (
     LAYER_NORM,
     LOSS_BYTES_PER_LOGIT,
@@ -15,6 +15,7 @@ from weft.describe.families.transformer import (
     biased_block,
     chain,
     passes,
+    per_stream_token,
     per_token,
     transposed_input,
 )
@@ -62,7 +63,8 @@ def _embedding(config: ModelConfig) -> Layer:
             matmuls=(transposed_input(product),), memory=memory + 3.0 * parameters, kernels=6
         ),
         kept=Amount.of(config.channels * config.image_size**2, batch=1),
-        sent=per_token(width),
+        products=ZERO,
+        sent=per_stream_token(width),
     )
 
 
@@ -75,13 +77,14 @@ def _head(config: ModelConfig) -> Layer:
         name="head",
         kind="head",
         parameters=parameters,
-        # The norm's input and output; the logits.
-        kept=per_token(2.0 * width) + Amount.of(classes, batch=1),
+        # The norm's input and gathered output; the logits.
+        kept=per_stream_token(width) + per_token(width) + Amount.of(classes, batch=1),
         kept_bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1),
+        products=Amount.of(classes, batch=1),
         **passes(
             (product,),
             (),
-            memory=per_token(LAYER_NORM * width) + Amount.of(6.0 * classes, batch=1),
+            memory=per_stream_token(LAYER_NORM * width) + Amount.of(6.0 * classes, batch=1),
             # The norm, the fp32 copy, the log-softmax and the loss.
             kernels=4,
             parameters=parameters,

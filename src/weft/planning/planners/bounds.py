@@ -19,8 +19,8 @@ from weft.moves.layout import Layout, pipeline_of, replicas_of
 from weft.moves.partition import balanced_partition
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
-from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.memory import resident_bytes, state_bytes, with_slack
+from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.memory import resident_bytes, stage_product_bytes, state_bytes, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.residency import kept_changes
 from weft.program.program import Ints
@@ -46,13 +46,16 @@ class _Layers(NamedTuple):
     """One micro-batch through every layer: seconds of its passes, bytes it leaves, parameters of a rank.
 
     All of shape (layers,). `forward` and `backward` contain the all-reduces of tensor ranks; `kept` is what
-    backward passes need, `inputs` what they can be recomputed from.
+    backward passes need, `inputs` what they can be recomputed from, `products` what is kept beside it where
+    only what is no product is recomputed, which takes `again`.
     """
 
     forward: Floats
     backward: Floats
     kept: Floats
     inputs: Floats
+    products: Floats
+    again: Floats
     parameters: Floats
 
 
@@ -92,8 +95,8 @@ class Bounds:
         layers = self._layers_of(layout)
         forward = self._by_stage(layout, layers.forward)
         both = forward + self._by_stage(layout, layers.backward)
-        if layout.recompute == "full":
-            both = both + forward
+        if layout.recompute != "none":
+            both = both + (forward if layout.recompute == "full" else self._by_stage(layout, layers.again))
         waits = forward if splits_backward(layout.schedule, layout.pipeline_parallel) else both
         pipeline, placement = self._placed(layout)
         share = pipeline.micro_batches // len(placement)
@@ -113,8 +116,9 @@ class Bounds:
         layers = self._layers_of(layout)
         whole = with_slack(self._by_stage(layout, layers.kept).astype(np.int64))
         left = whole
-        if layout.recompute == "full":
-            left = with_slack(self._by_stage(layout, layers.inputs).astype(np.int64))
+        if layout.recompute != "none":
+            kept = layers.inputs + (layers.products if layout.recompute == "selective" else 0.0)
+            left = with_slack(self._by_stage(layout, kept).astype(np.int64))
         holdings = [
             Holding(resident=resident, activations=_most_kept(order, left, whole))
             for resident, order in zip(self._resident(layout).tolist(), self._orders_of(layout), strict=True)
@@ -129,8 +133,9 @@ class Bounds:
         stages = _by_local_stage(placement, parameters, replicas_of(layout))
         states = state_bytes(self._problem.job.precision)
         held = resident_bytes(stages, pipeline.devices, states, layout.sharding)
-        if layout.recompute == "full":
-            largest = np.maximum.reduceat(layers.kept, self._cuts(layout)[:-1])
+        if layout.recompute != "none":
+            made = layers.kept - (layers.products if layout.recompute == "selective" else 0.0)
+            largest = np.maximum.reduceat(np.maximum(made, 0.0), self._cuts(layout)[:-1])
             room = np.zeros_like(held)
             np.maximum.at(room, placement, np.broadcast_to(largest.astype(np.int64), placement.shape))
             held = held + room
@@ -192,12 +197,28 @@ class Bounds:
             for group in job.cluster.groups
         ]
         inputs = self._compute.kept_bytes(job.graph, one, shape, job.precision, self._fastest, "full")
+        products, again_s = self._selectively(index, shape, times)
         return (
             times.forward_s + reduced_s,
             times.backward_input_s + times.backward_weight_s + reduced_s,
             min(kept),
             inputs,
+            products,
+            again_s,
             round(job.graph.layers[index].parameters(shape)),
+        )
+
+    def _selectively(self, index: int, shape: Shape, kept: StageTimes) -> tuple[float, float]:
+        """What a layer's products leave, and seconds to make the rest again; 0 where it is not known."""
+        job, one = self._problem.job, (index,)
+        if job.graph.layers[index].products is None:
+            return 0.0, 0.0
+        again = self._compute.stage_times(
+            job.graph, one, shape, job.precision, self._fastest, recompute="selective"
+        )
+        return (
+            stage_product_bytes(job.graph, one, shape, job.precision),
+            again.backward_input_s - kept.backward_input_s,
         )
 
     def _tensor_s(self, index: int, shape: Shape) -> float:

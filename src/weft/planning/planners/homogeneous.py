@@ -20,6 +20,7 @@ from math import inf
 from operator import itemgetter
 from typing import ClassVar
 
+from weft.describe.plan import RECOMPUTES
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Layout, build_plan, pipeline_of, refuse
@@ -108,7 +109,7 @@ def _cannot_win(
 
 def _dominates(layout: Layout, variant: Layout) -> bool:
     """Whether a variant of a fitting layout cannot be faster; see the module's docstring."""
-    if layout.recompute == "full" and variant.recompute == "none":
+    if RECOMPUTES.index(layout.recompute) > RECOMPUTES.index(variant.recompute):
         return False
     if layout.sharding == "zero-0":
         return variant.sharding == "zero-0"

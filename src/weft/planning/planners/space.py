@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import get_args
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import Recompute
+from weft.describe.plan import RECOMPUTES
 from weft.moves.layout import Job, Layout, replicas_of
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.memory import SHARDINGS
@@ -24,9 +23,9 @@ MAX_LOOPS = 8
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
-    On a cluster of synchronous devices, the only ones that the runtime computes on, tensor ranks, which it
-    does not run, sharded states and recomputation, which save memory that such a machine rarely lacks, and
-    backwards in two parts, which no profile measures, are considered when they are pinned.
+    On a cluster of synchronous devices, such as CPUs, tensor ranks, which meet often, sharded states and
+    recomputation, which save memory that such a machine rarely lacks, and backwards in two parts, which no
+    profile measures, are considered when they are pinned.
     """
     job, pins = problem.job, problem.pins
     opened = any(not group.device.synchronous for group in job.cluster.groups)
@@ -44,13 +43,14 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                             schedule=schedule,
                             sync=pins.sync,
                         )
-                        yield from _variants(layout, pins, opened=opened)
+                        yield from _variants(job, layout, pins, opened=opened)
 
 
-def _variants(layout: Layout, pins: Pins, *, opened: bool) -> Iterator[Layout]:
-    """The layout with every sharding and recomputation; without replicas there is nobody to share with."""
+def _variants(job: Job, layout: Layout, pins: Pins, *, opened: bool) -> Iterator[Layout]:
+    """The layout with every sharding and recomputation that the model knows; without replicas there is nobody
+    to share with."""
     shardings = SHARDINGS
-    recomputes: tuple[Recompute, ...] = get_args(Recompute)
+    recomputes = tuple(one for one in RECOMPUTES if one != "selective" or job.graph.knows_products)
     if pins.sharding is not None:
         shardings = (pins.sharding,)
     elif replicas_of(layout) == 1 or not opened:

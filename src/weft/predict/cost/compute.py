@@ -17,6 +17,7 @@ from weft.predict.cost.memory import (
     copied_parameters,
     stage_input_bytes,
     stage_kept_bytes,
+    stage_product_bytes,
     state_bytes,
 )
 from weft.predict.cost.profiled import profile_rows, require_same_model
@@ -34,15 +35,17 @@ PROFILE_HALF_WIDTH = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of one micro-batch through a stage, and of its optimizer's update.
+    """Seconds of one micro-batch through a stage, of its optimizer's update, and of reading its gradients.
 
-    `half_width` is the relative half-width of the 90 % interval, `source` says where the times come from.
+    `update_s` and `read_gradients_s` are for the parameters that one rank steps. `half_width` is the relative
+    half-width of the 90 % interval, `source` says where the times come from.
     """
 
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
     update_s: float
+    read_gradients_s: float
     half_width: float
     source: str
 
@@ -86,7 +89,8 @@ class ComputeModel:
     ) -> StageTimes:
         """Times of the layers at positions `layers`, run one after the other as one stage.
 
-        With `recompute` the input part of the backward pass begins with the forward pass of the same layers.
+        With `recompute` the input part of the backward pass begins with the forward pass of the same layers,
+        selectively without its products.
         `update_share` is the part of the stage's parameters that one rank steps.
 
         Raises:
@@ -112,15 +116,52 @@ class ComputeModel:
             for one in copied_parameters(graph, layers):
                 touched = one.parameters(shape) * state_bytes(precision).touched
                 total = total.plus(_LayerTimes(update_s=speeds.memory_s(touched)), 1)
-        again_s = total.forward_s if recompute == "full" else 0.0
+        again_s = self._again_s(graph, layers, shape, precision, device, recompute)
         return StageTimes(
             forward_s=total.forward_s,
             backward_input_s=total.backward_input_s + again_s,
             backward_weight_s=total.backward_weight_s,
             update_s=total.update_s * update_share,
+            read_gradients_s=self._read_gradients_s(graph, layers, shape, precision, device) * update_share,
             half_width=half_width,
             source=source,
         )
+
+    def _again_s(
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        recompute: Recompute,
+    ) -> float:
+        """Seconds in which a backward pass runs the forward pass again, or all of it but its products.
+
+        A profile says what a whole pass takes; of it the products have the part that they have by the speeds.
+        """
+        if recompute == "none":
+            return 0.0
+        speeds, total = self._speeds(device, precision)[0], 0.0
+        for layer, count in _distinct(graph, layers):
+            work = layer.forward
+            whole_s = pass_s(work, shape, precision, device, speeds)
+            again_s = forward_s = whole_s
+            if self._profiles(device):
+                assert self.profile is not None
+                again_s = forward_s = _profiled(self.profile, layer, shape, device).forward_s
+            if recompute == "selective" and whole_s:
+                others = Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
+                again_s = forward_s * pass_s(others, shape, precision, device, speeds) / whole_s
+            total += count * again_s
+        return total
+
+    def _read_gradients_s(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> float:
+        parameters = sum(graph.layers[layer].parameters(shape) for layer in layers)
+        speeds = self._speeds(device, precision)[0]
+        return speeds.memory_s(parameters * state_bytes(precision).gradients)
 
     def kept_bytes(
         self,
@@ -136,9 +177,12 @@ class ComputeModel:
         Raises:
             InputError: as `stage_times` does.
         """
+        if recompute == "none":
+            return self.all_kept_bytes(graph, layers, shape, precision, device)
+        inputs = stage_input_bytes(graph, layers, shape, precision)
         if recompute == "full":
-            return stage_input_bytes(graph, layers, shape, precision)
-        return self.all_kept_bytes(graph, layers, shape, precision, device)
+            return inputs
+        return inputs + stage_product_bytes(graph, layers, shape, precision)
 
     def all_kept_bytes(
         self,
@@ -174,14 +218,18 @@ class ComputeModel:
         device: Device,
         recompute: Recompute,
     ) -> int:
-        """Bytes of the activations of the largest layer where layers are recomputed one by one, else 0.
+        """Bytes of what is made again for the largest layer where layers are recomputed one by one, else 0.
 
         Raises:
             InputError: as `stage_times` does.
         """
         if recompute == "none":
             return 0
-        return max(self.all_kept_bytes(graph, (layer,), shape, precision, device) for layer in layers)
+        made = []
+        for layer in layers:
+            there = stage_product_bytes(graph, (layer,), shape, precision) if recompute == "selective" else 0
+            made.append(self.all_kept_bytes(graph, (layer,), shape, precision, device) - there)
+        return max(0, *made)
 
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""

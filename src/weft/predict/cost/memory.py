@@ -154,3 +154,18 @@ def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pr
     sent = [graph.layers[producer].sent(shape) for before in feeders.values() for producer in before]
     first = [layer for layer, before in feeders.items() if not before]
     return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
+
+
+def stage_product_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
+    """Bytes that one micro-batch leaves in a stage, beside its layers' inputs, not to call products again.
+
+    Raises:
+        InputError: when a layer does not say what its products leave.
+    """
+    total = 0.0
+    for layer in (graph.layers[index] for index in layers):
+        if layer.products is None:
+            problem = "cannot be recomputed selectively: it does not say what its products leave"
+            raise InputError(Violation(f"{graph.name}: {layer.name}", problem, "full"))
+        total += layer.products(shape) * PRECISION_BYTES[precision] + layer.product_bytes(shape)
+    return round(total)

@@ -177,7 +177,7 @@ def _by_table(
 
 
 def _compute_hook(
-    seconds_of: Callable[[StageTimes], float], *, tensor_reduced: bool, recomputes: bool = False
+    seconds_of: Callable[[Pricing, StageTimes], float], *, tensor_reduced: bool, recomputes: bool = False
 ) -> CostHook:
     """A stage's time, the executor's own time, and the all-reduces of tensor ranks where there are some.
 
@@ -190,7 +190,7 @@ def _compute_hook(
 
         def place_s(stage: int, replica: int, devices: int) -> tuple[float, float, float]:
             seconds = max(
-                pricing.in_program_s(seconds_of(times), device, speed)
+                pricing.in_program_s(seconds_of(pricing, times), device, speed)
                 for times, device, speed in zip(
                     pricing.stage_times[stage, devices],
                     pricing.device_sets[devices],
@@ -199,7 +199,7 @@ def _compute_hook(
                 )
             )
             if tensor_reduced:
-                again = recomputes and pricing.plan.stages[stage].recompute == "full"
+                again = recomputes and pricing.plan.stages[stage].recompute != "none"
                 seconds += (2 if again else 1) * pricing.tensor_s.get((stage, replica), 0.0)
             return seconds, 0.0, 0.0
 
@@ -243,26 +243,44 @@ def _reduction(plan: Plan) -> _TimeOf:
     return Network.all_reduce if plan.sharding == "zero-0" else Network.reduce_scatter
 
 
+def _norm(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
+    """A rank reads the gradients that it answers for, of all its stages; then all exchange one number."""
+    columns, groups = pricing.program.columns, pricing.program.groups
+
+    def rank_s(rank: int, group: int, moved_bytes: int) -> tuple[float, float, float]:
+        taken = pricing.network.all_reduce(groups[group], moved_bytes)
+        return pricing.read_gradients_s(rank) + taken.seconds, 0.0, taken.link_s
+
+    return _by_table(rank_s, columns.rank[rows], columns.group[rows], columns.bytes[rows])
+
+
+def _step_s(pricing: Pricing, times: StageTimes) -> float:
+    """Where the norm is taken, as if every step were clipped: gradients are read and written once more."""
+    return times.update_s + (2.0 * times.read_gradients_s if pricing.plan.gradient_norm else 0.0)
+
+
 def _nothing(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
     return np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
 
 
-register_cost_hook("forward", _compute_hook(lambda times: times.forward_s, tensor_reduced=True))
+register_cost_hook("forward", _compute_hook(lambda _, times: times.forward_s, tensor_reduced=True))
 register_cost_hook(
     "backward",
     _compute_hook(
-        lambda times: times.backward_input_s + times.backward_weight_s, tensor_reduced=True, recomputes=True
+        lambda _, times: times.backward_input_s + times.backward_weight_s,
+        tensor_reduced=True,
+        recomputes=True,
     ),
 )
 register_cost_hook(
     "backward_input",
-    _compute_hook(lambda times: times.backward_input_s, tensor_reduced=True, recomputes=True),
+    _compute_hook(lambda _, times: times.backward_input_s, tensor_reduced=True, recomputes=True),
 )
 # The weight part of a backward pass needs nothing from the other tensor ranks, nor does the optimizer.
 register_cost_hook(
-    "backward_weight", _compute_hook(lambda times: times.backward_weight_s, tensor_reduced=False)
+    "backward_weight", _compute_hook(lambda _, times: times.backward_weight_s, tensor_reduced=False)
 )
-register_cost_hook("step", _compute_hook(lambda times: times.update_s, tensor_reduced=False))
+register_cost_hook("step", _compute_hook(_step_s, tensor_reduced=False))
 register_cost_hook("send_activation", _send)
 register_cost_hook("send_gradient", _send)
 # A message takes its time on the sender's side.
@@ -273,3 +291,4 @@ register_cost_hook("reduce", _collective_hook(_reduction))
 register_cost_hook("reduce_tied", _collective_hook(lambda plan: Network.all_reduce))
 register_cost_hook("gather", _collective_hook(lambda plan: Network.all_gather))
 register_cost_hook("free", _nothing)
+register_cost_hook("norm", _norm)

@@ -19,7 +19,7 @@ from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
 from weft.program.codes import distinct_rows
 from weft.program.fold import KEPT_LANE, KEPT_REPLICA, twins_of
-from weft.program.kinds import is_send
+from weft.program.kinds import STEP, is_send
 from weft.program.program import NONE, Ints, Program
 
 _NodeLink = tuple[tuple[int, int], int, bool]
@@ -114,6 +114,34 @@ class Pricing:
         worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
         slowdowns: npt.NDArray[np.float64] = worst[self.device_set_of_rank].T
         return slowdowns
+
+    def read_gradients_s(self, rank: int) -> float:
+        """Seconds in which a rank, or the slowest that it stands for, reads the gradients it answers for.
+
+        Replicas that all hold the summed gradient answer for equal shares of it.
+        """
+        devices = int(self.device_set_of_rank[rank])
+        seconds = 0.0
+        for stage in self._trained_stages[rank]:
+            copies = len(self.plan.stages[stage].replicas) if self.plan.sharding == "zero-0" else 1
+            slowest = max(
+                times.read_gradients_s / speed
+                for times, speed in zip(
+                    self.stage_times[stage, devices], self.speed_sets[devices], strict=True
+                )
+            )
+            seconds += slowest / copies
+        return seconds
+
+    @cached_property
+    def _trained_stages(self) -> Mapping[int, tuple[int, ...]]:
+        """The stages of each rank that steps any."""
+        columns = self.program.columns
+        rows = np.flatnonzero(columns.kind == STEP)
+        stages: dict[int, tuple[int, ...]] = {}
+        for rank, stage in zip(columns.rank[rows].tolist(), columns.stage[rows].tolist(), strict=True):
+            stages[rank] = (*stages.get(rank, ()), stage)
+        return stages
 
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
         """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from importlib import import_module
 
-from weft.describe.model import ModelConfig
-from weft.run.families.bert import BertStage
-from weft.run.families.gpt import GptStage
-from weft.run.families.llama import LlamaStage
-from weft.run.families.vit import ViTStage
 from weft.run.stage_module import StageModule
 
-STAGE_FAMILIES: Mapping[str, Callable[[ModelConfig, Sequence[int]], StageModule]] = {
-    "gpt": GptStage,
-    "llama": LlamaStage,
-    "bert": BertStage,
-    "vit": ViTStage,
+# By the family's name, where its stages are. A run needs one of them, and each brings its part of
+# `transformers` along, whose imports take about a second.
+STAGE_FAMILIES: Mapping[str, str] = {
+    "gpt": "weft.run.families.gpt:GptStage",
+    "llama": "weft.run.families.llama:LlamaStage",
+    "bert": "weft.run.families.bert:BertStage",
+    "vit": "weft.run.families.vit:ViTStage",
+    "resnet": "weft.run.families.resnet:ResNetStage",
+    "vgg": "weft.run.families.vgg:VggStage",
+    "alexnet": "weft.run.families.alexnet:AlexNetStage",
 }
+
+
+def stage_family(name: str) -> type[StageModule]:
+    """The stages of a known family; makes one of a `ModelConfig` and the positions of its layers."""
+    module, _, stage = STAGE_FAMILIES[name].partition(":")
+    family: type[StageModule] = getattr(import_module(module), stage)
+    return family

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
 from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
+from weft.run.tensor_layers import Held
 
 
 def bert_config(config: ModelConfig) -> BertConfig:
@@ -39,6 +41,23 @@ class BertStage(StageModule):
     """Every token attends to all tokens of its sample; all of them are of the first segment."""
 
     token_table = "bert.embeddings.word_embeddings"
+    held: ClassVar[Mapping[str, Held]] = {
+        "attention.self.query.weight": Held(axis=0),
+        "attention.self.query.bias": Held(axis=0),
+        "attention.self.key.weight": Held(axis=0),
+        "attention.self.key.bias": Held(axis=0),
+        "attention.self.value.weight": Held(axis=0),
+        "attention.self.value.bias": Held(axis=0),
+        "output.dense.weight": Held(axis=1),
+        "intermediate.dense.weight": Held(axis=0),
+        "intermediate.dense.bias": Held(axis=0),
+        "word_embeddings.weight": Held(axis=0),
+        "predictions.bias": Held(axis=0),
+        "predictions.decoder.weight": Held(axis=0),
+        "predictions.decoder.bias": Held(axis=0),
+    }
+    regions = ("attention.self", "intermediate")
+    row_products = ("attention.output.dense", "output.dense")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
@@ -68,6 +87,10 @@ class BertStage(StageModule):
             else:
                 self.cls.predictions.decoder = nn.Linear(config.hidden, config.vocabulary)
 
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.bert.encoder.layer.values())
+
     def initial(self, name: str) -> Initial:
         if "LayerNorm" in name:
             return Initial(mean=1.0 if name.endswith("weight") else 0.0)
@@ -75,15 +98,21 @@ class BertStage(StageModule):
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
         """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
-        functions: list[LayerFunction] = [self.bert.embeddings] if self.embeds else []
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.bert.encoder.layer.values()
         return [*functions, self._head] if self.ends else functions
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        embeddings = self.bert.embeddings
+        positions = self.tensor.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
+        embedded: torch.Tensor = embeddings(
+            inputs_embeds=embeddings.word_embeddings(tokens), position_ids=positions
+        )
+        return embedded
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         predictions = self.cls.predictions
         hidden = predictions.transform(hidden)
         if self.config.tied_embeddings:
-            table = self.bert.embeddings.word_embeddings.weight
-            return nn.functional.linear(hidden, table, predictions.bias)
-        logits: torch.Tensor = predictions.decoder(hidden)
-        return logits
+            return self.logits(hidden, self.bert.embeddings.word_embeddings.weight, predictions.bias)
+        return self.logits(hidden, predictions.decoder.weight, predictions.decoder.bias)

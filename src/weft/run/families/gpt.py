@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from weft.describe.model import ModelConfig
 from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
+from weft.run.tensor_layers import Held
 
 
 def gpt_config(config: ModelConfig) -> GPT2Config:
@@ -42,6 +44,19 @@ class GptStage(StageModule):
     """Without an attention mask the blocks attend causally."""
 
     token_table = "transformer.wte"
+    # `transformers` keeps these products' weights as (inner, columns).
+    held: ClassVar[Mapping[str, Held]] = {
+        "attn.c_attn.weight": Held(axis=1, blocks=3),
+        "attn.c_attn.bias": Held(axis=0, blocks=3),
+        "attn.c_proj.weight": Held(axis=0),
+        "mlp.c_fc.weight": Held(axis=1),
+        "mlp.c_fc.bias": Held(axis=0),
+        "mlp.c_proj.weight": Held(axis=0),
+        "wte.weight": Held(axis=0),
+        "lm_head.weight": Held(axis=0),
+    }
+    regions = ("attn", "mlp")
+    row_products = ("attn.c_proj", "mlp.c_proj")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
@@ -60,6 +75,16 @@ class GptStage(StageModule):
             if not config.tied_embeddings:
                 self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.transformer.h.values())
+
+    def narrow(self, block: nn.Module, size: int) -> None:
+        attention, feed_forward = block.attn, block.mlp
+        attention.split_size //= size
+        attention.c_attn.nf //= size
+        feed_forward.c_fc.nf //= size
+
     def initial(self, name: str) -> Initial:
         if ".ln_" in name:
             return Initial(mean=1.0 if name.endswith("weight") else 0.0)
@@ -77,13 +102,11 @@ class GptStage(StageModule):
         return [*functions, self._head] if self.ends else functions
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = self.tensor.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
         embedded: torch.Tensor = self.transformer.wte(tokens) + self.transformer.wpe(positions)
         return embedded
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.transformer.ln_f(hidden)
-        if self.config.tied_embeddings:
-            return nn.functional.linear(hidden, self.transformer.wte.weight)
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        head = self.transformer.wte if self.config.tied_embeddings else self.lm_head
+        return self.logits(hidden, head.weight)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from weft.describe.model import ModelConfig
 from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
+from weft.run.tensor_layers import Held
 
 
 def llama_config(config: ModelConfig) -> LlamaConfig:
@@ -42,6 +44,19 @@ class LlamaStage(StageModule):
     """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
 
     token_table = "model.embed_tokens"
+    held: ClassVar[Mapping[str, Held]] = {
+        "q_proj.weight": Held(axis=0),
+        "k_proj.weight": Held(axis=0),
+        "v_proj.weight": Held(axis=0),
+        "o_proj.weight": Held(axis=1),
+        "gate_proj.weight": Held(axis=0),
+        "up_proj.weight": Held(axis=0),
+        "down_proj.weight": Held(axis=1),
+        "embed_tokens.weight": Held(axis=0),
+        "lm_head.weight": Held(axis=0),
+    }
+    regions = ("self_attn", "mlp")
+    row_products = ("self_attn.o_proj", "mlp.down_proj")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
@@ -61,6 +76,10 @@ class LlamaStage(StageModule):
             if not config.tied_embeddings:
                 self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.model.layers.values())
+
     def initial(self, name: str) -> Initial:
         return Initial(mean=1.0) if "norm" in name else Initial(deviation=self.initializer_range)
 
@@ -74,7 +93,10 @@ class LlamaStage(StageModule):
 
     def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the positions, each (1, s, head size), shared by the stage's blocks."""
-        positions = torch.arange(inputs.shape[1], device=inputs.device).unsqueeze(0)
+        # Attention reads all tokens, also where the stage's input has this rank's only.
+        divided = self.tensor.divides_sequence and not self.embeds
+        tokens = inputs.shape[1] * (self.tensor.size if divided else 1)
+        positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
         # Of its first argument the module takes the device and the precision of what is returned.
         like = next(self.model.layers.parameters())
         cosines, sines = self.model.rotary_emb(like, position_ids=positions)
@@ -82,7 +104,5 @@ class LlamaStage(StageModule):
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.model.norm(hidden)
-        if self.config.tied_embeddings:
-            return nn.functional.linear(hidden, self.model.embed_tokens.weight)
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        head = self.model.embed_tokens if self.config.tied_embeddings else self.lm_head
+        return self.logits(hidden, head.weight)

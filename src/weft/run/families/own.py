@@ -19,7 +19,6 @@ class OwnStage(nn.Module):
         super().__init__()
         model = own_model(config.name)
         self._borders = (model.sample_shapes[layers[0]], model.sample_shapes[layers[-1] + 1])
-        self._dtype = dtype
         self.layers = nn.ModuleDict()
         for index in layers:
             # Drawn by position, so that any cut has the same values.
@@ -29,14 +28,19 @@ class OwnStage(nn.Module):
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor]]:
         """The layers in their order."""
-        return list(self.layers.values())
+        first, *others = self.layers.values()
+        return [lambda value: first(self._as_computed(value)), *others]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        # Samples come in one precision, whatever the model computes in.
-        value = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
-        for layer in self.layers.values():
-            value = layer(value)
+        value = inputs
+        for function in self.layer_functions(inputs):
+            value = function(value)
         return value
+
+    def _as_computed(self, inputs: torch.Tensor) -> torch.Tensor:
+        # Samples come in one precision, whatever the model computes in.
+        weight = next(self.parameters(), inputs)
+        return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """None: layers of one's own share nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 from weft.describe.model import ModelConfig
 from weft.run.recompute import LayerFunction
 from weft.run.stage_module import Initial, StageModule
+from weft.run.tensor_layers import Held
 
 
 def vit_config(config: ModelConfig) -> ViTConfig:
@@ -33,7 +35,27 @@ def vit_config(config: ModelConfig) -> ViTConfig:
 
 
 class ViTStage(StageModule):
-    """The first stage reads pixels (b, channels, size, size), the last one gives logits (b, classes)."""
+    """The first stage reads pixels (b, channels, size, size), the last one gives logits (b, classes).
+
+    Tensor ranks divide the blocks; patches, and the classes of the class token, are computed on each in full.
+    """
+
+    held: ClassVar[Mapping[str, Held]] = {
+        "q_proj.weight": Held(axis=0),
+        "q_proj.bias": Held(axis=0),
+        "k_proj.weight": Held(axis=0),
+        "k_proj.bias": Held(axis=0),
+        "v_proj.weight": Held(axis=0),
+        "v_proj.bias": Held(axis=0),
+        "o_proj.weight": Held(axis=1),
+        "fc1.weight": Held(axis=0),
+        "fc1.bias": Held(axis=0),
+        "fc2.weight": Held(axis=1),
+        "classifier.weight": Held(on_stream=False),
+        "classifier.bias": Held(on_stream=False),
+    }
+    regions = ("attention", "mlp")
+    row_products = ("attention.o_proj", "mlp.fc2")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
@@ -46,6 +68,10 @@ class ViTStage(StageModule):
         if self.ends:
             self.vit.layernorm = nn.LayerNorm(config.hidden, eps=hugging_face.layer_norm_eps)
             self.classifier = nn.Linear(config.hidden, config.vocabulary)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.vit.layers.values())
 
     def initial(self, name: str) -> Initial:
         if "layernorm" in name:
@@ -72,8 +98,9 @@ class ViTStage(StageModule):
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
         # Pixels come in one precision, whatever the model computes in.
         embedded: torch.Tensor = self.vit.embeddings(pixels.to(self.vit.embeddings.cls_token.dtype))
-        return embedded
+        return self.tensor.own_tokens(embedded)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.classifier(self.vit.layernorm(hidden)[:, 0])
+        tokens = self.tensor.whole_stream(self.vit.layernorm(hidden))
+        logits: torch.Tensor = self.classifier(tokens[:, 0])
         return logits

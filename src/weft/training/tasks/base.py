@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.describe.run_file import BYTES
+from weft.run.divided_logits import IGNORED, DividedLogits
+
 Ints = npt.NDArray[np.int64]
+# Of a last stage: all of it, or a tensor rank's share of the logits.
+Outputs = torch.Tensor | DividedLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class TaskSettings:
         cache: folder for prepared data, shared by all runs.
         seed: keys what a task draws; the same for every plan of a job.
         image_size, channels: of the images that the model reads; 0 for a model of text.
+        tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
     """
 
     data: str
@@ -36,13 +42,17 @@ class TaskSettings:
     seed: int = 0
     image_size: int = 0
     channels: int = 0
+    tokenizer: str = BYTES
 
 
 class Task(Protocol):
     """Samples by number and the loss that the last stage computes.
 
     A task may also have `metrics(outputs, targets) -> Mapping[str, float]`: means over one micro-batch of
-    what is told of held-out samples next to the loss (`weft.training.meter`).
+    what is told of held-out samples next to the loss (`weft.training.meter`); `about`, a mapping that the
+    event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors; `bytes_per_token` of
+    held-out text; and `takes_divided_logits`, true where loss and metrics also take `DividedLogits`, which
+    tensor ranks have. Any other task is given all logits on every tensor rank.
 
     Attributes:
         samples, held_out_samples: how many there are of each; held-out samples are never trained on.
@@ -67,6 +77,19 @@ class Task(Protocol):
         Micro-batches count equally, so every sample must have as many targets as any other.
         """
         ...
+
+
+def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
+    """Mean cross entropy, in fp32 or wider, of logits (..., classes) at targets (...) but the `ignored`."""
+    if isinstance(logits, DividedLogits):
+        return logits.cross_entropy(targets, ignored)
+    whole = in_fp32(logits.flatten(0, -2))
+    return torch.nn.functional.cross_entropy(whole, targets.flatten(), ignore_index=ignored)
+
+
+def most_likely(logits: Outputs) -> torch.Tensor:
+    """The class with the largest of the logits (..., classes), shape (...)."""
+    return logits.argmax() if isinstance(logits, DividedLogits) else logits.argmax(-1)
 
 
 def in_fp32(logits: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from weft.errors import InputError, Violation
 from weft.training.images import open_images
-from weft.training.tasks.base import Ints, TaskSettings, in_fp32
+from weft.training.tasks.base import Ints, Outputs, TaskSettings, cross_entropy, most_likely
 
 
 class ImageClassification:
@@ -40,10 +40,10 @@ class ImageClassification:
         pixels = torch.from_numpy(images.pixels[samples]).to(torch.float32)
         return pixels.div_(127.5).sub_(1.0), torch.from_numpy(images.labels[samples])
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropy of logits (samples, classes), computed in fp32 or wider."""
-        return torch.nn.functional.cross_entropy(in_fp32(outputs), targets)
+        return cross_entropy(outputs, targets)
 
-    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]:
+    def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
         """`accuracy`: the share of images whose class has the largest logit."""
-        return {"accuracy": (outputs.argmax(-1) == targets).double().mean().item()}
+        return {"accuracy": (most_likely(outputs) == targets).double().mean().item()}

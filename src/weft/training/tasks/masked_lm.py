@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from weft.errors import InputError, Violation
 from weft.training.data import open_corpus
 from weft.training.sampler import GOLDEN, Ints, Words, mix
-from weft.training.tasks.base import TaskSettings, in_fp32
+from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
+from weft.training.tasks.text import about_text, require_vocabulary
 from weft.training.tokenizers import get_tokenizer
 
 MASKED_SHARE = 0.15
@@ -30,25 +30,27 @@ _CHOOSE, _REPLACE, _TOKEN = np.arange(1, 4, dtype=np.uint64) * GOLDEN
 
 
 class MaskedLanguageModelling:
-    """Masked tokens of bytes; the id after the tokenizer's last one is the mask; nats per masked token.
+    """Masked tokens; the mask is the tokenizer's, or the id after its last one; nats per masked token.
 
     Raises:
         InputError: when the data is refused or the model's vocabulary cannot hold the tokens and the mask.
     """
 
+    takes_divided_logits = True
+
     def __init__(self, settings: TaskSettings) -> None:
-        tokenizer = get_tokenizer("bytes")
-        needed = tokenizer.vocabulary + 1
-        if settings.vocabulary < needed:
-            problem = f"{settings.vocabulary} is too small; allowed: at least {needed}, tokens and the mask"
-            raise InputError(Violation("model.vocabulary", problem, str(needed)))
+        tokenizer = get_tokenizer(settings.tokenizer)
+        needed = max(tokenizer.vocabulary, tokenizer.mask + 1)
+        require_vocabulary(settings.vocabulary, needed, f"tokens and the mask of {tokenizer.name}")
         self._corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
-        self._mask = tokenizer.vocabulary
+        self._mask = tokenizer.mask
+        self._vocabulary = tokenizer.vocabulary
         self._seed = settings.seed
         self.samples = len(self._corpus.training)
         self.held_out_samples = len(self._corpus.held_out)
         self.tokens_per_sample = settings.sequence
         self.fingerprint = self._corpus.fingerprint
+        self.about = about_text(tokenizer, self._corpus)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens with masks, and the tokens that were there or `NO_TARGET`: int64 (samples, sequence)."""
@@ -57,21 +59,20 @@ class MaskedLanguageModelling:
         draws = _draws(self._seed, samples, tokens.shape[1], held_out=held_out)
         targets = chosen(draws, tokens.shape[1])
         fate = _uniform(draws, _REPLACE)
-        random = (mix(draws + _TOKEN) % np.uint64(self._mask)).astype(np.int64)
+        random = (mix(draws + _TOKEN) % np.uint64(self._vocabulary)).astype(np.int64)
         inputs = np.where(targets & (fate < REPLACED_SHARE), self._mask, tokens)
         lottery = targets & (fate >= REPLACED_SHARE) & (fate < REPLACED_SHARE + RANDOM_SHARE)
         inputs = np.where(lottery, random, inputs)
         return torch.from_numpy(inputs), torch.from_numpy(np.where(targets, tokens, NO_TARGET))
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropy of logits (samples, sequence, vocabulary) at the targets, in fp32 or wider."""
-        logits = in_fp32(outputs.flatten(0, 1))
-        return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=NO_TARGET)
+        return cross_entropy(outputs, targets, NO_TARGET)
 
-    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]:
+    def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
         """`accuracy`: the share of targets that have the largest logit."""
         asked = targets != NO_TARGET
-        return {"accuracy": (outputs.argmax(-1) == targets)[asked].double().mean().item()}
+        return {"accuracy": (most_likely(outputs) == targets)[asked].double().mean().item()}
 
 
 def targets_per_sample(sequence: int) -> int:

@@ -1,0 +1,69 @@
+"""Two trainers of the same work, ours and a peer, in alternating blocks of steps on the same ranks.
+
+Blocks alternate so that both meet the same moods of the machine; the ratio of their medians comes with a
+bootstrap interval over the blocks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+BLOCKS, STEPS, WARM_UP_BLOCKS = 24, 10, 2
+# What one trainer trains in all: a first step, whose losses are compared, then the blocks.
+ALL_STEPS = (BLOCKS + WARM_UP_BLOCKS) * STEPS + 1
+WORK = f"{BLOCKS * STEPS} steps of each in {BLOCKS} alternating blocks"
+RESAMPLES = 10_000
+SEED = 5
+
+Floats = npt.NDArray[np.float64]
+
+# Trains some steps and returns the last one's loss where the rank knows it.
+Trainer = Callable[[int], float | None]
+
+
+def side_by_side(ours: Trainer, theirs: Trainer) -> Floats:
+    """Seconds of a step of (ours, theirs) in every block after the warm-up, shape (blocks, 2).
+
+    All ranks call it. Exits when the two do not compute the same.
+    """
+    losses = ours(1), theirs(1)
+    if losses[0] is not None and losses[1] is not None and not np.isclose(*losses, rtol=1e-5):
+        raise SystemExit(f"the two do not compute the same: loss {losses[0]} and {losses[1]}")
+    times = np.array([[_block_s(ours), _block_s(theirs)] for _ in range(BLOCKS + WARM_UP_BLOCKS)])
+    return times[WARM_UP_BLOCKS:] / STEPS
+
+
+def _block_s(train: Trainer) -> float:
+    """One block, from the moment all ranks begin to the moment all have ended."""
+    dist.barrier()
+    began = time.perf_counter()
+    train(STEPS)
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def print_ratio(name: str, times: Floats, *, target: float) -> None:
+    """Median step of both, and the ratio of the medians with its bootstrap 95 % interval over blocks."""
+    ours_s, theirs_s = np.median(times, axis=0)
+    draws = np.random.default_rng(SEED).integers(len(times), size=(RESAMPLES, len(times)))
+    medians = np.median(times[draws], axis=1)
+    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
+    verdict = "met" if high <= target else "MISSED"
+    print(
+        f"{name}  weft {ours_s * 1e3:8.2f} ms  torch {theirs_s * 1e3:8.2f} ms  ratio {ours_s / theirs_s:.3f} "
+        f"({low:.3f} to {high:.3f}, target at most {target:g}: {verdict})",
+        flush=True,
+    )
+
+
+def launch(script: str, ranks: int) -> int:
+    """Run `script --worker` on so many ranks of this machine, and return the exit code."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*command, script, "--worker"], check=False).returncode

@@ -1,0 +1,222 @@
+"""One GPU, bf16: Llama 3.2 1B through weft's runtime, beside its prediction and beside torchtitan.
+
+Prints tokens per second, peak memory, what recording every instruction costs, and predicted over measured
+step and peak. Stages are compiled unless `--eager`.
+
+    python benchmarks/gpu/llama_1b.py
+    python benchmarks/gpu/llama_1b.py --torchtitan FOLDER --torchtitan-config llama3_1b
+
+For the peer, `git clone https://github.com/pytorch/torchtitan FOLDER`, install what it needs, and give it a
+configuration of the same model, sequence and batch on one GPU; without it that line is left out. On a machine
+without CUDA, `--model llama-1m --sequence 64 --device cpu` shows that the script runs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness import print_machine
+
+from weft.describe.catalogue import catalogue
+from weft.describe.plan import Plan
+from weft.describe.units import format_bytes, format_seconds
+from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.planning.compile import compile_plan
+from weft.planning.problem import Problem, problem_of
+from weft.predict.predict import predict
+from weft.program.program import Program
+from weft.run.compiled import compile_stage
+from weft.run.precision import PRECISIONS, STEPPED
+from weft.run.recorder import Recorder
+from weft.run.runtime import Runtime
+from weft.run.stages import build_stages
+from weft.run.worker_start import start_worker
+
+WARM_UP = 5
+SEED = 0
+# Goals: at least as fast as the peer with at most as much memory; predictions within this part.
+TOLERANCE = 0.05
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device: nothing was measured")
+        return 0
+    print_machine()
+    problem, plan, program = prepare(arguments)
+    context = start_worker()
+    times = {}
+    for generation, records in enumerate((True, False)):
+        times[records], peak = measure(arguments, problem, plan, program, records, generation)
+    context.close()
+    step_s = statistics.median(times[True])
+    tokens = plan.global_batch * arguments.sequence
+    recording = step_s / statistics.median(times[False]) - 1.0
+    print(f"weft: {tokens / step_s:,.0f} tokens/s, step {format_seconds(step_s)}, peak {format_bytes(peak)}")
+    print(f"recording every instruction: {recording:+.2%} of a step")
+    prediction = plan.prediction
+    assert prediction is not None
+    pairs = [("step", prediction.step_s, step_s)]
+    if peak:  # on a CPU nobody counts
+        pairs.append(("peak", max(prediction.peak_bytes), peak))
+    for what, guess, found in pairs:
+        verdict = "met" if abs(guess / found - 1.0) <= TOLERANCE else "MISSED"
+        print(f"predicted / measured {what}: {guess / found:.3f} (target within {TOLERANCE:.0%}: {verdict})")
+    if arguments.torchtitan is not None:
+        print_peer(arguments.torchtitan, arguments.torchtitan_config, tokens / step_s)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="llama-1b")
+    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--micro-batch-size", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--recompute", default="none")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--torchtitan", type=Path, default=None)
+    parser.add_argument("--torchtitan-config", default="llama3_1b")
+    return parser.parse_args()
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program]:
+    """One stage on one device, and what weft expects of it."""
+    samples = arguments.micro_batch_size * arguments.micro_batches
+    problem = problem_of(
+        model=arguments.model,
+        on=f"1x{_device_name(arguments.device)}",
+        global_batch=samples,
+        sequence=arguments.sequence,
+        precision="bf16",
+    )
+    layout = Layout(
+        pipeline_parallel=1,
+        data_parallel=1,
+        loops=1,
+        micro_batch_size=arguments.micro_batch_size,
+        schedule="1f1b",
+        recompute=arguments.recompute,
+    )
+    plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
+    program = compile_plan(plan, problem.job.graph)
+    expected = predict(
+        plan,
+        program,
+        problem.job.graph,
+        problem.job.cluster,
+        machine=problem.machine,
+        profile=problem.profile,
+    )
+    return problem, plan.model_copy(update={"prediction": expected.prediction}), program
+
+
+def _device_name(device: str) -> str:
+    """The catalogue's name of this machine's GPU; on a CPU any device that computes bf16 will do."""
+    if device == "cpu":
+        return "h100-80gb"
+    found = re.sub(r"[^a-z0-9]+", "", torch.cuda.get_device_name().lower())
+    names = [name for name in catalogue() if name.partition("-")[0] in found]
+    if not names:
+        raise SystemExit(f"the device catalogue does not know {torch.cuda.get_device_name()}")
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return min(names, key=lambda name: abs(catalogue()[name].device.memory_bytes - memory))
+
+
+def measure(
+    arguments: argparse.Namespace,
+    problem: Problem,
+    plan: Plan,
+    program: Program,
+    records: bool,
+    generation: int,
+) -> tuple[list[float], int]:
+    """Seconds of every step after the warm-up, and the most bytes that were allocated."""
+    device = torch.device(arguments.device)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    stages = build_stages(plan, problem.model, 0, SEED, STEPPED[plan.precision])
+    stage = stages[0].to(device)
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (plan.global_batch, arguments.sequence + 1)
+    tokens = torch.randint(problem.model.vocabulary, shape, generator=generator)
+    size = plan.micro_batch_size
+    if not arguments.eager:
+        inputs = tokens[:size, :-1].to(device)
+        compile_stage(stage, inputs, dtype=PRECISIONS[plan.precision], recompute=arguments.recompute)
+
+    def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        part = tokens[number * size : (number + 1) * size]
+        return part[:, :-1], part[:, 1:]
+
+    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(module.parameters(), lr=1e-4, fused=cuda, foreach=not cuda)
+
+    steps, times = WARM_UP + arguments.steps, []
+    with tempfile.TemporaryDirectory(prefix="weft-llama-") as folder:
+        recorder = (
+            Recorder(Path(folder), program=program, rank=0, plan_id=plan.plan_id, steps=steps)
+            if records
+            else None
+        )
+        runtime = Runtime(
+            plan,
+            program,
+            {0: stage},
+            loss_of,
+            adamw,
+            device=device,
+            seed=SEED,
+            recorder=recorder,
+            generation=generation,
+        )
+        for step in range(steps):
+            began = time.perf_counter()
+            result = runtime.step(step, batch)
+            if cuda:
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        loss = result.loss
+        runtime.close()
+        if recorder is not None:
+            recorder.close()
+    print(f"{'recorded' if records else 'unrecorded'}: loss {loss:.4f} after {steps} steps on one batch")
+    return times[WARM_UP:], torch.cuda.max_memory_allocated() if cuda else 0
+
+
+def print_peer(folder: Path, config: str, ours: float) -> None:
+    """Run torchtitan's own trainer on one GPU, and compare the last speed and memory that it logs."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    command += ["-m", "torchtitan.train", "--module", "llama3", "--config", config]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
+    speeds, memories = re.findall(r"tps: ([\d,]+)", text), re.findall(r"memory: +([\d.]+)GiB", text)
+    if run.returncode or not speeds or not memories:
+        print(f"torchtitan did not run: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
+        return
+    theirs = float(speeds[-1].replace(",", ""))
+    print(
+        f"torchtitan: {theirs:,.0f} tokens/s, peak {memories[-1]} GiB; weft / torchtitan {ours / theirs:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Replicas against torch's: zero-0 beside DistributedDataParallel, zero-3 beside FSDP2 in a plain loop.
+
+Two ranks train the same layers on the same samples, several micro-batches to a step, with an SGD step at its
+end. DDP reduces in the last micro-batch's backward pass only (`no_sync` before). FSDP2 shards every layer and
+runs as its tutorial does: it gathers and reduces for every micro-batch; `kept` lets it reduce in the last one
+only and keep gathered weights from backward to forward, which costs it the memory that it saves.
+weft runs the same layers as stages of one device, breadth-first: all micro-batches of a layer, then the next.
+
+    python benchmarks/replicas_vs_torch.py            # 2 ranks
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from beside import ALL_STEPS, SEED, WORK, Trainer, launch, print_ratio, side_by_side
+from harness import print_machine
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from weft.describe.plan import Choice, Plan, Replica, Sharding, Stage
+from weft.program.build import build_training_program
+from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.program import Program
+from weft.program.schedules import get_schedule
+from weft.run.recorder import Recorder
+from weft.run.runtime import Runtime
+from weft.run.worker_start import start_worker
+
+RANKS, LAYERS, MICRO_BATCHES = 2, 4, 4
+LEARNING_RATE = 1e-3
+# Ours over theirs, at most.
+TARGET = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    size: str
+    width: int
+    samples: int
+    peer: str
+
+    @property
+    def sharding(self) -> Sharding:
+        return "zero-0" if self.peer == "DDP" else "zero-3"
+
+    def __str__(self) -> str:
+        return f"{self.size:<6}{self.sharding} beside {self.peer:<11}"
+
+
+CASES = tuple(
+    Case(size, width, samples, peer)
+    for size, width, samples in (("large", 512, 64), ("small", 128, 16))
+    for peer in ("DDP", "FSDP2", "FSDP2, kept")
+)
+
+
+class Layer(nn.Sequential):
+    """One stage of ours, one sharded module of theirs; values are drawn by its number."""
+
+    def __init__(self, case: Case, number: int) -> None:
+        torch.manual_seed(SEED + number)
+        width = case.width
+        super().__init__(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self._width = width
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        return (micro_batch_size, self._width)
+
+    output_shape = input_shape
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output, target)
+
+
+def samples_of(case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The micro-batches of all replicas; rank r has the r-th MICRO_BATCHES of them."""
+    shape = (2, RANKS * MICRO_BATCHES * case.samples, case.width)
+    inputs, targets = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+    return list(zip(inputs.split(case.samples), targets.split(case.samples), strict=True))
+
+
+def descent(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, foreach=True)
+
+
+def torch_trainer(case: Case, rank: int) -> Trainer:
+    model: nn.Module = nn.Sequential(*(Layer(case, number) for number in range(LAYERS)))
+    if case.peer == "DDP":
+        model = DistributedDataParallel(model)
+    else:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer = descent(model)
+    mine = samples_of(case)[rank * MICRO_BATCHES : (rank + 1) * MICRO_BATCHES]
+
+    def one_step() -> torch.Tensor:
+        total = torch.zeros(())
+        for number, (inputs, targets) in enumerate(mine):
+            last = number == MICRO_BATCHES - 1
+            if case.peer == "FSDP2, kept":
+                model.set_requires_gradient_sync(last)
+                model.set_reshard_after_backward(last)
+            with model.no_sync() if case.peer == "DDP" and not last else nullcontext():
+                loss = loss_of(model(inputs), targets) / MICRO_BATCHES
+                loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    def train(steps: int) -> float | None:
+        total = torch.zeros(())
+        for _ in range(steps):
+            total = one_step()
+        dist.all_reduce(total)
+        return total.item() / RANKS
+
+    return train
+
+
+def weft_plan(case: Case) -> tuple[Plan, Program]:
+    parameters = sum(parameter.numel() for parameter in Layer(case, 0).parameters())
+    sizes = {"gradient_bytes": 4 * parameters, "weight_bytes": 4 * parameters}
+    places = tuple((rank,) for rank in range(RANKS))
+    layout = PipelineLayout(
+        stages=tuple(StageLayout(replicas=places, **sizes) for _ in range(LAYERS)),
+        micro_batches=(MICRO_BATCHES,) * RANKS,
+        message_bytes={(number, number + 1): case.samples * case.width * 4 for number in range(LAYERS - 1)},
+    )
+    program = build_training_program(layout, get_schedule("breadth-first"), {}, sharding=case.sharding)
+    copies = tuple(Replica(ranks=place, micro_batches=MICRO_BATCHES) for place in places)
+    plan = Plan(
+        model="layers",
+        model_fingerprint="0" * 16,
+        cluster="this-machine",
+        cluster_fingerprint="0" * 16,
+        sequence=1,
+        global_batch=RANKS * MICRO_BATCHES * case.samples,
+        micro_batch_size=case.samples,
+        mesh={"pp": 1, "dp": RANKS},
+        stages=tuple(Stage(layers=(number,), replicas=copies) for number in range(LAYERS)),
+        schedule=Choice(name="breadth-first"),
+        sharding=case.sharding,
+    )
+    return plan, program
+
+
+def weft_trainer(case: Case, runtime: Runtime) -> Trainer:
+    parts, done = samples_of(case), 0
+
+    def train(steps: int) -> float | None:
+        nonlocal done
+        results = [runtime.step(step, parts.__getitem__) for step in range(done, done + steps)]
+        done += steps
+        return results[-1].loss
+
+    return train
+
+
+def measure(case: Case, rank: int, generation: int) -> None:
+    theirs = torch_trainer(case, rank)
+    plan, program = weft_plan(case)
+    with tempfile.TemporaryDirectory(prefix="weft-replicas-") as name:
+        recorder = Recorder(Path(name), program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
+        stages = {number: Layer(case, number) for number in range(LAYERS)}
+        options = {"device": "cpu", "seed": SEED, "recorder": recorder, "generation": generation}
+        runtime = Runtime(plan, program, stages, loss_of, descent, **options)
+        times = side_by_side(weft_trainer(case, runtime), theirs)
+        runtime.close()
+        recorder.close()
+    if rank == 0:
+        print_ratio(str(case), times, target=TARGET)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    if not parser.parse_args().worker:
+        print_machine()
+        print(f"{WORK}, {LAYERS} layers, {MICRO_BATCHES} micro-batches to a step and rank")
+        return launch(__file__, RANKS)
+    context = start_worker()
+    torch.set_num_threads(1)
+    for generation, case in enumerate(CASES):
+        measure(case, context.rank, generation)
+    context.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

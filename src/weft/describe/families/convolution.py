@@ -1,0 +1,228 @@
+"""What convolutional networks share: maps of channels, and a layer's work added up operator by operator.
+
+A convolution counts as the product of its unfolded input and its weight (rows = samples x output positions,
+inner = input channels x kernel squared, columns = output channels; Chellapilla et al., 2006), whatever the
+kernel does. Pooling, batch norms and activations are memory-bound.
+
+What backward needs is what torch's operators save, every tensor once. A layer counts its input and not its
+output, which the next layer counts; so the sum over a whole model is exact, and a stage that ends in an
+activation keeps its output on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from weft.describe.amount import ZERO, Amount
+from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, ONE, TOKEN_BYTES, passes
+from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
+from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
+
+# fp32 mean and inverse deviation of every channel of a micro-batch.
+BATCH_NORM_BYTES = 8.0
+# Places of the largest values are int64; a dropout's mask has a byte for every element.
+INDEX_BYTES = 8.0
+MASK_BYTES = 1.0
+# Elements moved per element: a batch norm reads twice and writes; see `transformer` for the others.
+BATCH_NORM = 3.0
+ACTIVATION = 2.0
+SUM = 3.0
+CROSS_ENTROPY = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """A sample between two operators: `channels` maps of `size` x `size`, or a flat vector of `channels`."""
+
+    channels: int
+    size: int = 1
+    flat: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels,) if self.flat else (self.channels, self.size, self.size)
+
+    @property
+    def elements(self) -> int:
+        return self.channels * self.size**2
+
+    def after(self, channels: int, kernel: int, stride: int, padding: int) -> Maps:
+        """The maps that a window of that size, moved over these, gives.
+
+        Raises:
+            InputError: when the window is larger than the maps.
+        """
+        size = (self.size + 2 * padding - kernel) // stride + 1
+        if size < 1:
+            problem = f"maps of {self.size} x {self.size} are too small for a window of {kernel} x {kernel}"
+            raise InputError(Violation("model: image_size", f"{problem}; larger images are needed"))
+        return Maps(channels, size)
+
+
+class LayerWork:
+    """The work of one layer, added up from its input to its output; methods are called in that order.
+
+    `maps` are those after what has been added so far, as `Layer.sent` counts them.
+    """
+
+    def __init__(self, maps: Maps, *, is_kept: bool = False) -> None:
+        self.maps = maps
+        self._products: list[Matmul] = []
+        self._parameters = 0
+        self._memory = 0.0
+        self._kernels = 0
+        self._kept = ZERO
+        self._kept_bytes = ZERO
+        # Whether what made `maps` keeps them, too.
+        self._is_kept = is_kept
+
+    def following(self) -> LayerWork:
+        """The layer behind this one, with nothing in it yet."""
+        return LayerWork(self.maps, is_kept=self._is_kept)
+
+    def convolution(self, channels: int, kernel: int, *, stride: int = 1, padding: int, bias: bool) -> None:
+        self._take(keeps=True)
+        self.maps = self._convolved(self.maps, channels, kernel, stride, padding, bias=bias)
+
+    def batch_norm(self) -> None:
+        self._take(keeps=True)
+        self._normalised(self.maps)
+
+    def activation(self) -> None:
+        """ReLU, which keeps what it gives."""
+        self._take(keeps=False)
+        self._move(ACTIVATION * self.maps.elements)
+        self._is_kept = True
+
+    def max_pool(self, kernel: int, *, stride: int, padding: int = 0) -> None:
+        self._take(keeps=True)
+        before, self.maps = self.maps, self.maps.after(self.maps.channels, kernel, stride, padding)
+        self._move(before.elements + self.maps.elements)
+        self._kept_bytes += Amount.of(INDEX_BYTES * self.maps.elements, batch=1)
+
+    def mean_pool(self, size: int) -> None:
+        """Means over windows; a mean of whole maps keeps nothing."""
+        self._take(keeps=size > 1)
+        before, self.maps = self.maps, Maps(self.maps.channels, size)
+        self._move(before.elements + self.maps.elements)
+
+    def flatten(self) -> None:
+        self.maps = Maps(self.maps.elements, flat=True)
+
+    def linear(self, columns: int) -> None:
+        """A product with a bias, of vectors."""
+        self._take(keeps=True)
+        self.maps = replace(self._convolved(self.maps, columns, 1, 1, 0, bias=True), flat=True)
+
+    def dropout(self) -> None:
+        self._take(keeps=False)
+        self._move(ACTIVATION * self.maps.elements)
+        self._kept_bytes += Amount.of(MASK_BYTES * self.maps.elements, batch=1)
+
+    def add_shortcut(self, source: Maps, *, stride: int) -> None:
+        """Add what the layer began with, convolved and normalised where it has another shape."""
+        if source.channels != self.maps.channels or stride != 1:
+            projected = self._convolved(source, self.maps.channels, 1, stride, 0, bias=False)
+            self._kept += Amount.of(projected.elements, batch=1)
+            self._normalised(projected)
+        self._move(SUM * self.maps.elements)
+
+    def layer(self, name: str, kind: str, *, first: bool = False, classifies: bool = False) -> Layer:
+        """The layer of all that was added.
+
+        Args:
+            first: whether it reads the images, which need no gradient.
+            classifies: whether its output are logits, of which it computes the loss.
+        """
+        kept, kept_bytes, memory, kernels = self._kept, self._kept_bytes, self._memory, self._kernels
+        if classifies:
+            classes = self.maps.channels
+            kept += Amount.of(classes, batch=1)
+            kept_bytes += Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1)
+            memory += CROSS_ENTROPY * classes
+            kernels += 3
+        parameters = Amount.of(self._parameters)
+        work = passes(
+            self._products,
+            (),
+            memory=Amount.of(memory, batch=1),
+            kernels=kernels,
+            parameters=parameters,
+        )
+        if first:
+            work["backward_weight"] = Pass(
+                matmuls=work["backward_weight"].matmuls,
+                memory=work["backward_weight"].memory + work["backward_input"].memory,
+                kernels=work["backward_weight"].kernels + 2 * kernels,
+            )
+            work["backward_input"] = Pass()
+        return Layer(
+            name=name,
+            kind=kind,
+            parameters=parameters,
+            kept=kept,
+            kept_bytes=kept_bytes,
+            sent=ZERO if classifies else Amount.of(self.maps.elements, batch=1),
+            **work,
+        )
+
+    def _take(self, *, keeps: bool) -> None:
+        """The next operator reads what is there, which backward needs if it or its maker keeps it."""
+        if keeps or self._is_kept:
+            self._kept += Amount.of(self.maps.elements, batch=1)
+        self._is_kept = False
+
+    def _move(self, elements: float) -> None:
+        self._memory += elements
+        self._kernels += 1
+
+    def _convolved(
+        self, source: Maps, channels: int, kernel: int, stride: int, padding: int, *, bias: bool
+    ) -> Maps:
+        result = source.after(channels, kernel, stride, padding)
+        inner = source.channels * kernel**2
+        rows = Amount.of(result.size**2, batch=1)
+        self._products.append(Matmul(ONE, rows, Amount.of(inner), Amount.of(channels)))
+        self._parameters += channels * (inner + int(bias))
+        return result
+
+    def _normalised(self, maps: Maps) -> None:
+        if maps.size < 2:
+            problem = "a batch norm would see maps of 1 x 1, of which one sample has no variance"
+            raise InputError(Violation("model: image_size", f"{problem}; larger images are needed"))
+        self._move(BATCH_NORM * maps.elements)
+        self._parameters += 2 * maps.channels
+        self._kept_bytes += Amount.of(BATCH_NORM_BYTES * maps.channels)
+
+
+# A layer and what it gives.
+Step = tuple[Layer, Maps]
+
+
+def images(config: ModelConfig) -> Maps:
+    """What the first layer reads."""
+    return Maps(config.channels, config.image_size)
+
+
+def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGraph:
+    """The graph of a chain of layers; an image counts as one token."""
+    layers = tuple(layer for layer, _ in steps)
+    return LayerGraph(
+        name=config.name,
+        layers=layers,
+        edges=chain_edges(len(layers)),
+        sequence=config.sequence,
+        vocabulary=config.vocabulary,
+    )
+
+
+def borders(config: ModelConfig, steps: Iterable[Step]) -> list[tuple[int, ...]]:
+    """The shape of one sample before the first layer, between two layers, and after the last one."""
+    return [images(config).shape, *(maps.shape for _, maps in steps)]
+
+
+def kind_of(what: str, before: Maps, after: Maps) -> str:
+    """Layers of one kind cost the same, so that a kind is measured once."""
+    return f"{what}.{before.channels}x{before.size}.{after.channels}x{after.size}"

@@ -1,0 +1,27 @@
+"""The move that lets steps wait for the norm of the whole gradient, to clip it."""
+
+from __future__ import annotations
+
+from weft.describe.plan import Plan
+from weft.moves.move import Context, Contract, Move
+
+
+def _applies(context: Context) -> str | None:
+    return "steps already wait for the norm of the gradient" if context.plan.gradient_norm else None
+
+
+def _apply(context: Context) -> Plan:
+    return context.plan.model_copy(update={"gradient_norm": True, "prediction": None})
+
+
+CLIPPING_MOVES: tuple[Move, ...] = (
+    Move(
+        name="clip gradient norm",
+        contract=Contract.EMPIRICAL,
+        summary="All ranks find the norm of the whole gradient before they step, and scale it to a limit.",
+        source="Pascanu et al., On the difficulty of training recurrent neural networks, arXiv 1211.5063",
+        verify="norms and parameters equal those of one process that clips (float64 1e-9)",
+        applies=_applies,
+        apply=_apply,
+    ),
+)

@@ -1,0 +1,61 @@
+"""The norm of the whole gradient, taken by all ranks before any of them steps.
+
+What clips gradients by their norm (Pascanu et al., arXiv 1211.5063), or leaves out a step whose gradient is
+not finite, must know the gradients of all stages. So every rank that trains adds up what it holds once its
+last reduction has ended, exchanges one number with all others, and only then steps: one more meeting per step
+than a training that does neither.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.program.buffers import MAKES_GRADIENTS
+from weft.program.kinds import NORM, REDUCE, REDUCE_TIED, STEP
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes.insert import insert
+from weft.program.program import Columns, Edges
+
+# One fp64 number: the sum of squares of what a rank answers for.
+NORM_BYTES = 8
+
+
+def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
+    """Add the norm to one pipeline: one row on every device that steps, before its first step.
+
+    It has the coordinates of the device's first stage to step, because ids are made of coordinates.
+    """
+    columns = pipeline.columns
+    steps = np.flatnonzero(columns.kind == STEP)
+    devices, first = np.unique(columns.rank[steps], return_index=True)
+    anchors = steps[first]
+    norms = len(columns) + np.arange(len(devices), dtype=np.int64)
+    norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
+    norm_of[devices] = norms
+    reduced = np.flatnonzero(np.isin(columns.kind, (REDUCE, REDUCE_TIED)))
+    makers = np.flatnonzero(np.isin(columns.kind, MAKES_GRADIENTS))
+    # A device's computations run one after the other, so that its last one speaks for all.
+    last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
+    awaited = np.concatenate([reduced, last])
+    added = Columns.of(
+        len(devices),
+        kind=NORM,
+        stage=columns.stage[anchors],
+        replica=columns.replica[anchors],
+        rank=devices,
+        bytes=NORM_BYTES,
+    )
+    edges = Edges.join(
+        [
+            Edges.of(awaited, norm_of[columns.rank[awaited]]),
+            Edges.of(norm_of[columns.rank[steps]], steps),
+        ]
+    )
+    return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), edges)
+
+
+def norm_group(layout: PipelineLayout) -> tuple[int, ...]:
+    """The ranks that take part: all that hold a trained stage, rising."""
+    trained = layout.stages[layout.frozen_stages :]
+    return tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))

@@ -1,0 +1,36 @@
+"""Which plans run with compiled layers; without torch, so that a launcher can ask first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from weft.describe.plan import Plan
+from weft.errors import Violation
+from weft.program.kinds import BACKWARD_INPUT
+from weft.program.program import Program
+
+_WHERE = "train.compile"
+
+
+def compile_problems(plan: Plan, program: Program) -> list[Violation]:
+    """One line for everything that keeps the plan's layers from being compiled; empty when nothing does."""
+    problems = []
+    if (program.columns.kind == BACKWARD_INPUT).any():
+        # A compiled layer is one node of the autograd graph: its two gradients are not computed apart.
+        problem = (
+            f"schedule {plan.schedule.name!r} splits backward passes, and compiled layers cannot be split"
+        )
+        problems.append(Violation(_WHERE, problem, 'plan.schedule = "1f1b"'))
+    if any(stage.recompute == "selective" for stage in plan.stages):
+        problem = "recompute 'selective' chooses among operations, and compiled layers have none of their own"
+        problems.append(Violation(_WHERE, problem, 'plan.recompute = "full"'))
+    if any(len(copy.ranks) > 1 for stage in plan.stages for copy in stage.replicas):
+        problem = "layers that several ranks divide among them (tp) are not compiled"
+        problems.append(Violation(_WHERE, problem, "plan.tp = 1"))
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        problem = f"it needs the C++ compiler {compiler}, which is not installed; CXX can name another one"
+        problems.append(Violation(_WHERE, problem, "false"))
+    return problems

@@ -1,0 +1,111 @@
+"""`DividedLogits`: logits of which every tensor rank has the columns of its share of the vocabulary.
+
+Their cross entropy needs three numbers per target from the other ranks: the largest logit, the sum of the
+exponentials and the target's logit (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from weft.run.precision import at_least_fp32
+from weft.run.tensor_parallel import TensorRanks
+
+# What cross entropy leaves out by default, in torch and here.
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class DividedLogits:
+    """Logits (..., vocabulary), of which this rank has `own` (..., columns of its share)."""
+
+    own: torch.Tensor
+    vocabulary: int
+    ranks: TensorRanks
+
+    def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
+        """Mean over the targets (...) that are not `ignored`; the same number on all ranks."""
+        share = self.ranks.share(self.vocabulary)
+        loss: torch.Tensor = _CrossEntropy.apply(
+            self.own.flatten(0, -2), targets.flatten(), ignored, self.ranks, share
+        )
+        return loss
+
+    def detach(self) -> DividedLogits:
+        """Without what gradients need."""
+        return DividedLogits(self.own.detach(), self.vocabulary, self.ranks)
+
+    def argmax(self) -> torch.Tensor:
+        """The class of the largest logit, shape (...)."""
+        value, place = self.own.detach().max(-1)
+        values = self.ranks.gather(value)
+        places = self.ranks.gather(place + self.ranks.share(self.vocabulary).start)
+        return places.gather(0, values.argmax(0, keepdim=True)).squeeze(0)
+
+    def whole(self) -> torch.Tensor:
+        """All logits, for a loss that every rank computes in full; gradients flow to the own columns."""
+        logits: torch.Tensor = _Joined.apply(self.own, self.vocabulary, self.ranks)
+        return logits
+
+
+@runtime_checkable
+class DividesLogits(Protocol):
+    """A last stage whose output may be its share of the logits."""
+
+    def divided_logits(self, output: torch.Tensor) -> DividedLogits | None:
+        """Its output with what it is a share of, or None where it is whole."""
+        ...
+
+
+def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | DividedLogits:
+    """What a last stage's output is to a loss function, in fp32 or wider.
+
+    One that has `takes_divided_logits` is given the share as it is, any other all logits.
+    """
+    logits = module.divided_logits(at_least_fp32(output)) if isinstance(module, DividesLogits) else None
+    if logits is None:
+        return at_least_fp32(output)
+    return logits if getattr(loss_function, "takes_divided_logits", False) else logits.whole()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, targets: torch.Tensor, ignored: int, ranks: TensorRanks, share: range
+    ) -> torch.Tensor:
+        """Mean cross entropy of logits (targets, columns of `share`)."""
+        shifted = own - ranks.largest(own.amax(1)).unsqueeze(1)
+        here = (targets >= share.start) & (targets < share.stop)
+        column = torch.where(here, targets - share.start, 0).unsqueeze(1)
+        target_logits = torch.where(here, shifted.gather(1, column).squeeze(1), 0.0)
+        exponentials = shifted.exp_()
+        sums, target_logits = ranks.add_up(torch.stack([exponentials.sum(1), target_logits]))
+        asked = targets != ignored
+        count = asked.sum()
+        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(1)), column, here, asked, count)
+        return torch.where(asked, sums.log() - target_logits, 0.0).sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        probabilities, column, here, asked, count = ctx.saved_tensors
+        each = torch.where(asked, gradient / count, 0.0).unsqueeze(1)
+        logits_gradient = probabilities * each
+        logits_gradient.scatter_add_(1, column, -each * here.unsqueeze(1))
+        return logits_gradient, None, None, None, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, vocabulary: int, ranks: TensorRanks) -> torch.Tensor:
+        ctx.share = ranks.share(vocabulary)
+        widest = -(-vocabulary // ranks.size)
+        padded = torch.nn.functional.pad(own, (0, widest - own.shape[-1]))
+        parts = ranks.gather(padded)
+        return torch.cat([part[..., : len(ranks.share(vocabulary, i))] for i, part in enumerate(parts)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient[..., ctx.share.start : ctx.share.stop], None, None

@@ -1,0 +1,91 @@
+"""`GradientNorm`: the norm of a step's whole gradient, and what follows from it.
+
+Every element of the gradient is counted by one rank: where replicas all hold the summed gradient of a stage,
+each counts its equal share of it. All ranks get the same number, so that they all clip alike, or all leave
+the step out. With a limit the gradient is scaled to it where its norm is larger (Pascanu et al., On the
+difficulty of training recurrent neural networks, arXiv 1211.5063).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import RunError
+from weft.sync.collectives import PIECE_ELEMENTS
+
+# Added to the norm by torch's own clipping, so that both scale alike.
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGradient:
+    """Flat gradients of one stage on one rank: what it steps, and what it answers for in the norm."""
+
+    stepped: tuple[torch.Tensor, ...]
+    counted: tuple[torch.Tensor, ...]
+
+
+class GradientNorm:
+    """The norm on one rank.
+
+    Args:
+        gradients: by stage.
+        clip_norm: the largest norm to step with; None steps with any.
+        skip_non_finite: leave out a step whose gradient is not finite, instead of failing.
+    """
+
+    def __init__(
+        self, gradients: Mapping[int, OwnGradient], *, clip_norm: float | None, skip_non_finite: bool
+    ) -> None:
+        self._gradients = gradients
+        self._clip_norm = clip_norm
+        self._skips = skip_non_finite
+        self.value = math.nan
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step of this norm is taken."""
+        return math.isfinite(self.value)
+
+    def take(self, group: dist.ProcessGroup) -> torch.Tensor:
+        """The norm, shape (1,), in fp64; blocks, and every rank of the group calls it."""
+        squares = torch.zeros(1, dtype=torch.float64)
+        for one in self._gradients.values():
+            for flat in one.counted:
+                for piece in flat.split(PIECE_ELEMENTS):
+                    wide = piece.double()
+                    squares += torch.dot(wide, wide).cpu()
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(squares, group=group)
+        return squares.sqrt_()
+
+    def settle(self, norm: float) -> None:
+        """Keep the norm of the step under way.
+
+        Raises:
+            RunError: when it is not finite and such steps are not left out.
+        """
+        self.value = norm
+        if not self.finite and not self._skips:
+            raise RunError(
+                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
+                "or optimizer.skip_non_finite = true"
+            )
+
+    def clip(self, stage: int) -> bool:
+        """Scale what this rank steps of a stage down to the limit, where the norm is larger.
+
+        Returns:
+            Whether to step with it.
+        """
+        if self.finite and self._clip_norm is not None:
+            scale = self._clip_norm / (self.value + EPSILON)
+            if scale < 1.0:
+                for flat in self._gradients[stage].stepped:
+                    flat.mul_(scale)
+        return self.finite

@@ -1,0 +1,249 @@
+"""`make_resources`: all that a rank keeps from step to step, out of a plan, a program and its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from weft.describe.plan import Plan, Recompute
+from weft.program.kinds import FORWARD, GATHER, REDUCE, REDUCE_TIED
+from weft.program.program import Program
+from weft.run.bucket import FlatLayout, GradientBucket
+from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT, Channels, WorkQueue
+from weft.run.gradient_norm import GradientNorm, OwnGradient
+from weft.run.mesh import Groups, open_groups
+from weft.run.precision import PRECISIONS, STEPPED, lower_precision
+from weft.run.shards import StageShard
+from weft.run.states import StageStates, make_states
+from weft.run.statistics import StageStatistics
+from weft.run.stepped import SteppedWeights, require_elementwise
+from weft.run.tensor_stage import (
+    SummedGradients,
+    connect_stages,
+    counted_once,
+    summed_gradients,
+    tensor_ranks,
+)
+from weft.run.tied import TiedGradient, copies_of
+from weft.sync import get_synchroniser
+from weft.sync.base import Synchroniser
+
+# Messages of one payload are told from those of the other by their tag.
+TAGS = {ACTIVATION: 1, OUTPUT_GRADIENT: 2}
+
+# Mean loss of one micro-batch from (output of the last stage, targets).
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Makes the optimizer of one stage; asked once per stage of the rank.
+OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@dataclass(kw_only=True)
+class Resources:
+    """What a rank keeps from step to step, shared by the programs it runs.
+
+    `first_layers` are the positions of the stages' first layers in the model, `statistics` what the stages
+    collect while they train, `recompute` what their backward passes run forward again. `shards` has the
+    stages that the rank steps a share of only. `tied` are the weights that stages share, by the `part` of
+    their reductions. `gradient_norm` is that of the whole gradient, where steps wait for it. `summed`
+    has what tensor ranks add up of a stage's gradient before it is whole.
+    """
+
+    rank: int
+    device: torch.device
+    dtype: torch.dtype
+    stages: Mapping[int, nn.Module]
+    first_layers: Mapping[int, int]
+    statistics: Mapping[int, StageStatistics]
+    recompute: Mapping[int, Recompute]
+    buckets: Mapping[int, GradientBucket]
+    optimizers: Mapping[int, torch.optim.Optimizer]
+    shards: Mapping[int, StageShard]
+    stepped: Mapping[int, SteppedWeights]
+    tied: Mapping[int, TiedGradient]
+    groups: Groups
+    channels: Channels
+    collectives: WorkQueue
+    synchroniser: Synchroniser
+    loss_function: LossFunction
+    micro_batch_size: int
+    sequence: int
+    seed: int
+    gradient_norm: GradientNorm | None = None
+    summed: Mapping[int, SummedGradients] = field(default_factory=dict)
+
+
+def make_resources(
+    plan: Plan,
+    program: Program,
+    stages: Mapping[int, nn.Module],
+    loss_fn: LossFunction,
+    optimizer_factory: OptimizerFactory,
+    *,
+    device: torch.device,
+    seed: int,
+    clip_norm: float | None,
+    skip_non_finite: bool,
+    generation: int,
+    timeout_s: float,
+) -> Resources:
+    """What `Runtime` is given, made ready to execute; every rank of the job calls it.
+
+    Opens process groups, makes replicas equal, lays out gradients and weights, and lets optimizers step them.
+
+    Raises:
+        InputError: when an optimizer, the synchroniser or a tied weight does not fit the plan.
+    """
+    rank = dist.get_rank()
+    synchroniser = get_synchroniser(plan.sync)
+    reducing = _reducing_groups(program, rank)
+    optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
+    shared = reducing if plan.sharding != "zero-0" else {}
+    divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
+    require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
+    require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
+    groups = open_groups(program, rank, generation=generation, timeout=timedelta(seconds=timeout_s))
+    connect_stages(program, rank, stages, groups.tensor)
+    for stage, group in reducing.items():
+        _equalise(stages[stage], groups.collective[group], program.groups[group][0])
+    tied = _tied_gradients(program, groups, stages)
+    layouts = _layouts(program, stages, reducing, tied)
+    dtype = PRECISIONS[plan.precision]
+    states = make_states(
+        layouts,
+        optimizers,
+        {stage: groups.collective[group] for stage, group in shared.items()},
+        plan.sharding,
+        dtype=dtype,
+        stepped_dtype=STEPPED[plan.precision],
+    )
+    for module in stages.values():
+        lower_precision(module.parameters(), dtype)
+    return Resources(
+        rank=rank,
+        device=device,
+        dtype=dtype,
+        stages=stages,
+        first_layers={stage: plan.stages[stage].layers[0] for stage in stages},
+        recompute={index: plan.stages[index].recompute for index in stages},
+        statistics={
+            stage: StageStatistics(
+                module,
+                _share_of(program, rank, stage),
+                groups.collective[reducing[stage]] if stage in reducing else None,
+            )
+            for stage, module in stages.items()
+        },
+        buckets=states.buckets,
+        optimizers=optimizers,
+        shards=states.shards,
+        stepped=states.stepped,
+        tied=tied,
+        groups=groups,
+        channels=Channels(groups.messages, TAGS),
+        collectives=WorkQueue("reduction"),
+        synchroniser=synchroniser,
+        loss_function=loss_fn,
+        micro_batch_size=plan.micro_batch_size,
+        sequence=plan.sequence,
+        seed=seed,
+        gradient_norm=GradientNorm(
+            _own_gradients(stages, layouts, states, tied, program, groups),
+            clip_norm=clip_norm,
+            skip_non_finite=skip_non_finite,
+        )
+        if plan.gradient_norm
+        else None,
+        summed=summed_gradients(
+            stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}
+        ),
+    )
+
+
+def _reducing_groups(program: Program, rank: int) -> dict[int, int]:
+    """Group index by stage, for the stages that this rank shares with other replicas."""
+    columns = program.columns
+    rows = np.isin(columns.kind, (REDUCE, GATHER)) & (columns.rank == rank)
+    pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
+    return {int(stage): int(group) for stage, group in pairs}
+
+
+def _share_of(program: Program, rank: int, stage: int) -> float:
+    """Of all micro-batches of a step, the share that a rank runs forward through one of its stages."""
+    columns = program.columns
+    passes = (columns.kind == FORWARD) & (columns.stage == stage)
+    own = columns.rank == rank
+    return float(np.count_nonzero(passes & own) / np.count_nonzero(passes))
+
+
+def _tied_gradients(
+    program: Program, groups: Groups, stages: Mapping[int, nn.Module]
+) -> dict[int, TiedGradient]:
+    """By the part of their reductions, the weights that stages of this rank share, all copies made equal."""
+    columns = program.columns
+    tied = {}
+    for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
+        part, group = int(columns.part[row]), int(columns.group[row])
+        members = program.groups[group]
+        copies = copies_of(program.obligations.tied, part, stages)
+        tied[part] = TiedGradient(copies, len(members), leads=members[0] == groups.rank)
+        tied[part].equalise(groups.collective[group], members[0])
+    return tied
+
+
+def _equalise(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        on_host = tensor.detach().to("cpu").contiguous()
+        dist.broadcast(on_host, source, group=group)
+        tensor.detach().copy_(on_host)
+
+
+def _layouts(
+    program: Program,
+    stages: Mapping[int, nn.Module],
+    reducing: Mapping[int, int],
+    tied: Mapping[int, TiedGradient],
+) -> dict[int, FlatLayout]:
+    """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient."""
+    return {
+        stage: FlatLayout.of(
+            module,
+            len(program.groups[reducing[stage]]) if stage in reducing else 1,
+            apart=(one.copies[stage] for one in tied.values() if stage in one.copies),
+        )
+        for stage, module in stages.items()
+    }
+
+
+def _own_gradients(
+    stages: Mapping[int, nn.Module],
+    layouts: Mapping[int, FlatLayout],
+    states: StageStates,
+    tied: Mapping[int, TiedGradient],
+    program: Program,
+    groups: Groups,
+) -> dict[int, OwnGradient]:
+    """What this rank steps of each stage, and counts of it.
+
+    Of tied weights the first copy of the first holder counts, of what tensor ranks all have the first one's.
+    """
+    reducing, found = _reducing_groups(program, groups.rank), {}
+    for stage, layout in layouts.items():
+        copies = [one for one in tied.values() if stage in one.stages]
+        flats = tuple(one.gradient(stage) for one in copies)
+        answered = tuple(one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
+        group = reducing.get(stage)
+        share = layout.share(0 if group is None else dist.get_rank(groups.collective[group]))
+        if stage in states.shards:
+            own = counted = states.shards[stage].own_gradient
+        else:
+            own, counted = states.buckets[stage].flat, states.buckets[stage].flat[share]
+        once = counted_once(stages[stage], layout, counted, share.start)
+        found[stage] = OwnGradient((own, *flats), (*once, *answered))
+    return found

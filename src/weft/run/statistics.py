@@ -1,0 +1,79 @@
+"""Statistics that a stage collects while it trains, such as those of batch norms, the same in every layout.
+
+Every replica moves its own towards the means of its own micro-batches, once per step. Such a move is linear,
+so the mean of the replicas, weighted by their shares of the micro-batches, is what one process would have;
+it is taken when somebody reads (an evaluation, a checkpoint) and changes nothing that comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A part of a stage that has statistics."""
+
+    def count(self) -> None:
+        """Take the last forward pass into the step; a pass that is run again is not counted again."""
+        ...
+
+    def end_step(self) -> None:
+        """Move the statistics towards the mean of the passes counted."""
+        ...
+
+    def forget(self) -> None:
+        """Leave the statistics as they are and begin a new step."""
+        ...
+
+    def statistics(self) -> tuple[torch.Tensor, ...]:
+        """What one would have to average over replicas, to be changed in place."""
+        ...
+
+
+class StageStatistics:
+    """The statistics of one replica of a stage.
+
+    Args:
+        module: the stage.
+        share: of the micro-batches of a step, what this replica runs.
+        group: the stage's replicas; None where there is but one.
+    """
+
+    def __init__(self, module: nn.Module, share: float, group: dist.ProcessGroup | None) -> None:
+        self._parts = [part for part in module.modules() if isinstance(part, Counting)]
+        self._share = share
+        self._group = group
+
+    def count(self) -> None:
+        for part in self._parts:
+            part.count()
+
+    def end_step(self) -> None:
+        for part in self._parts:
+            part.end_step()
+
+    def forget(self) -> None:
+        for part in self._parts:
+            part.forget()
+
+    def average(self) -> None:
+        """Give all replicas the weighted mean of their statistics; every rank of the group calls it."""
+        if self._group is None or not self._parts:
+            return
+        values = [value for part in self._parts for value in part.statistics()]
+        mean = torch.cat([value.to("cpu", torch.float64).flatten() for value in values]) * self._share
+        dist.all_reduce(mean, group=self._group)
+        for value, part in zip(values, mean.split([value.numel() for value in values]), strict=True):
+            value.copy_(part.view_as(value))
+
+
+def average_statistics(statistics: Mapping[int, StageStatistics]) -> None:
+    """Average those of a rank's stages; every rank of the job calls it, between two steps."""
+    for stage in sorted(statistics):
+        statistics[stage].average()

@@ -1,0 +1,58 @@
+"""`[train] compile`: a rank's stages compiled, with what they will be given, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob
+from weft.run.compilable import compile_problems
+from weft.run.precision import PRECISIONS
+from weft.training.agreement import together
+from weft.training.tasks.base import Task
+
+# Stages of other shapes compile longer, and whoever has none left to compile waits.
+TIMEOUT_S = 1800.0
+
+
+def compile_stages(job: PlannedJob, stages: Mapping[int, nn.Module], task: Task, device: str) -> None:
+    """Compile the stages in place if the run file says so; every rank calls it, and waits for all.
+
+    Raises:
+        InputError: when the plan or a layer cannot be compiled.
+    """
+    if not job.run.train.compile:
+        return
+    # Imports torch's compiler, which takes a second.
+    from weft.run.compiled import compile_stage
+
+    group = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=TIMEOUT_S), group_desc="weft compilation"
+    )
+    with together(group):
+        problems = compile_problems(job.plan, job.program)
+        if problems:
+            raise InputError(problems)
+        for index, stage in stages.items():
+            compile_stage(
+                stage,
+                _inputs(job, index, stage, task).to(device),
+                dtype=PRECISIONS[job.plan.precision],
+                recompute=job.plan.stages[index].recompute,
+            )
+    dist.destroy_process_group(group)
+
+
+def _inputs(job: PlannedJob, index: int, stage: nn.Module, task: Task) -> torch.Tensor:
+    """One micro-batch's input to the stage: samples for the first one, nothing but zeros for the others."""
+    plan = job.plan
+    if 0 in plan.stages[index].layers:
+        return task.batch(np.zeros(plan.micro_batch_size, dtype=np.int64))[0]
+    shape = stage.input_shape(plan.micro_batch_size, plan.sequence)  # type: ignore[operator]
+    return torch.zeros(shape, dtype=PRECISIONS[plan.precision], requires_grad=True)

@@ -1,0 +1,100 @@
+"""Loggers: where the figures of a run go besides its own files. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.describe.loggers import logger_packages, wandb_module
+from weft.errors import InputError, Violation
+from weft.planning.planned import PlannedJob
+from weft.training.loggers.base import Logger, Opening
+from weft.training.loggers.csv import CsvLogger
+from weft.training.loggers.feed import Feed, Feeds
+from weft.training.loggers.tensorboard import TensorBoardLogger
+from weft.training.loggers.wandb import WandbLogger
+from weft.training.run_directory import RunDirectory
+
+LOGGERS: dict[str, Callable[[Opening], Logger]] = {"csv": CsvLogger, "tensorboard": TensorBoardLogger}
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Refuse loggers whose packages are not installed, without importing them.
+
+    Raises:
+        InputError: one line for each, with the remedy.
+    """
+    problems = []
+    for name in names:
+        packages = logger_packages(name)
+        if packages and not any(_installed(package) for package in packages):
+            remedy = 'pip install "weft[loggers]"' if ":" not in name else f"install {packages[0]}"
+            problem = f"{name!r} needs the package {' or '.join(packages)}, which is not installed: {remedy}"
+            problems.append(Violation("report.log", problem))
+    if problems:
+        raise InputError(problems)
+
+
+def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callable[..., None]) -> Feeds:
+    """Start the loggers of a run; `first_step` is the step at which it begins or goes on.
+
+    Args:
+        on_event: takes the name of an event and its details: what goes wrong with a logger.
+    """
+    names = job.run.report.log
+    if not names:
+        return Feeds()
+    prediction = job.plan.prediction
+    constants = {} if prediction is None else {"predicted_step_s": prediction.step_s}
+    records = RunDirectory(run_dir)
+    opening = Opening(
+        run_dir=run_dir,
+        first_step=first_step,
+        steps=tuple({**row, **constants} for row in records.metrics() if row["step"] < first_step),
+        held_out=tuple(row for row in records.held_out() if row["step"] <= first_step and first_step),
+        config=config_of(job),
+    )
+
+    def on_problem(logger: str, problem: str) -> None:
+        on_event("logger", logger=logger, problem=problem)
+
+    feeds = [Feed(name, partial(_maker(name), opening)) for name in names]
+    return Feeds(feeds, constants, on_problem=on_problem)
+
+
+def config_of(job: PlannedJob) -> dict[str, Any]:
+    """The run file with every default, and the plan in short."""
+    plan, prediction = job.plan, job.plan.prediction
+    summary: dict[str, Any] = {
+        "plan_id": plan.plan_id,
+        "model": plan.model,
+        "cluster": plan.cluster,
+        "ranks": plan.ranks,
+        "mesh": dict(plan.mesh),
+        "stages": len(plan.stages),
+        "schedule": plan.schedule.name,
+        "global_batch": plan.global_batch,
+        "micro_batch_size": plan.micro_batch_size,
+        "sequence": plan.sequence,
+        "precision": plan.precision,
+        "sharding": plan.sharding,
+    }
+    if prediction is not None:
+        summary["predicted_step_s"] = prediction.step_s
+        summary["predicted_peak_bytes"] = max(prediction.peak_bytes)
+    return {"run": job.run.model_dump(mode="json", exclude_none=True), "plan": summary}
+
+
+def _maker(name: str) -> Callable[[Opening], Logger]:
+    module = wandb_module(name)
+    return partial(WandbLogger, module) if module is not None else LOGGERS[name]
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that holds the module
+        return False

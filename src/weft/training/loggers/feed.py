@@ -1,0 +1,120 @@
+"""Loggers on threads of their own: whatever they do, the run neither waits for them nor ends with them."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.training.loggers.base import Logger, Record
+
+# Records that wait for a slow logger; at a hundred steps a second a minute and a half.
+CAPACITY = 10_000
+FINISH_TIMEOUT_S = 30.0
+
+
+class Feed:
+    """One logger behind a bounded queue, opened and called on its own thread.
+
+    Args:
+        name: for messages.
+        make: opens the logger.
+        capacity: how many records may wait; further ones are counted and dropped.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Logger], *, capacity: int = CAPACITY) -> None:
+        self.name = name
+        self.dropped = 0
+        self._make = make
+        self._records: queue.Queue[Record | None] = queue.Queue(capacity)
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, record: Record) -> None:
+        """Hand a record over, at once."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def take_failure(self) -> str:
+        """Why the logger has ended, once; empty when it has not, or it was told before."""
+        failure, self._failure = self._failure, ""
+        return failure
+
+    def close(self, deadline_s: float) -> bool:
+        """Let the logger finish until `time.monotonic()` is `deadline_s`; returns whether it has."""
+        if not self._thread.is_alive():
+            return True
+        try:
+            self._records.put(None, timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Full:
+            return False
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            logger = self._make()
+            while (record := self._records.get()) is not None:
+                logger.log(record)
+                if self._records.empty():
+                    logger.flush()
+            logger.finish()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()) or "no reason given"
+            self._failure = f"{type(error).__name__}: {reason}"
+
+
+class Feeds:
+    """All loggers of a run; `constants` are added to the record of every step."""
+
+    def __init__(
+        self,
+        feeds: Sequence[Feed] = (),
+        constants: Mapping[str, float] | None = None,
+        *,
+        on_problem: Callable[[str, str], None] = lambda logger, problem: None,
+    ) -> None:
+        self._feeds = tuple(feeds)
+        self._constants = dict(constants or {})
+        self._on_problem = on_problem
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Hand over the numbers of a step's record."""
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        self._put({**numbers, **self._constants})
+
+    def held_out(self, record: Record) -> None:
+        self._put(record)
+
+    def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+        """Let all loggers finish, within a time that they share, and say what got lost."""
+        deadline_s = time.monotonic() + timeout_s
+        for feed in self._feeds:
+            finished = feed.close(deadline_s)
+            self._tell_failure(feed)
+            if not finished:
+                self._tell(feed, f"not finished within {timeout_s:g} s; its last records may be lost")
+            if feed.dropped:
+                self._tell(feed, f"too slow for this run: {feed.dropped} records were not logged")
+        self._feeds = ()
+
+    def _put(self, record: Record) -> None:
+        for feed in self._feeds:
+            feed.put(record)
+            self._tell_failure(feed)
+
+    def _tell_failure(self, feed: Feed) -> None:
+        if failure := feed.take_failure():
+            self._tell(feed, f"failed and is off: {failure}")
+
+    def _tell(self, feed: Feed, problem: str) -> None:
+        print(f"warning: logger {feed.name}: {problem}", file=sys.stderr)
+        self._on_problem(feed.name, problem)

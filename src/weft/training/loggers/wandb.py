@@ -1,0 +1,60 @@
+"""Weights & Biases, or any module with its `init`, `log` and `finish` (trackio, swanlab, one's own)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+from weft.files import write_whole
+from weft.training.loggers.base import Opening, Record
+
+PROJECT = "weft"
+# The name under which a service knows the run, kept so that a resumed run goes on there.
+RUN_ID = "wandb-run-id"
+
+
+class WandbLogger:
+    """Logs to a service in the way that its environment variables say (WANDB_MODE, WANDB_PROJECT, ...).
+
+    Args:
+        module: with wandb's interface; what its `init` does not know is not given to it.
+    """
+
+    def __init__(self, module: str, opening: Opening) -> None:
+        self._module: Any = importlib.import_module(module)
+        path = opening.run_dir / RUN_ID
+        run = self._module.init(**_arguments(self._module, opening, path))
+        identity = getattr(run, "id", None)
+        if isinstance(identity, str) and not path.exists():
+            write_whole(path, identity + "\n")
+
+    def log(self, record: Record) -> None:
+        figures = {name: value for name, value in record.items() if name not in ("step", "time_s")}
+        self._module.log(figures, step=int(record["step"]))
+
+    def flush(self) -> None:
+        """Nothing to do: the module sends by itself."""
+
+    def finish(self) -> None:
+        self._module.finish()
+
+
+def _arguments(module: Any, opening: Opening, id_path: Path) -> dict[str, Any]:
+    arguments = {
+        # An argument would win over wandb's own variable.
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": opening.run_dir.name,
+        "config": dict(opening.config),
+        "dir": str(opening.run_dir),
+        "resume": "allow",
+    }
+    if module.__name__ == "wandb":
+        # Console capture would take over the worker's log.
+        arguments["settings"] = {"console": "off"}
+    if id_path.exists():
+        arguments["id"] = id_path.read_text().strip()
+    parameters = inspect.signature(module.init).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}

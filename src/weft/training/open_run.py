@@ -1,0 +1,189 @@
+"""`open_run`: a planned job made ready for its next step on one rank, or refused on all of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from weft.describe.home import weft_home
+from weft.planning.compile import compile_evaluation
+from weft.planning.planned import PlannedJob
+from weft.program.program import Program
+from weft.program.verify import require_valid
+from weft.run.precision import STEPPED
+from weft.run.recorder import Recorder
+from weft.run.runtime import Runtime, require_runnable
+from weft.run.stages import build_stages
+from weft.run.worker_start import WorkerContext
+from weft.training import checkpoints
+from weft.training.agreement import together
+from weft.training.compiling import compile_stages
+from weft.training.journal import Journal
+from weft.training.loggers import open_feeds, require_loggers
+from weft.training.meter import Meter
+from weft.training.optimizers import OptimizerSettings, optimizer_factory, settings_of
+from weft.training.run_directory import RunDirectory
+from weft.training.tasks import make_task
+from weft.training.tasks.base import Task, TaskSettings
+from weft.training.tokenizers import tokenizer_name
+from weft.training.training_state import TrainingState, read_state, require_same_job, require_steps_left
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run that is ready for its next step, on one rank; `begin` is what a first start begins from."""
+
+    job: PlannedJob
+    checkpoints: Path
+    newest: Path | None
+    # All ranks, for checkpoints alone.
+    checkpoint_group: dist.ProcessGroup
+    begin: TrainingState
+    settings: OptimizerSettings
+    task: Task
+    meter: Meter
+    evaluation: Program
+    runtime: Runtime
+    journal: Journal
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.checkpoints.parent)
+
+    def close(self) -> None:
+        """Give threads and process groups back; every rank calls it."""
+        self.runtime.close()
+        dist.destroy_process_group(self.checkpoint_group)
+
+
+def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True) -> OpenRun:
+    """Everything that can be refused is refused here, on all ranks, before the first step.
+
+    `records`: keep measured times, in place of those of an earlier start.
+    """
+    run, plan = job.run, job.plan
+    with together():
+        require_runnable(plan, job.program)
+        require_loggers(run.report.log)
+        evaluation = compile_evaluation(plan, job.problem.job.graph)
+        require_valid(evaluation)
+        settings = settings_of(run)
+        make_optimizer = optimizer_factory(settings)
+    task = _open_task(job, context.rank)
+    journal = Journal(run_dir, writes=context.rank == 0)
+    checkpoint_group = checkpoints.open_group()
+    newest = _newest_checkpoint(run_dir / "checkpoints", journal, checkpoint_group)
+    begin = TrainingState(
+        step=0,
+        plan_id=plan.plan_id,
+        samples=0,
+        seed=run.train.seed,
+        model=plan.model_fingerprint,
+        precision=plan.precision,
+        data=task.fingerprint,
+        first_loss=0.0,
+    )
+    with together():
+        saved = read_state(newest) if newest else begin
+        require_same_job(begin, saved, str(newest))
+        stages = _stages(job, context)
+        if run.model.weights and newest is None:
+            # Imports every family's part of `transformers`, which takes a second.
+            from weft.training.imports import read_initial_weights
+
+            read_initial_weights(Path(run.model.hf or ""), job.problem.model, stages)
+        if records:
+            require_steps_left(begin, saved, run.train.steps)
+        # Where nothing is left to train, what the start before has measured stays.
+        recording = records and saved.step < run.train.steps
+        recorder = _recorder(job, run_dir, context.rank, saved.step) if recording else None
+        if records and context.rank == 0:
+            checkpoints.remove_unfinished(run_dir / "checkpoints")
+    if records:
+        compile_stages(job, stages, task, context.device)
+    if records and context.rank == 0:
+        journal.report_to(open_feeds(job, run_dir, saved.step, journal.event))
+    meter = Meter(task)
+    runtime = Runtime(
+        plan,
+        job.program,
+        stages,
+        meter,
+        make_optimizer,
+        device=context.device,
+        seed=run.train.seed,
+        clip_norm=run.optimizer.clip_norm,
+        skip_non_finite=run.optimizer.skip_non_finite,
+        recorder=recorder,
+    )
+    return OpenRun(
+        job=job,
+        checkpoints=run_dir / "checkpoints",
+        newest=newest,
+        checkpoint_group=checkpoint_group,
+        begin=begin,
+        settings=settings,
+        task=task,
+        meter=meter,
+        evaluation=evaluation,
+        runtime=runtime,
+        journal=journal,
+    )
+
+
+def _recorder(job: PlannedJob, run_dir: Path, rank: int, done: int) -> Recorder:
+    return Recorder(
+        run_dir,
+        program=job.program,
+        rank=rank,
+        plan_id=job.plan.plan_id,
+        steps=max(1, job.run.train.steps - done),
+    )
+
+
+def load(run: OpenRun, newest: Path) -> TrainingState:
+    """Give stages and optimizers what a checkpoint holds; every rank calls it."""
+    runtime = run.runtime
+    return checkpoints.load(
+        newest, runtime.stages, runtime.optimizers, runtime.stepped, group=run.checkpoint_group
+    )
+
+
+def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Module]:
+    """This rank's stages, on its device."""
+    dtype = STEPPED[job.plan.precision]
+    stages = build_stages(job.plan, job.problem.model, context.rank, job.run.train.seed, dtype)
+    return {index: stage.to(context.device) for index, stage in stages.items()}
+
+
+def _open_task(job: PlannedJob, rank: int) -> Task:
+    """The task, with its data prepared by rank 0 first, so that the other ranks find it in the cache."""
+    settings = TaskSettings(
+        data=job.run.task.data,
+        sequence=job.plan.sequence,
+        vocabulary=job.problem.model.vocabulary,
+        cache=weft_home() / "cache",
+        seed=job.run.train.seed,
+        image_size=job.problem.model.image_size,
+        channels=job.problem.model.channels,
+        tokenizer=tokenizer_name(job.run),
+    )
+    task: Task | None = None
+    for first in (True, False):
+        with together():
+            if first == (rank == 0):
+                task = make_task(job.run.task.kind, settings)
+    assert task is not None, "every rank has one of the two turns"
+    return task
+
+
+def _newest_checkpoint(directory: Path, journal: Journal, group: dist.ProcessGroup) -> Path | None:
+    newest, skipped = checkpoints.agree_on_newest(directory, group)
+    for reason in skipped:
+        journal.event("checkpoint skipped", reason=reason)
+        print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)
+    return newest

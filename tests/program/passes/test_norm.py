@@ -1,0 +1,101 @@
+"""Laws: every rank that steps takes the norm once, of everything that is reduced, before it steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program.layouts import placed_layout
+
+from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.kinds import NORM, STEP
+from weft.program.layout import PipelineLayout, TiedWeights
+from weft.program.passes.norm import NORM_BYTES
+from weft.program.program import Edges, Program
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline, placements
+from weft.program.verify import require_valid, verify
+
+ORDERS = (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2), ("zb-v", 2), ("chimera", 1))
+
+
+def layout_of(
+    schedule: str, loops: int, devices: int, pipelines: int, *, tied: bool = False
+) -> PipelineLayout:
+    pipeline = Pipeline(devices=devices, stages=devices * loops, micro_batches=2 * devices)
+    layout = placed_layout(placements(get_schedule(schedule), pipeline), (2 * devices,) * pipelines, 2)
+    return replace(layout, tied=(TiedWeights((0, devices * loops - 1), 96),) if tied else ())
+
+
+def built(layout: PipelineLayout, schedule: str, sharding: str = "zero-0", *, norm: bool = True) -> Program:
+    return build_training_program(layout, get_schedule(schedule), {}, sharding=sharding, gradient_norm=norm)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    order=st.sampled_from(ORDERS),
+    devices=st.sampled_from([2, 4]),
+    pipelines=st.integers(1, 3),
+    tied=st.booleans(),
+    sharding=st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"]),
+)
+def test_every_rank_that_steps_takes_part_once(
+    order: tuple[str, int], devices: int, pipelines: int, tied: bool, sharding: str
+) -> None:
+    program = built(layout_of(*order, devices, pipelines, tied=tied), order[0], sharding)
+    require_valid(program)
+    columns = program.columns
+    rows = np.flatnonzero(columns.kind == NORM)
+    assert columns.rank[rows].tolist() == list(range(program.ranks))
+    assert set(columns.bytes[rows].tolist()) == {NORM_BYTES}
+    assert {program.groups[group] for group in columns.group[rows].tolist()} == {tuple(range(program.ranks))}
+    for rank in range(program.ranks):
+        mine = np.flatnonzero(columns.rank == rank)
+        first_step = mine[columns.kind[mine] == STEP][0]
+        assert columns.kind[first_step - 1] == NORM
+
+
+def test_nothing_else_of_a_program_changes() -> None:
+    layout = layout_of("1f1b", 1, 4, 2, tied=True)
+    watched, plain = built(layout, "1f1b"), built(layout, "1f1b", norm=False)
+    kept = watched.columns.kind != NORM
+    assert np.array_equal(watched.ids[kept], plain.ids)
+    assert watched.groups[:-1] == plain.groups
+    assert not plain.obligations.gradient_norm
+
+
+def test_ranks_whose_stages_are_frozen_take_no_part() -> None:
+    layout = replace(layout_of("1f1b", 1, 4, 1), frozen_stages=2)
+    program = built(layout, "1f1b")
+    require_valid(program)
+    trained = {rank for stage in layout.stages[2:] for ranks in stage.replicas for rank in ranks}
+    assert set(program.columns.rank[program.columns.kind == NORM].tolist()) == trained
+    assert set(program.groups[-1]) == trained
+
+
+def test_an_evaluation_takes_no_norm() -> None:
+    program = build_evaluation_program(layout_of("1f1b", 1, 2, 1))
+    require_valid(program)
+    assert not (program.columns.kind == NORM).any()
+
+
+@pytest.mark.parametrize(("order", "pipelines"), [(("1f1b", 1), 1), (("breadth-first", 2), 2)])
+def test_every_edge_of_the_norm_is_needed(order: tuple[str, int], pipelines: int) -> None:
+    program = built(layout_of(*order, 2, pipelines, tied=True), order[0])
+    edges, norm = program.edges, program.columns.kind == NORM
+    own = np.flatnonzero(norm[edges.source] | norm[edges.target])
+    assert len(own) > 0
+    for dropped in own.tolist():
+        kept = np.arange(len(edges)) != dropped
+        without = Edges(source=edges.source[kept], target=edges.target[kept], distance=edges.distance[kept])
+        problems = [str(one) for one in verify(replace(program, edges=without))]
+        assert any("norm: " in problem and "wait" in problem for problem in problems)
+
+
+def test_a_norm_that_nobody_owes_is_refused() -> None:
+    program = built(layout_of("1f1b", 1, 2, 1), "1f1b")
+    lighter = replace(program, obligations=replace(program.obligations, gradient_norm=False))
+    assert "takes a norm that nobody owes" in str(verify(lighter)[0])

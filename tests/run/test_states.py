@@ -1,0 +1,142 @@
+"""Law: a rank's tensors take the bytes that are predicted, and one room for weights serves several stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from pool import WorkerPool
+from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
+from weft.errors import RunError
+from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters, state_bytes
+from weft.program.program import Instruction
+from weft.run import handlers
+from weft.run.handlers import HANDLERS
+from weft.run.handlers.base import Compute, Handler, Transfer
+from weft.run.runtime import Runtime
+from weft.run.workspace import Workspace
+from weft.training.optimizers import OptimizerSettings, optimizer_factory
+
+pytestmark = pytest.mark.processes
+
+ADAMW = OptimizerSettings(
+    name="adamw", learning_rate=0.01, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
+)
+
+
+def looped(sharding: str, precision: str = "fp32") -> Plan:
+    """Two replicas with four stages each, on two buffers where they share out enough."""
+    plan = make_plan(tiny(), dp=2, loops=4, schedule="breadth-first", precision=precision)
+    return plan.model_copy(update={"sharding": sharding})
+
+
+def tensors_of(runtime: Runtime) -> Iterator[torch.Tensor]:
+    """Weights, gradients, masters and states of the optimizer; scalars are no part of any prediction."""
+    for stage, module in runtime.stages.items():
+        yield from (parameter.detach() for parameter in module.parameters())
+        yield runtime.buckets[stage].flat
+        if stage in runtime.shards:
+            yield runtime.shards[stage].weights.own
+            yield runtime.shards[stage].own_gradient
+        if stage in runtime.stepped:
+            yield from (piece.stepped.detach() for piece in runtime.stepped[stage].pieces)
+        for states in runtime.optimizers[stage].state.values():
+            yield from (state for state in states.values() if state.ndim)
+
+
+def held(rank: int, ranks: int, config: ModelConfig, plans: list[Plan]) -> list[int]:
+    """Bytes of a rank's distinct tensors after a step of every plan."""
+    found = []
+    for generation, plan in enumerate(plans):
+        runtime = make_runtime(
+            rank,
+            config,
+            plan,
+            make_program(config, plan),
+            optimizer_factory=optimizer_factory(ADAMW),
+            generation=generation,
+        )
+        runtime.step(0, batch_of(config, plan, 0))
+        storages = [tensor.untyped_storage() for tensor in tensors_of(runtime)]
+        found.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        runtime.close()
+    return found
+
+
+def predicted(config: ModelConfig, plan: Plan) -> int:
+    """What every rank holds in states and buffers, without the room for what a reduction brings."""
+    graph, shape = layer_graph(config), Shape(plan.micro_batch_size, plan.sequence, 1)
+    sizes = [stage_parameters(graph, stage.layers, shape) for stage in plan.stages]
+    states = state_bytes(plan.precision)
+    resident = resident_bytes([(np.arange(2), size, 2) for size in sizes], 2, states, plan.sharding)
+    assert resident[0] == resident[1]
+    return int(resident[0]) - max(sizes) * states.gradients
+
+
+def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool) -> None:
+    config = tiny()
+    plans = [looped(level, precision) for precision in ("fp32", "bf16") for level in SHARDINGS]
+    expected = [predicted(config, plan) for plan in plans]
+    assert worker_pool.run(held, config, plans, ranks=2) == [expected] * 2
+
+
+def unfilled(workspace: Workspace, instruction: Instruction) -> Compute | Transfer:
+    """A gather that takes the room and leaves in it what is there, unless it is a stage's first in a step."""
+    weights = workspace.resources.shards[instruction.stage].weights
+    if instruction.part == 0:
+        return handlers.gather(workspace, instruction)
+    return Compute(lambda: None, weights.claim)
+
+
+def left_out(workspace: Workspace, instruction: Instruction) -> Compute | Transfer:
+    return handlers.gather(workspace, instruction) if instruction.part == 0 else Compute(_nothing, _nothing)
+
+
+def _nothing() -> None:
+    """In place of a gather."""
+
+
+def train(rank: int, ranks: int, config: ModelConfig, plan: Plan, gather: Handler) -> dict[str, torch.Tensor]:
+    """Parameters after two steps; they are read in between, too, which must not change them."""
+    with patch.dict(HANDLERS, {"gather": gather}):
+        runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    for step in range(2):
+        runtime.step(step, batch_of(config, plan, step))
+        runtime.gather_weights()
+        parameters = parameters_of(runtime)
+    runtime.close()
+    return parameters
+
+
+def fail(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
+    with pytest.raises(RunError) as caught:
+        train(rank, ranks, config, plan, left_out)
+    return str(caught.value)
+
+
+def test_backward_passes_need_their_weights_back_in_the_buffer(worker_pool: WorkerPool) -> None:
+    """Autograd does not notice that weights change under it, so what the Program gathers must be right."""
+    config = tiny()
+    expected, found, wrong = (
+        worker_pool.run(train, config, plan, gather, ranks=2)[0]
+        for plan, gather in (
+            (looped("zero-0"), handlers.gather),
+            (looped("zero-3"), handlers.gather),
+            (looped("zero-3"), unfilled),
+        )
+    )
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert not all(torch.equal(wrong[name], value) for name, value in expected.items())
+
+
+def test_weights_that_are_not_gathered_are_not_read(worker_pool: WorkerPool) -> None:
+    for text in worker_pool.run(fail, tiny(), looped("zero-3"), ranks=2):
+        assert "weights are read between a gather and its free" in text

@@ -1,0 +1,67 @@
+"""Every optimizer goes on from a checkpoint to the bits that it would have come to without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pool import WorkerPool
+from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+
+from weft.run.runtime import Runtime
+from weft.training import checkpoints
+from weft.training.checkpoints import TrainingState
+from weft.training.optimizers import OptimizerSettings, optimizer_factory
+
+pytestmark = pytest.mark.processes
+
+CONFIG = tiny(layers=1)
+STATE = TrainingState(
+    step=2,
+    plan_id="f00d",
+    seed=3,
+    samples=8,
+    model="cafe",
+    precision="fp64",
+    data="beef",
+    first_loss=5.5,
+)
+PLAN = make_plan(CONFIG, dp=2, micro_batches=2).model_copy(update={"sharding": "zero-1"})
+
+
+def runtime_of(rank: int, settings: OptimizerSettings) -> Runtime:
+    return make_runtime(
+        rank, CONFIG, PLAN, make_program(CONFIG, PLAN), optimizer_factory=optimizer_factory(settings)
+    )
+
+
+def trained(runtime: Runtime, steps: range) -> dict[str, torch.Tensor]:
+    for step in steps:
+        runtime.step(step, batch_of(CONFIG, PLAN, step))
+    runtime.gather_weights()
+    return parameters_of(runtime)
+
+
+def go_on(rank: int, ranks: int, settings: OptimizerSettings, directory: Path) -> bool:
+    """Whether four steps and two with two more after a checkpoint are the same."""
+    runtime = runtime_of(rank, settings)
+    trained(runtime, range(2))
+    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+    straight = trained(runtime, range(2, 4))
+    runtime.close()
+    again = runtime_of(rank, settings)
+    path, _ = checkpoints.agree_on_newest(directory)
+    assert path is not None
+    checkpoints.load(path, again.stages, again.optimizers, again.stepped)
+    resumed = trained(again, range(2, 4))
+    again.close()
+    return all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+@pytest.mark.parametrize(("name", "momentum"), [("adam", 0.0), ("sgd", 0.9), ("sgd", 0.0)])
+def test_a_resumed_optimizer_steps_as_if_nothing_had_happened(
+    worker_pool: WorkerPool, tmp_path: Path, name: str, momentum: float
+) -> None:
+    settings = OptimizerSettings(name=name, learning_rate=0.05, weight_decay=0.2, momentum=momentum)
+    assert worker_pool.run(go_on, settings, tmp_path / "checkpoints", ranks=2) == [True, True]
