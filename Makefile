@@ -25,7 +25,7 @@ demo: install
 	PYTHON=$(BIN)/python examples/demo/demo.sh
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 examples: install
 	$(BIN)/python -m pytest -m examples

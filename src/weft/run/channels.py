@@ -29,22 +29,32 @@ ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
 Stamp = Callable[[int, int], None]
 
 
+def _closed_gate() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
 @dataclass(slots=True)
 class Handle:
-    """A result on its way. `label` names the instruction, for errors."""
+    """A result on its way. `label` names the instruction, for errors.
+
+    The gate is a lock and no `threading.Event`: there are several handles to an instruction of a few
+    microseconds, and an event is made of a condition, a queue and a second lock.
+    """
 
     label: str
-    _done: threading.Event = field(default_factory=threading.Event)
+    _gate: threading.Lock = field(default_factory=_closed_gate)
     _value: torch.Tensor | None = None
     _error: RunError | None = None
 
     def resolve(self, value: torch.Tensor) -> None:
         self._value = value
-        self._done.set()
+        self._gate.release()
 
     def fail(self, error: RunError) -> None:
         self._error = error
-        self._done.set()
+        self._gate.release()
 
     def wait(self) -> torch.Tensor:
         """Block until the result is there.
@@ -52,16 +62,17 @@ class Handle:
         Raises:
             RunError: what went wrong, with the instruction and the peer.
         """
-        self._done.wait()
+        with self._gate:  # whoever comes later finds it open, too
+            pass
         if self._error is not None:
             raise self._error
         assert self._value is not None, "a handle is resolved with a value"
         return self._value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
-    """What a queue's thread does: `run` blocks until the result is there."""
+    """What a queue's thread does: `run` blocks until the result is there. Nobody changes it."""
 
     handle: Handle
     run: Callable[[], torch.Tensor]
@@ -128,7 +139,9 @@ class Channels:
 
     def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str, stamp: Stamp) -> Handle:
         """Send a contiguous tensor, which must not change until the handle is done."""
-        post = partial(dist.isend, tensor, peer, group=self._group, tag=self._tags[payload])
+        # The group's own method: around it `dist.isend` does as much again in Python. All ranks are in the
+        # group, so that their numbers in it are those of the job.
+        post = partial(self._group.send, [tensor], peer, self._tags[payload])
         return self._queued(post, tensor, peer, "send", payload, label, stamp)
 
     def receive(
@@ -136,7 +149,7 @@ class Channels:
     ) -> Handle:
         """Receive a tensor of that shape."""
         tensor = torch.empty(shape, dtype=dtype)
-        post = partial(dist.irecv, tensor, peer, group=self._group, tag=self._tags[payload])
+        post = partial(self._group.recv, [tensor], peer, self._tags[payload])
         return self._queued(post, tensor, peer, "receive", payload, label, stamp)
 
     def close(self) -> None:
@@ -146,7 +159,7 @@ class Channels:
 
     def _queued(
         self,
-        post: Callable[[], dist.Work | None],
+        post: Callable[[], dist.Work],
         tensor: torch.Tensor,
         peer: int,
         direction: str,
@@ -162,9 +175,7 @@ class Channels:
         # Posted by the queue's thread: gloo may hold up the caller for a whole time slice, and the thread
         # that computes must not wait for it.
         def transfer() -> torch.Tensor:
-            work = post()
-            assert work is not None, "both ends of a message are members of the group"
-            work.wait()
+            post().wait()
             return tensor
 
         return self._queues[key].put(Job(Handle(label), transfer, stamp))

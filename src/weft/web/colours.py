@@ -21,6 +21,7 @@ _KNOWN = {
     "free": "#8a8f98",
     "reduce": "#b8473d",
     "reduce_tied": "#8a2f5b",
+    "norm": "#6d4a8a",
     "step": "#7a4fc0",
 }
 # Kinds that third parties register take one of these, chosen by their name.
