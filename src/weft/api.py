@@ -91,7 +91,7 @@ def plan(
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
         global_batch: samples per optimizer step. sequence: tokens per sample.
         pins: keys of the run file's [plan] table: schedule, loops, pp, dp, tp, micro_batch_size, sharding,
-            recompute, planner.
+            island, recompute, planner.
 
     Raises:
         weft.errors.InputError: when the input is refused or nothing fits.

@@ -76,6 +76,12 @@ def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
     assert record["candidates"][0]["verdict"] == "fits"
 
 
+def test_plan_takes_islands(capsys):
+    pins = ("--sharding", "zero-3", "--island", "8", "--pp", "1", "--tp", "1", "--top", "1")
+    shown = answer(capsys, "plan", "gpt2", "--on", "16xa100-80gb", "--global-batch", "32", *pins)
+    assert "zero-3 in islands of 8" in " ".join(shown.split())
+
+
 def test_a_plan_that_the_runtime_does_not_execute_starts_nothing(capsys, run_toml, tmp_path):
     run_toml.write_text(RUN.replace("[cluster]", 'precision = "fp16"\n[cluster]'))
     [line] = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
@@ -208,6 +214,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--micro-batch-size", "0"), "micro_batch_size"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--sharding", "zero-4"), "zero-3"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--recompute", "half"), "full"),
+        (("plan", "gpt2", "--on", "16xa100-80gb", "--dp", "16", "--island", "3"), "nearest island: 2"),
         (
             ("plan", "llama-13b", "--on", "64xa100-80gb", "--tp", "7", "--pp", "1", "--dp", "1"),
             "nearest tp: 8",

@@ -1,5 +1,6 @@
 """Plan files: reading an edited one, and everything that keeps a plan from its model and cluster."""
 
+import hashlib
 import json
 
 import pytest
@@ -53,10 +54,26 @@ def test_a_plan_reads_back_from_its_file(tmp_path):
     prediction = Prediction(
         step_s=1.0, step_low_s=0.9, step_high_s=1.1, first_step_s=1.2, peak_bytes=(1, 2), source="data sheet"
     )
-    for one in (plan(), plan(prediction=prediction), plan(schedule=Choice(name="x", options={"a": 1.5}))):
+    shared = plan(sharding="zero-3", island=2)
+    for one in (
+        plan(),
+        plan(prediction=prediction),
+        shared,
+        plan(schedule=Choice(name="x", options={"a": 1.5})),
+    ):
         path.write_text(one.to_json())
         assert load_plan(path) == one
         assert load_plan(path).plan_id == one.plan_id
+
+
+def test_only_plans_with_islands_say_so():
+    plain, islands = plan(sharding="zero-3"), plan(sharding="zero-3", island=2)
+    assert "island" not in plain.to_json()
+    assert '"island": 2' in islands.to_json()
+    record = plain.model_dump(mode="json", exclude={"prediction", "island"})
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    assert plain.plan_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    assert plain.plan_id != islands.plan_id
 
 
 def test_an_edited_plan_is_legal_and_another_plan(tmp_path):
@@ -171,6 +188,18 @@ def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
         (
             {"blocking": ("reductions",), "sharding": "zero-3"},
             ["blocking: 'reductions' at the step's end need room for every gradient, which zero-3 has not"],
+        ),
+        (
+            {"island": 2},
+            ["island: islands of 2 replicas share states out, and zero-0 shares nothing (nearest valid"],
+        ),
+        (
+            {"island": 3, "sharding": "zero-3"},
+            ["island: 2 replicas are not whole islands of 3 (nearest valid: 2)"],
+        ),
+        (
+            {"island": 1, "sharding": "zero-1"},
+            ["island: an island of 1 replica has nobody to share with (nearest valid: 2)"],
         ),
         ({"blocking": ("messages", "messages")}, ["blocking: messages, messages: each can be named once"]),
         ({"global_batch": 33}, ["33 is not divisible by micro_batch_size = 4 (nearest valid: 32)"]),

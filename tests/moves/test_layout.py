@@ -96,6 +96,8 @@ def test_the_text_names_what_is_not_the_default():
     assert str(full) == (
         "pp 2 x dp 2 x tp 4, 1f1b, micro-batch size 2, zero-3, recompute full, blocking messages"
     )
+    islands = layout(data_parallel=4, sharding="zero-3", island=2)
+    assert str(islands) == "pp 2 x dp 4, 1f1b, micro-batch size 2, zero-3 in islands of 2"
 
 
 def test_stages_that_differ_in_recompute_have_no_layout():
@@ -106,7 +108,7 @@ def test_stages_that_differ_in_recompute_have_no_layout():
 
 
 def test_a_written_plan_keeps_every_choice():
-    wanted = layout(tensor_parallel=2, sharding="zero-2", recompute="full", blocking=("messages",))
+    wanted = layout(tensor_parallel=2, sharding="zero-2", island=2, recompute="full", blocking=("messages",))
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     read = parse_plan(plan.model_dump(mode="json"))
     assert read.plan_id == plan.plan_id

@@ -1,8 +1,13 @@
 """Sharding moves rise from zero-1 to zero-3, and are refused where nobody is there to share with."""
 
+from dataclasses import replace
+
 import pytest
 from moves.contexts import context
 
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.plan_file import check_plan
+from weft.moves.layout import Layout, island_on_nodes
 from weft.moves.move import Context
 from weft.moves.registry import get_move
 
@@ -35,3 +40,54 @@ def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
     ]
     assert reasons[0] is None
     assert all("step's end" in (reason or "") for reason in reasons[1:])
+
+
+def on_two_nodes(**changes):
+    """Eight replicas of one stage, each node of four devices has half of them."""
+    before = context(pipeline_parallel=1, data_parallel=8, micro_batch_size=1)
+    node = replace(before.cluster.groups[0], count=2, devices=4)
+    cluster = replace(before.cluster, groups=(node,), links={(node.name, node.name): node.link})
+    plan = before.plan.model_copy(update={"cluster_fingerprint": cluster.fingerprint, **changes})
+    return Context(plan=plan, graph=before.graph, cluster=cluster)
+
+
+def test_replicas_of_a_node_become_an_island():
+    move = get_move("shard inside nodes")
+    before = on_two_nodes(sharding="zero-3")
+    assert move.applies(before) is None
+    plan = move.apply(before)
+    assert (plan.sharding, plan.island) == ("zero-3", 4)
+    assert check_plan(plan, before.graph, before.cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (on_two_nodes(), "replicas share nothing out"),
+        (on_two_nodes(sharding="zero-1", island=2), "the plan already has islands of 2"),
+        (on_two_nodes(sharding="zero-1", stages=()), "no node holds several replicas of every stage"),
+    ],
+)
+def test_an_island_needs_states_to_share_and_a_node(before, expected):
+    assert expected in (get_move("shard inside nodes").applies(before) or "")
+
+
+@pytest.mark.parametrize(
+    ("on", "degrees", "expected"),
+    [
+        ("32xa100-80gb", {"data_parallel": 32}, 8),
+        ("32xa100-80gb", {"data_parallel": 16, "pipeline_parallel": 2}, 8),
+        ("32xa100-80gb", {"data_parallel": 16, "tensor_parallel": 2}, 4),
+        ("32xa100-80gb", {"data_parallel": 8, "pipeline_parallel": 4}, None),
+        ("32xa100-80gb", {"data_parallel": 4, "tensor_parallel": 8}, None),
+        ("24xa100-80gb", {"data_parallel": 12, "pipeline_parallel": 2}, 4),
+        ("24xa100-80gb", {"data_parallel": 3, "pipeline_parallel": 8}, None),
+        ("8xa100-80gb", {"data_parallel": 8}, None),
+        ("16xa100-80gb+4xa100-80gb", {"data_parallel": 20}, 4),
+        ("16xa100-80gb", {"data_parallel": 8, "pipeline_parallel": 2, "schedule": "chimera"}, 8),
+    ],
+)
+def test_islands_are_the_replicas_of_a_node(on, degrees, expected):
+    cluster = parse_cluster(on)
+    settings = {"pipeline_parallel": 1, "loops": 1, "micro_batch_size": 1, "schedule": "1f1b", **degrees}
+    assert island_on_nodes(cluster, Layout(**settings)) == expected

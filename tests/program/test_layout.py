@@ -74,13 +74,52 @@ def test_all_holders_of_a_stage_form_a_group_in_each_lane() -> None:
     """Stage s and stage 3 - s have the same holders."""
     groups, table = placed_layout([[0, 1, 2, 3], [3, 2, 1, 0]], (4, 4), lanes=2).group_table()
     assert groups == ((0, 12, 2, 14), (1, 13, 3, 15), (4, 8, 6, 10), (5, 9, 7, 11))
-    assert table.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
+    assert table[:, 0].tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
+    assert (table == table[:, :1]).all()
 
 
 def test_one_path_has_a_group_for_each_device_and_lane() -> None:
     groups, table = ring_layout(2, 3, (1, 1), lanes=2).group_table()
     assert groups == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert table.tolist() == [[0, 1], [2, 3], [0, 1]]
+    assert table[:, 0].tolist() == [[0, 1], [2, 3], [0, 1]]
+    assert (table == table[:, :1]).all()
+
+
+def test_islands_are_neighbours_in_rank_and_meet_at_the_same_place() -> None:
+    layout = replace(ring_layout(2, 2, (1, 1, 1, 1), lanes=2), island=2)
+    layout.require_valid()
+    assert layout.islands == 2
+    groups, table = layout.group_table()
+    assert groups[:4] == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert table[0].tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    groups, table = layout.across_group_table()
+    assert groups[:4] == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert table[0].tolist() == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_the_paths_of_two_devices_are_different_islands() -> None:
+    """Replicas go pipeline by pipeline; those of one device are neighbours in rank."""
+    layout = replace(placed_layout([[0, 1], [1, 0]], (2, 2, 2)), island=3)
+    first, second = (layout.group_table()[1][stage, :, 0].tolist() for stage in (0, 1))
+    assert layout.group_table()[0] == ((0, 1, 2), (3, 4, 5))
+    assert first == [0, 1, 0, 1, 0, 1]
+    assert second == [1, 0, 1, 0, 1, 0]
+    assert layout.across_group_table()[0] == ((0, 3), (1, 4), (2, 5))
+
+
+def test_one_island_is_none() -> None:
+    layout = ring_layout(2, 2, (1, 1, 1, 1))
+    one = replace(layout, island=4)
+    assert one.group_table()[0] == layout.group_table()[0]
+    for known in (layout, one):
+        groups, table = known.across_group_table()
+        assert groups == ()
+        assert (table == -1).all()
+
+
+def test_islands_are_whole() -> None:
+    layout = replace(ring_layout(2, 2, (1, 1, 1, 1)), island=3)
+    assert problems(layout) == "layout: 4 replicas are not whole islands of 3"
 
 
 def test_a_device_holds_a_stage_once() -> None:

@@ -98,7 +98,7 @@ def test_every_batch_norm_of_a_module_is_replaced() -> None:
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.BatchNorm2d(2)])
 def test_stages_without_such_statistics_have_none(module: nn.Module) -> None:
-    statistics = StageStatistics(module, 1.0, None)
+    statistics = StageStatistics(module, 1.0, ())
     before = {name: value.clone() for name, value in module.state_dict().items()}
     statistics.count()
     statistics.end_step()

@@ -127,3 +127,15 @@ def test_sharded_replicas(worker_pool: WorkerPool) -> None:
     [(losses, _, _), *_] = worker_pool.run(train, config, plan, ranks=4)
     [(expected, _)] = worker_pool.run(alone, config, plan, ranks=1)
     assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def test_statistics_are_those_of_all_islands(worker_pool: WorkerPool) -> None:
+    config = tiny("resnet")
+    plan = make_plan(config, dp=4, micro_batches=2).model_copy(update={"sharding": "zero-1", "island": 2})
+    [(expected_losses, expected)] = worker_pool.run(alone, config, plan, ranks=1)
+    for losses, state, _ in worker_pool.run(train, config, plan, ranks=4):
+        assert losses == pytest.approx(expected_losses, rel=1e-10)
+        running = [name for name in state if "running" in name]
+        assert running
+        for name in running:
+            torch.testing.assert_close(state[name], expected[name], rtol=1e-9, atol=1e-11)

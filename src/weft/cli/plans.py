@@ -44,6 +44,7 @@ def plan(
     tp: int | None = None,
     micro_batch_size: int | None = None,
     sharding: str | None = None,
+    island: int | None = None,
     recompute: str | None = None,
     planner: str | None = None,
     top: int = SHOWN,
@@ -88,6 +89,8 @@ def plan(
     sharding
         Pin what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients
         too, zero-3 weights too.
+    island
+        Pin how many replicas share it out among themselves, such as those of a node.
     recompute
         Pin whether backward passes run layers forward again, to keep less: none, selective (without
         products), or full.
@@ -118,6 +121,7 @@ def plan(
         "tp": tp,
         "micro_batch_size": micro_batch_size,
         "sharding": sharding,
+        "island": island,
         "recompute": recompute,
         "planner": planner,
     }

@@ -72,7 +72,9 @@ class Plan(_Record):
     `replicas[j].micro_batches` of them, so the replicas of each stage cover the global batch exactly once.
     `mesh` keeps the order of the axes, outermost first. `sharding` says what the replicas of a stage share
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
-    et al., ZeRO, arXiv 1910.02054). `blocking` names communication that is not overlapped with computation,
+    et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
+    share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
+    all of them. `blocking` names communication that is not overlapped with computation,
     as other frameworks ship it: messages that a device waits for, gradients reduced at the step's end.
     `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it or to leave
     a step out.
@@ -91,6 +93,7 @@ class Plan(_Record):
     stages: tuple[Stage, ...] = Field(min_length=1)
     schedule: Choice
     sharding: Sharding = "zero-0"
+    island: Count | None = None
     blocking: tuple[Blocking, ...] = ()
     gradient_norm: bool = False
     sync: Choice = Choice(name="dense")
@@ -110,6 +113,12 @@ class Plan(_Record):
     def element_bytes(self) -> int:
         return PRECISION_BYTES[self.precision]
 
+    def sharers(self, stage: int) -> int:
+        """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
+        if self.sharding == "zero-0":
+            return 1
+        return self.island or len(self.stages[stage].replicas)
+
     @property
     def plan_id(self) -> str:
         """Sixteen hex digits of the decisions' hash."""
@@ -117,12 +126,38 @@ class Plan(_Record):
 
     def to_json(self) -> str:
         """The plan file: canonical keys, one stage per line so that people can read and edit it."""
-        record = self.model_dump(mode="json")
+        record = self._record()
         stages = record.pop("stages")
         lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
         head = json.dumps({"plan_id": self.plan_id, **record}, indent=1, sort_keys=True)
         return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
 
     def _canonical(self, exclude: set[str]) -> str:
+        return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
+
+    def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
+        """The fields but an island that is not given, so that plans without one keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
-        return json.dumps(record, sort_keys=True, separators=(",", ":"))
+        if self.island is None:
+            del record["island"]
+        return record
+
+
+def shared_out(sharding: Sharding, island: int | None) -> str:
+    """What replicas share out, and among how many of them, in words."""
+    return sharding if island is None else f"{sharding} in islands of {island}"
+
+
+def refuse_island(sharding: Sharding, island: int | None, replicas: int) -> tuple[str, str] | None:
+    """Why `replicas` cannot share out in islands of that size, and the nearest that can be, or None."""
+    if island is None:
+        return None
+    if sharding == "zero-0":
+        return f"islands of {island} replicas share states out, and zero-0 shares nothing", "zero-1"
+    if island == 1:
+        return "an island of 1 replica has nobody to share with", "2"
+    if replicas % island:
+        sizes = [size for size in range(2, replicas + 1) if replicas % size == 0]
+        near = min(sizes, key=lambda size: abs(size - island))
+        return f"{replicas} replicas are not whole islands of {island}", str(near)
+    return None

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, refuse_island
 from weft.describe.reading import read_json, violations_of
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
@@ -158,6 +158,11 @@ def _sharding(plan: Plan) -> Iterable[Violation]:
     if plan.sharding != "zero-0" and single:
         problem = f"{plan.sharding} shares states out over replicas; stages {_listed(single)} have one"
         yield Violation("plan: sharding", problem, "zero-0")
+    sizes = {
+        len(stage.replicas) for stage in plan.stages if len(stage.replicas) > 1 or plan.sharding == "zero-0"
+    }
+    refused = (refuse_island(plan.sharding, plan.island, size) for size in sorted(sizes))
+    yield from (Violation("plan: island", *one) for one in dict.fromkeys(refused) if one is not None)
     if plan.sharding in ("zero-2", "zero-3") and "reductions" in plan.blocking:
         problem = (
             f"'reductions' at the step's end need room for every gradient, which {plan.sharding} has not"

@@ -211,6 +211,7 @@ class PlanTable(_Table):
     sharding: Sharding | None = Field(
         default=None, description="what replicas share out: nothing, optimizer states, gradients, weights"
     )
+    island: Count | None = Field(default=None, description="replicas that share it out among themselves")
     recompute: Recompute | None = Field(
         default=None,
         description="full: backward passes run layers forward again; selective: all but their products",
@@ -414,6 +415,7 @@ contract = "exact"              # what may change: exact < function-preserving <
 # tp = 1                        # devices that divide every layer among them
 # micro_batch_size = 4
 # sharding = "zero-0"           # or "zero-1", "zero-2", "zero-3": what replicas share out
+# island = 8                    # so many replicas share it out among themselves, such as those of a node
 # recompute = "none"            # or "full": backward passes run layers forward again to keep less;
 #                               # "selective": without matrix products and attention
 # planner = "homogeneous"

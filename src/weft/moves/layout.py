@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Blocking, Choice, Plan, Recompute, Replica, Sharding, Stage
+from weft.describe.plan import (
+    Blocking,
+    Choice,
+    Plan,
+    Recompute,
+    Replica,
+    Sharding,
+    Stage,
+    refuse_island,
+    shared_out,
+)
 from weft.errors import InputError, Violation
 from weft.moves.move import Context
 from weft.moves.partition import balanced_partition
@@ -39,7 +50,7 @@ class Job:
 class Layout:
     """Degrees and choices of one homogeneous layout; `options` are the schedule's.
 
-    `recompute` is that of all stages; see `weft.describe.plan.Plan` for `sharding` and `blocking`.
+    `recompute` is that of all stages; see `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`.
     """
 
     pipeline_parallel: int
@@ -51,6 +62,7 @@ class Layout:
     sync: str = "dense"
     tensor_parallel: int = 1
     sharding: Sharding = "zero-0"
+    island: int | None = None
     recompute: Recompute = "none"
     blocking: tuple[Blocking, ...] = ()
 
@@ -70,8 +82,8 @@ class Layout:
         if self.loops > 1:
             text += f", {self.loops} loops"
         text += f", micro-batch size {self.micro_batch_size}"
-        if self.sharding != "zero-0":
-            text += f", {self.sharding}"
+        if self.sharding != "zero-0" or self.island is not None:
+            text += f", {shared_out(self.sharding, self.island)}"
         if self.recompute != "none":
             text += f", recompute {self.recompute}"
         if self.blocking:
@@ -109,6 +121,19 @@ def replicas_of(layout: Layout) -> int:
     return layout.data_parallel * paths_of(get_schedule(layout.schedule))
 
 
+def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
+    """The most replicas to an island that lies on one node, where nodes hold several and not all."""
+    width = layout.tensor_parallel
+    devices = [group.devices for group in cluster.groups]
+    # Paths run a stage on several devices of a pipeline.
+    one_path = replicas_of(layout) == layout.data_parallel
+    spread = layout.data_parallel * width if one_path else layout.ranks
+    if any(count % width for count in devices) or all(count % spread == 0 for count in devices):
+        return None
+    island = gcd(layout.data_parallel, *(count // width for count in devices))
+    return island if 1 < island < replicas_of(layout) else None
+
+
 def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
@@ -128,6 +153,10 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return "the model's layers are not a chain; only one stage is supported for it"
     if layout.sharding != "zero-0" and replicas_of(layout) == 1:
         return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
+    refused = refuse_island(layout.sharding, layout.island, replicas_of(layout))
+    if refused is not None:
+        problem, nearest = refused
+        return f"{problem}; nearest {'sharding' if layout.sharding == 'zero-0' else 'island'}: {nearest}"
     if layout.sharding in ("zero-2", "zero-3") and "reductions" in layout.blocking:
         return (
             f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
@@ -180,6 +209,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         stages=stages,
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         sharding=layout.sharding,
+        island=layout.island,
         blocking=layout.blocking,
         gradient_norm=job.gradient_norm,
         sync=Choice(name=layout.sync),
@@ -222,6 +252,7 @@ def layout_of(plan: Plan) -> Layout:
         sync=plan.sync.name,
         tensor_parallel=widths.pop(),
         sharding=plan.sharding,
+        island=plan.island,
         recompute=recomputes.pop(),
         blocking=plan.blocking,
     )

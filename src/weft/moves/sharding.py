@@ -1,8 +1,10 @@
-"""Exact moves that share the states of a stage out over its replicas (ZeRO), one card per level."""
+"""Exact moves that share the states of a stage out over its replicas (ZeRO), by level, and in islands."""
 
 from __future__ import annotations
 
 from weft.describe.plan import Plan, Sharding
+from weft.errors import InputError
+from weft.moves.layout import island_on_nodes, layout_of
 from weft.moves.move import Context, Contract, Move
 
 
@@ -31,6 +33,29 @@ def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
     )
 
 
+def _island(context: Context) -> int | None:
+    """The replicas of a node, where they can be an island."""
+    try:
+        return island_on_nodes(context.cluster, layout_of(context.plan))
+    except InputError:
+        return None
+
+
+def _islands_apply(context: Context) -> str | None:
+    plan = context.plan
+    if plan.sharding == "zero-0":
+        return "replicas share nothing out"
+    if plan.island is not None:
+        return f"the plan already has islands of {plan.island}"
+    if _island(context) is None:
+        return "no node holds several replicas of every stage, but not all of them"
+    return None
+
+
+def _make_islands(context: Context) -> Plan:
+    return context.plan.model_copy(update={"island": _island(context), "prediction": None})
+
+
 SHARDING_MOVES: tuple[Move, ...] = (
     _sharding_move(
         "shard optimizer states",
@@ -46,5 +71,14 @@ SHARDING_MOVES: tuple[Move, ...] = (
         "shard weights",
         "zero-3",
         "Replicas also keep only their share of the weights and gather a stage's before computing with it.",
+    ),
+    Move(
+        name="shard inside nodes",
+        contract=Contract.EXACT,
+        summary="Replicas share states out inside their node, and add up each share with other nodes.",
+        source="Zhao et al., PyTorch FSDP, arXiv 2304.11277; Zhang et al., MiCS, arXiv 2205.00119",
+        verify="losses and parameters equal those of one process (float64 1e-9)",
+        applies=_islands_apply,
+        apply=_make_islands,
     ),
 )

@@ -87,6 +87,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
             TiedWeights(stages, gradient_bytes * round(one.parameters(_shape(plan.stages[stages[0]], plan))))
             for stages, one in tied
         ),
+        island=plan.island,
     )
 
 

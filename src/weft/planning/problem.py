@@ -35,6 +35,7 @@ class Pins:
     micro_batch_size: int | None = None
     tensor_parallel: int | None = None
     sharding: Sharding | None = None
+    island: int | None = None
     recompute: Recompute | None = None
     sync: str = "dense"
 
@@ -128,6 +129,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             micro_batch_size=run.plan.micro_batch_size,
             tensor_parallel=run.plan.tp,
             sharding=run.plan.sharding,
+            island=run.plan.island,
             recompute=run.plan.recompute,
             sync=run.sync.method,
         ),

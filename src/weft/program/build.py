@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.kinds import COLLECTIVES, FORWARD, NORM, REDUCE_TIED, is_collective
+from weft.program.kinds import COLLECTIVES, FORWARD, NORM, REDUCE_ACROSS, REDUCE_TIED, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
 from weft.program.passes.blocking import block
@@ -84,8 +84,17 @@ def build_evaluation_program(layout: PipelineLayout, *, sharding: Sharding = "ze
 
 
 def _sharded(layout: PipelineLayout, sharding: Sharding) -> dict[str, str]:
-    """What the verifier must know of the states that replicas share out, if they do."""
-    return {"sharding": sharding} if layout.replicas > 1 and sharding != "zero-0" else {}
+    """What the verifier must know of the states that replicas share out, if they do.
+
+    Raises:
+        InputError: for islands that share nothing out.
+    """
+    if sharding == "zero-0":
+        if layout.island is not None:
+            raise InputError(Violation("layout", "zero-0 shares nothing out in islands", "zero-1"))
+        return {}
+    islands = {"islands": str(layout.islands)} if layout.islands > 1 else {}
+    return {"sharding": sharding, **islands} if layout.replicas > 1 else {}
 
 
 def _forward_order(here: npt.NDArray[np.bool_], micro_batches: int) -> ComputeOrder:
@@ -166,6 +175,8 @@ def _assemble(
         meta = {**meta, "folded": str(only_replica)}
     ranks = layout.rank_table()
     groups, group_of = layout.group_table()
+    across_groups, across_group_of = layout.across_group_table()
+    groups, across_group_of = groups + across_groups, across_group_of + len(groups)
     tied_groups, tied_group_of = layout.tied_group_table()
     groups, tied_group_of = groups + tied_groups, tied_group_of + len(groups)
     groups = (*groups, norm_group(layout))
@@ -175,8 +186,9 @@ def _assemble(
     for pipeline in kept:
         lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
         for lane in range(ranks.shape[2]):
-            copy = _copy(layout, lowered.columns, ranks[..., lane], group_of[:, lane], pipeline)
-            parts.append(_with_own_groups(copy, tied_group_of[:, lane], len(groups) - 1))
+            copy = _copy(layout, lowered.columns, ranks[..., lane], group_of[..., lane], pipeline)
+            across = across_group_of[..., lane]
+            parts.append(_with_own_groups(copy, across, tied_group_of[:, lane], len(groups) - 1))
             shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
             edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
             first_row += len(lowered.columns)
@@ -197,24 +209,30 @@ def _assemble(
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints, pipeline: int) -> Columns:
-    """The rows of a pipeline in one lane; `ranks` of (pipeline, device), `group_of` each stage."""
+    """The rows of a pipeline in one lane; `ranks` of (pipeline, device), `group_of` (stage, replica)."""
     micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
     first = layout.first_micro_batch[first_replica]
+    replica = first_replica + columns.replica
     return replace(
         columns,
         rank=ranks[pipeline, columns.rank],
         peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
         micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
-        replica=first_replica + columns.replica,
-        group=np.where(np.isin(columns.kind, COLLECTIVES), group_of[columns.stage], NONE),
+        replica=replica,
+        group=np.where(np.isin(columns.kind, COLLECTIVES), group_of[columns.stage, replica], NONE),
     )
 
 
-def _with_own_groups(columns: Columns, tied_group_of: Ints, norm_group: int) -> Columns:
-    """The columns with collectives that span stages in their own groups: of each tied weight, of the norm."""
+def _with_own_groups(
+    columns: Columns, across_group_of: Ints, tied_group_of: Ints, norm_group: int
+) -> Columns:
+    """The columns with further collectives in their own groups: across islands, of each tied weight, of the
+    norm."""
     tied = np.flatnonzero(columns.kind == REDUCE_TIED)
     group = np.where(columns.kind == NORM, norm_group, columns.group)
     group[tied] = tied_group_of[columns.part[tied]]
+    across = np.flatnonzero(columns.kind == REDUCE_ACROSS)
+    group[across] = across_group_of[columns.stage[across], columns.replica[across]]
     return replace(columns, group=group)
 
 

@@ -174,6 +174,16 @@ REDUCE = KINDS.register(
         collective=True,
     )
 )
+REDUCE_ACROSS = KINDS.register(
+    Kind(
+        name="reduce_across",
+        symbol="RA",
+        stream="collective",
+        reads=("reduced_gradient",),
+        writes=("reduced_gradient",),
+        collective=True,
+    )
+)
 REDUCE_TIED = KINDS.register(
     Kind(
         name="reduce_tied",
@@ -216,7 +226,7 @@ MESSAGES: tuple[tuple[int, int], ...] = (
 COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 # What all holders of the same weights do together.
-COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE, REDUCE_TIED)
+COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED)
 
 _Codes = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]

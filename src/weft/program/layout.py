@@ -8,14 +8,31 @@ of stages may be any DAG.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.program import Ints
+from weft.program.program import NONE, Ints
+
+
+def islands_of(replicas: Sequence[Sequence[int]], size: int | None) -> list[list[int]]:
+    """The replicas of each island of `size`, given the ranks of every replica; None: one island of all.
+
+    Neighbours in rank form an island, because the devices of a node have neighbouring ranks.
+    """
+    order = list(range(len(replicas)))
+    if size is None or size == len(replicas):
+        return [order]
+    order.sort(key=lambda replica: min(replicas[replica]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def counterparts_of(islands: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The replicas with the same place, and so the same share of a stage, in all islands."""
+    return [list(replicas) for replicas in zip(*islands, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,7 @@ class PipelineLayout:
         paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
         tied: weights that stages share; all of them are trained.
+        island: replicas that share states out among themselves; None: all of them.
     """
 
     stages: tuple[StageLayout, ...]
@@ -68,6 +86,7 @@ class PipelineLayout:
     paths: int = 1
     frozen_stages: int = 0
     tied: tuple[TiedWeights, ...] = ()
+    island: int | None = None
 
     @property
     def replicas(self) -> int:
@@ -125,21 +144,43 @@ class PipelineLayout:
             dtype=np.int64,
         )
 
-    def group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
-        """The groups of ranks that hold the same weights, and that of (stage, lane).
+    @property
+    def islands(self) -> int:
+        """How many islands share a stage out, each all of it."""
+        return 1 if self.island is None else self.replicas // self.island
 
-        Stages with the same holders share a group.
+    def group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+        """The groups of ranks that share out the same weights, and that of (stage, replica, lane).
+
+        Without islands they are all that hold the same weights. Stages with the same holders share groups.
         """
+        return self._groups([islands_of(stage.replicas, self.island) for stage in self.stages])
+
+    def across_group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+        """The groups of ranks with the same share in all islands, and that of (stage, replica, lane).
+
+        Without islands there are none.
+        """
+        if self.islands == 1:
+            return self._groups([[] for _ in self.stages])
+        islands = (islands_of(stage.replicas, self.island) for stage in self.stages)
+        return self._groups([counterparts_of(one) for one in islands])
+
+    def _groups(self, parts: Sequence[list[list[int]]]) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+        """A group for each lane of each part of a stage's replicas; that of (stage, replica, lane)."""
         numbers: dict[frozenset[int], int] = {}
         groups: list[tuple[int, ...]] = []
-        table = []
-        for stage in self.stages:
-            holders = list(zip(*stage.replicas, strict=True))
-            for group in holders:
-                if numbers.setdefault(frozenset(group), len(groups)) == len(groups):
-                    groups.append(group)
-            table.append([numbers[frozenset(group)] for group in holders])
-        return tuple(groups), np.array(table, dtype=np.int64)
+        lanes = len(self.stages[0].replicas[0])
+        table = np.full((len(self.stages), self.replicas, lanes), NONE, dtype=np.int64)
+        for index, stage in enumerate(self.stages):
+            for replicas in parts[index]:
+                for lane in range(lanes):
+                    group = tuple(stage.replicas[replica][lane] for replica in replicas)
+                    number = numbers.setdefault(frozenset(group), len(groups))
+                    if number == len(groups):
+                        groups.append(group)
+                    table[index, replicas, lane] = number
+        return tuple(groups), table
 
     def tied_group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
         """The groups of ranks with a copy of each tied weight, and that of (tied weight, lane)."""
@@ -183,6 +224,9 @@ class PipelineLayout:
             if not _are_trained_stages(one.stages, range(self.frozen_stages, len(self.stages)))
         ]
         problems += self._path_problems()
+        if self.island is not None and (self.island < 1 or self.replicas % self.island):
+            problem = f"{self.replicas} replicas are not whole islands of {self.island}"
+            problems.append(Violation("layout", problem))
         if not 0 <= self.frozen_stages < len(self.stages):
             problems.append(
                 Violation(

@@ -23,7 +23,7 @@ class FlatLayout:
     Attributes:
         parameters: in the order of the module.
         starts: the place of each parameter's first element.
-        length: of the tensor, a multiple of `shards`.
+        length: of the tensor, a multiple of `shards`, and each shard's of what `of` was told.
         shards: how many ranks can share it equally; what is behind the last parameter is padding.
     """
 
@@ -33,8 +33,13 @@ class FlatLayout:
     shards: int
 
     @classmethod
-    def of(cls, module: nn.Module, shards: int = 1, apart: Iterable[nn.Parameter] = ()) -> FlatLayout:
-        """The layout of a module's trained parameters without those of `apart`."""
+    def of(
+        cls, module: nn.Module, shards: int = 1, apart: Iterable[nn.Parameter] = (), *, parts: int = 1
+    ) -> FlatLayout:
+        """The layout of a module's trained parameters without those of `apart`.
+
+        Every shard can be cut into `parts` equal ones.
+        """
         elsewhere = {id(parameter) for parameter in apart}
         parameters = tuple(
             parameter
@@ -42,7 +47,8 @@ class FlatLayout:
             if parameter.requires_grad and id(parameter) not in elsewhere
         )
         *starts, end = accumulate((parameter.numel() for parameter in parameters), initial=0)
-        return cls(parameters, tuple(starts), -(-end // shards) * shards, shards)
+        multiple = shards * parts
+        return cls(parameters, tuple(starts), -(-end // multiple) * multiple, shards)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a flat tensor of shape (length,) in the shapes of the parameters."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan, Recompute
-from weft.program.kinds import FORWARD, GATHER, REDUCE, REDUCE_TIED
+from weft.program.kinds import FORWARD, GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT, Channels, WorkQueue
@@ -102,7 +102,8 @@ def make_resources(
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
-    reducing = _reducing_groups(program, rank)
+    reducing = _groups_of_stages(program, rank, GATHER, REDUCE)
+    crossing = _groups_of_stages(program, rank, REDUCE_ACROSS)
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
@@ -110,10 +111,14 @@ def make_resources(
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
     groups = open_groups(program, rank, generation=generation, timeout=timedelta(seconds=timeout_s))
     connect_stages(program, rank, stages, groups.tensor)
-    for stage, group in reducing.items():
-        _equalise(stages[stage], groups.collective[group], program.groups[group][0])
+    replicas = {
+        stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
+    }
+    for stage, over in replicas.items():
+        for group in over:
+            _equalise(stages[stage], groups.collective[group], program.groups[group][0])
     tied = _tied_gradients(program, groups, stages)
-    layouts = _layouts(program, stages, reducing, tied)
+    layouts = _layouts(program, stages, reducing, crossing, tied)
     dtype = PRECISIONS[plan.precision]
     states = make_states(
         layouts,
@@ -136,7 +141,7 @@ def make_resources(
             stage: StageStatistics(
                 module,
                 _share_of(program, rank, stage),
-                groups.collective[reducing[stage]] if stage in reducing else None,
+                [groups.collective[group] for group in replicas[stage]],
             )
             for stage, module in stages.items()
         },
@@ -166,10 +171,10 @@ def make_resources(
     )
 
 
-def _reducing_groups(program: Program, rank: int) -> dict[int, int]:
-    """Group index by stage, for the stages that this rank shares with other replicas."""
+def _groups_of_stages(program: Program, rank: int, *kinds: int) -> dict[int, int]:
+    """By stage, the index of the group over which a rank runs instructions of these kinds, if it does."""
     columns = program.columns
-    rows = np.isin(columns.kind, (REDUCE, GATHER)) & (columns.rank == rank)
+    rows = np.isin(columns.kind, kinds) & (columns.rank == rank)
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
 
@@ -208,14 +213,23 @@ def _layouts(
     program: Program,
     stages: Mapping[int, nn.Module],
     reducing: Mapping[int, int],
+    crossing: Mapping[int, int],
     tied: Mapping[int, TiedGradient],
 ) -> dict[int, FlatLayout]:
-    """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient."""
+    """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient.
+
+    A shard has as many equal parts as islands add it up.
+    """
+
+    def ranks(groups: Mapping[int, int], stage: int) -> int:
+        return len(program.groups[groups[stage]]) if stage in groups else 1
+
     return {
         stage: FlatLayout.of(
             module,
-            len(program.groups[reducing[stage]]) if stage in reducing else 1,
+            ranks(reducing, stage),
             apart=(one.copies[stage] for one in tied.values() if stage in one.copies),
+            parts=ranks(crossing, stage),
         )
         for stage, module in stages.items()
     }
@@ -231,19 +245,31 @@ def _own_gradients(
 ) -> dict[int, OwnGradient]:
     """What this rank steps of each stage, and counts of it.
 
-    Of tied weights the first copy of the first holder counts, of what tensor ranks all have the first one's.
+    Of tied weights the first copy of the first holder counts, of what tensor ranks all have the first one's,
+    of what all islands have an equal part on each.
     """
-    reducing, found = _reducing_groups(program, groups.rank), {}
+    reducing = _groups_of_stages(program, groups.rank, GATHER, REDUCE)
+    crossing, found = _groups_of_stages(program, groups.rank, REDUCE_ACROSS), {}
     for stage, layout in layouts.items():
         copies = [one for one in tied.values() if stage in one.stages]
         flats = tuple(one.gradient(stage) for one in copies)
         answered = tuple(one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
         group = reducing.get(stage)
-        share = layout.share(0 if group is None else dist.get_rank(groups.collective[group]))
+        own = layout.share(0 if group is None else dist.get_rank(groups.collective[group]))
+        counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
         if stage in states.shards:
-            own = counted = states.shards[stage].own_gradient
+            stepped = states.shards[stage].own_gradient
+            counted = stepped[counts.start - own.start : counts.stop - own.start]
         else:
-            own, counted = states.buckets[stage].flat, states.buckets[stage].flat[share]
-        once = counted_once(stages[stage], layout, counted, share.start)
-        found[stage] = OwnGradient((own, *flats), (*once, *answered))
+            stepped = states.buckets[stage].flat
+            counted = stepped[counts]
+        once = counted_once(stages[stage], layout, counted, counts.start)
+        found[stage] = OwnGradient((stepped, *flats), (*once, *answered))
     return found
+
+
+def _part(of: slice, group: dist.ProcessGroup) -> slice:
+    """This rank's of the equal parts into which the ranks of a group cut what they all have."""
+    size = (of.stop - of.start) // dist.get_world_size(group)
+    start = of.start + dist.get_rank(group) * size
+    return slice(start, start + size)

@@ -7,7 +7,7 @@ it is taken when somebody reads (an evaluation, a checkpoint) and changes nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -42,13 +42,14 @@ class StageStatistics:
     Args:
         module: the stage.
         share: of the micro-batches of a step, what this replica runs.
-        group: the stage's replicas; None where there is but one.
+        groups: over which one after the other the stage's replicas add up: all of them, or an island and then
+            across islands; none where there is but one replica.
     """
 
-    def __init__(self, module: nn.Module, share: float, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, module: nn.Module, share: float, groups: Sequence[dist.ProcessGroup]) -> None:
         self._parts = [part for part in module.modules() if isinstance(part, Counting)]
         self._share = share
-        self._group = group
+        self._groups = tuple(groups)
 
     def count(self) -> None:
         for part in self._parts:
@@ -63,12 +64,13 @@ class StageStatistics:
             part.forget()
 
     def average(self) -> None:
-        """Give all replicas the weighted mean of their statistics; every rank of the group calls it."""
-        if self._group is None or not self._parts:
+        """Give all replicas the weighted mean of their statistics; every rank of the groups calls it."""
+        if not self._groups or not self._parts:
             return
         values = [value for part in self._parts for value in part.statistics()]
         mean = torch.cat([value.to("cpu", torch.float64).flatten() for value in values]) * self._share
-        dist.all_reduce(mean, group=self._group)
+        for group in self._groups:
+            dist.all_reduce(mean, group=group)
         for value, part in zip(values, mean.split([value.numel() for value in values]), strict=True):
             value.copy_(part.view_as(value))
 

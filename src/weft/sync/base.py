@@ -11,8 +11,8 @@ import torch.distributed as dist
 class Synchroniser(Protocol):
     """One method. The runtime gives it a thread of its own, so it may block.
 
-    A gradient is the flat one of a stage: shape (n,), contiguous, in host memory; n is a multiple of the
-    group's size.
+    A gradient is the flat one of a stage, or a share of it: shape (n,), contiguous, in host memory; n is a
+    multiple of the group's size.
     """
 
     def reduce(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:

@@ -20,6 +20,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "micro_batch_size": layout.micro_batch_size,
         "schedule": layout.schedule,
         "sharding": layout.sharding,
+        "island": layout.island,
         "recompute": layout.recompute,
         "verdict": str(candidate.verdict),
         "reason": candidate.reason,

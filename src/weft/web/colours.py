@@ -20,6 +20,7 @@ _KNOWN = {
     "gather": "#b0578d",
     "free": "#8a8f98",
     "reduce": "#b8473d",
+    "reduce_across": "#a3493a",
     "reduce_tied": "#8a2f5b",
     "norm": "#6d4a8a",
     "step": "#7a4fc0",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import Plan, Stage
+from weft.describe.plan import Plan, Stage, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.timeline.timeline import Timeline
 from weft.web.svg import timeline_svg
@@ -35,7 +35,7 @@ def plan_html(plan: Plan, cluster: Cluster, timeline: Timeline, *, title: str) -
 def _figures(plan: Plan) -> str:
     words = [
         f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
-        f"{plan.schedule.name}, {plan.sharding}, {plan.precision}",
+        f"{plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, {plan.precision}",
     ]
     if plan.prediction is not None:
         low, high = plan.prediction.step_low_s, plan.prediction.step_high_s

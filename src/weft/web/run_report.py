@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.describe.plan import shared_out
 from weft.planning.planned import PlannedJob
 from weft.predict.live_bytes import live_curve
 from weft.training.run_directory import RunDirectory
@@ -61,7 +62,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
         ("precision", plan.precision),
-        ("sharding", plan.sharding),
+        ("sharding", shared_out(plan.sharding, plan.island)),
         ("synchronisation", plan.sync.name),
         *stages,
     ]

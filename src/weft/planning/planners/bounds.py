@@ -130,7 +130,7 @@ class Bounds:
         pipeline, placement = self._placed(layout)
         layers = self._layers_of(layout)
         parameters = self._by_stage(layout, layers.parameters).astype(np.int64)
-        stages = _by_local_stage(placement, parameters, replicas_of(layout))
+        stages = _by_local_stage(placement, parameters, layout.island or replicas_of(layout))
         states = state_bytes(self._problem.job.precision)
         held = resident_bytes(stages, pipeline.devices, states, layout.sharding)
         if layout.recompute != "none":

@@ -1,4 +1,4 @@
-"""The space of homogeneous layouts: degrees, micro-batch size, schedule, loops, sharding, recomputation."""
+"""The space of homogeneous layouts: degrees, micro-batches, schedule, loops, sharding, recomputation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import RECOMPUTES
-from weft.moves.layout import Job, Layout, replicas_of
+from weft.describe.plan import RECOMPUTES, Sharding
+from weft.moves.layout import Job, Layout, island_on_nodes, replicas_of
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import BACKWARD_INPUT
@@ -43,16 +43,19 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                             schedule=schedule,
                             sync=pins.sync,
                         )
-                        yield from _variants(job, layout, pins, opened=opened)
+                        yield from _variants(problem, layout, opened=opened)
 
 
-def _variants(job: Job, layout: Layout, pins: Pins, *, opened: bool) -> Iterator[Layout]:
+def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
     """The layout with every sharding and recomputation that the model knows; without replicas there is nobody
     to share with."""
+    job, pins = problem.job, problem.pins
     shardings = SHARDINGS
     recomputes = tuple(one for one in RECOMPUTES if one != "selective" or job.graph.knows_products)
     if pins.sharding is not None:
         shardings = (pins.sharding,)
+    elif pins.island is not None:
+        shardings = shardings[1:]
     elif replicas_of(layout) == 1 or not opened:
         shardings = shardings[:1]
     if pins.recompute is not None:
@@ -61,7 +64,21 @@ def _variants(job: Job, layout: Layout, pins: Pins, *, opened: bool) -> Iterator
         recomputes = recomputes[:1]
     for recompute in recomputes:
         for sharding in shardings:
-            yield replace(layout, sharding=sharding, recompute=recompute)
+            for island in _islands(problem, layout, sharding, opened=opened):
+                yield replace(layout, sharding=sharding, island=island, recompute=recompute)
+
+
+def _islands(problem: Problem, layout: Layout, sharding: Sharding, *, opened: bool) -> tuple[int | None, ...]:
+    """All replicas together, and those of a node for themselves, which hold more and never less.
+
+    Only gathers that come again and again are worth an all-reduce across islands: those of zero-3.
+    """
+    if problem.pins.island is not None:
+        return (problem.pins.island,)
+    if not opened or sharding != "zero-3" or problem.minimise == "memory":
+        return (None,)
+    island = island_on_nodes(problem.job.cluster, layout)
+    return (None,) if island is None else (None, island)
 
 
 def _tensor_degrees(cluster: Cluster, pins: Pins, *, opened: bool) -> Iterator[int]:

@@ -223,11 +223,11 @@ _TimeOf = Callable[[Network, tuple[int, ...], int], CollectiveTime]
 
 def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
     def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
-        columns, groups = pricing.program.columns, pricing.program.groups
+        columns = pricing.program.columns
         alone = time_of(pricing.plan)
 
         def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
-            taken = alone(pricing.network, groups[group], moved_bytes)
+            taken = max(alone(pricing.network, ranks, moved_bytes) for ranks in pricing.twin_groups[group])
             # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
             # latencies and bytes: the others' bytes move while one waits.
             link_s = taken.link_s * int(pricing.flows_of_group[group])
@@ -289,6 +289,8 @@ register_cost_hook("receive_gradient", _nothing)
 register_cost_hook("reduce", _collective_hook(_reduction))
 # Every holder of a tied weight steps all of it.
 register_cost_hook("reduce_tied", _collective_hook(lambda plan: Network.all_reduce))
+# Of islands all add up what they share out, once more.
+register_cost_hook("reduce_across", _collective_hook(lambda plan: Network.all_reduce))
 register_cost_hook("gather", _collective_hook(lambda plan: Network.all_gather))
 register_cost_hook("free", _nothing)
 register_cost_hook("norm", _norm)

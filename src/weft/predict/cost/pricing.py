@@ -19,8 +19,12 @@ from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.network import Network
 from weft.program.codes import distinct_rows
 from weft.program.fold import KEPT_LANE, KEPT_REPLICA, twins_of
-from weft.program.kinds import STEP, is_send
+from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, STEP, is_send
+from weft.program.layout import counterparts_of, islands_of
 from weft.program.program import NONE, Ints, Program
+
+# What replicas do with those of their own island, or with their counterparts in the others.
+_BY_ISLAND = (GATHER, REDUCE, REDUCE_ACROSS)
 
 _NodeLink = tuple[tuple[int, int], int, bool]
 """(node, group of nodes at the other end, whether bytes leave the node)."""
@@ -105,7 +109,7 @@ class Pricing:
 
     def _update_share(self, stage: int) -> float:
         """Part of a stage's parameters that each replica steps: its own where states are shared out."""
-        return 1.0 if self.plan.sharding == "zero-0" else 1.0 / len(self.plan.stages[stage].replicas)
+        return 1.0 / self.plan.sharers(stage)
 
     @cached_property
     def slowdowns(self) -> npt.NDArray[np.float64]:
@@ -118,12 +122,12 @@ class Pricing:
     def read_gradients_s(self, rank: int) -> float:
         """Seconds in which a rank, or the slowest that it stands for, reads the gradients it answers for.
 
-        Replicas that all hold the summed gradient answer for equal shares of it.
+        Replicas that all hold the same summed gradient answer for equal shares of it.
         """
         devices = int(self.device_set_of_rank[rank])
         seconds = 0.0
         for stage in self._trained_stages[rank]:
-            copies = len(self.plan.stages[stage].replicas) if self.plan.sharding == "zero-0" else 1
+            copies = len(self.plan.stages[stage].replicas) // self.plan.sharers(stage)
             slowest = max(
                 times.read_gradients_s / speed
                 for times, speed in zip(
@@ -184,36 +188,75 @@ class Pricing:
         return tuple(self.cluster.node_of(rank) for rank in range(self.cluster.ranks))
 
     @cached_property
+    def twin_groups(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        """By group that the program uses, the ranks of all groups that it stands for, itself first.
+
+        Where one replica is simulated in place of all, its island stands for the others of its devices, and
+        those that it meets across islands for others that meet.
+        """
+        columns, groups = self.program.columns, self.program.groups
+        used, first = np.unique(columns.group, return_index=True)
+        found: dict[int, tuple[tuple[int, ...], ...]] = {}
+        for group, row in zip(used.tolist(), first.tolist(), strict=True):
+            if group == NONE:
+                continue
+            found[group] = (groups[group],)
+            kind, stage = int(columns.kind[row]), self.plan.stages[int(columns.stage[row])]
+            if self.plan.island and KEPT_REPLICA in self.program.meta and kind in _BY_ISLAND:
+                replicas = [copy.ranks for copy in stage.replicas]
+                parts = islands_of(replicas, self.plan.island)
+                parts = counterparts_of(parts) if kind == REDUCE_ACROSS else parts
+                lane = next(ranks.index(groups[group][0]) for ranks in replicas if groups[group][0] in ranks)
+                alike = {twin for rank in groups[group] for twin in self.twins.get(rank, ())}
+                others = (tuple(replicas[replica][lane] for replica in part) for part in parts)
+                mine = set(groups[group])
+                found[group] += tuple(one for one in others if alike.issuperset(one) and set(one) != mine)
+        return found
+
+    @cached_property
     def group_links(self) -> tuple[tuple[int, ...], ...]:
-        """By group of the program, the links of all nodes that its collectives span, rising."""
-        return tuple(
-            tuple(sorted(self._link_number(link) for link in self._links_of_ring(group)))
-            for group in self.program.groups
+        """By group of the program, the links of all nodes that its collectives span, rising.
+
+        A group that stands for others has those of the one that spans most.
+        """
+        spanned = (
+            max(map(self._links_of_ring, self.twin_groups.get(index, (group,))), key=len)
+            for index, group in enumerate(self.program.groups)
         )
+        return tuple(tuple(sorted(self._link_number(link) for link in links)) for links in spanned)
 
     @cached_property
     def lanes_of_group(self) -> Ints:
-        """By group of the program, how many collectives of equal lanes run in step on a link, itself one."""
-        flows = np.ones(len(self.program.groups), dtype=np.int64)
-        lanes = {
-            rank: copy.ranks for stage in self.plan.stages for copy in stage.replicas for rank in copy.ranks
-        }
-        for group in np.unique(self.program.columns.group).tolist():
-            if group == NONE:
-                continue
-            alike = zip(*(lanes[rank] for rank in self.program.groups[group]), strict=False)
-            sharing = Counter(link for ranks in alike for link in self._links_of_ring(ranks))
-            flows[group] = max(sharing.values(), default=1)
-        return flows
+        """By group of the program, how many collectives of equal lanes run in step on a link, itself one.
 
-    @property
+        Those of groups that it stands for count, too.
+        """
+        return self._in_step(lanes=True)
+
+    @cached_property
     def flows_of_group(self) -> Ints:
         """By group of the program, how many collectives each simulated one of it stands for on a link.
 
-        Those of the lanes that are folded away run in step with it; where others meet them the simulator
-        finds out.
+        Those of the lanes and islands that are folded away run in step with it; where others meet them the
+        simulator finds out.
         """
-        return self.lanes_of_group if KEPT_LANE in self.program.meta else np.ones_like(self.lanes_of_group)
+        return self._in_step(lanes=KEPT_LANE in self.program.meta)
+
+    def _in_step(self, *, lanes: bool) -> Ints:
+        """Most collectives on one link among those that a group stands for, with or without their `lanes`."""
+        flows = np.ones(len(self.program.groups), dtype=np.int64)
+        lanes_of = {
+            rank: copy.ranks for stage in self.plan.stages for copy in stage.replicas for rank in copy.ranks
+        }
+        for group, twins in self.twin_groups.items():
+            alike: list[Sequence[int]] = list(twins)
+            if lanes:
+                alike = [
+                    ranks for twin in twins for ranks in zip(*(lanes_of[rank] for rank in twin), strict=False)
+                ]
+            sharing = Counter(link for ranks in alike for link in self._links_of_ring(ranks))
+            flows[group] = max(sharing.values(), default=1)
+        return flows
 
     @cached_property
     def users_of_group(self) -> Ints:

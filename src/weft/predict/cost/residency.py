@@ -35,7 +35,7 @@ def base_bytes(pricing: Pricing) -> Ints:
         (
             _holders(stage),
             stage_parameters(pricing.graph, stage.layers, pricing.shape(index)),
-            len(stage.replicas),
+            plan.island or len(stage.replicas),
         )
         for index, stage in enumerate(plan.stages)
     )
@@ -50,7 +50,8 @@ def _whole_copies(pricing: Pricing) -> Ints:
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.graph, stage.layers):
             count = round(one.parameters(pricing.shape(index)))
-            more[_holders(stage)] += unshared_bytes(count, len(stage.replicas), states, plan.sharding)
+            sharers = plan.island or len(stage.replicas)
+            more[_holders(stage)] += unshared_bytes(count, sharers, states, plan.sharding)
     return more
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from weft.errors import Violation
 from weft.program.buffers import MAKES_GRADIENTS
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.kinds import NORM, REDUCE, REDUCE_TIED, STEP
+from weft.program.kinds import NORM, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP
 from weft.program.program import Ints, Program
 
 
@@ -22,7 +22,7 @@ def check_norm(program: Program) -> list[Violation]:
         steps[~edges.has(norm_of_step, steps)],
         lambda row: f"{name(program, row)} does not wait for the norm of the gradient",
     )
-    awaited = np.concatenate([rows_of(program, REDUCE, REDUCE_TIED), _last_makers(program)])
+    awaited = np.concatenate([rows_of(program, REDUCE, REDUCE_ACROSS, REDUCE_TIED), _last_makers(program)])
     norm = np.append(norms, -1)[find(place, _place(program, awaited))]
     return found + violations(
         "norm",

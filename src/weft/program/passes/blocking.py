@@ -22,7 +22,15 @@ import numpy as np
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, REDUCE
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    COMPUTATIONS,
+    FORWARD,
+    MESSAGES,
+    REDUCE,
+    REDUCE_ACROSS,
+)
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import NONE, Edges, Ints
 
@@ -50,7 +58,7 @@ def block(pipeline: LoweredPipeline, blocking: Sequence[Blocking], sharding: Sha
 
 def _reduce_at_end(pipeline: LoweredPipeline) -> LoweredPipeline:
     columns = pipeline.columns
-    reduces = np.flatnonzero(columns.kind == REDUCE)
+    reduces = np.flatnonzero(np.isin(columns.kind, (REDUCE, REDUCE_ACROSS)))
     computations = _computations(pipeline)
     last = np.full(int(columns.rank.max(initial=0)) + 1, NONE, dtype=np.int64)
     last[columns.rank[computations]] = computations

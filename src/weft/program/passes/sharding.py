@@ -9,6 +9,11 @@ Level of ZeRO (Rajbhandari et al., arXiv 1910.02054):
   before another stage takes it.
 - zero-3: weights are shared out, too: a device gathers them into few buffers when a stage needs them.
 
+In islands, replicas share out with those of their own island only, and every island does it once more. After
+the last reduction of a stage, which has added up its gradient inside each island, those that hold the same
+share in all islands add it up, once per step, however many reductions came before (Zhao et al., PyTorch FSDP,
+arXiv 2304.11277, section 3.2; Zhang et al., MiCS, arXiv 2205.00119).
+
 Where gathers and reductions stand is the buffer rule of `weft.program.buffers`. A device has one queue of
 collectives, in which what an earlier computation waits for comes first: at one place gathers precede
 reductions (Lamy-Poirier, arXiv 2211.05953, section 4.2; Jiang et al., MegaScale, arXiv 2402.15627, section
@@ -34,14 +39,24 @@ from weft.program.buffers import (
     gathers,
     reductions,
 )
-from weft.program.kinds import COLLECTIVES, COMPUTATIONS, FORWARD, FREE, GATHER, KINDS, REDUCE, STEP
+from weft.program.kinds import (
+    COLLECTIVES,
+    COMPUTATIONS,
+    FORWARD,
+    FREE,
+    GATHER,
+    KINDS,
+    REDUCE,
+    REDUCE_ACROSS,
+    STEP,
+)
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import after_sends, insert, without_edges
 from weft.program.program import Columns, Edges, Ints
 from weft.program.schedules.base import ComputeOrder
 
-_FREE, _GATHER, _REDUCE = range(1, 4)
+_FREE, _GATHER, _REDUCE, _REDUCE_ACROSS = range(1, 5)
 
 
 def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding) -> LoweredPipeline:
@@ -63,7 +78,7 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding)
             _gather_at_start(one, added)
         if one.steps:
             buffers = SHARDED_BUFFERS if sharding in ("zero-2", "zero-3") else len(one.steps)
-            _reduce(one, buffers, added)
+            _reduce(one, buffers, added, across=layout.islands > 1)
     return _put_in(pipeline, layout, added)
 
 
@@ -169,13 +184,18 @@ def _content(event: BufferEvent) -> tuple[int, int]:
     return event.stage, event.part
 
 
-def _reduce(device: _Device, buffers: int, added: _Added) -> None:
-    """A reduction wherever a gradient buffer's content changes, and of what remains."""
+def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> None:
+    """A reduction wherever a gradient buffer's content changes, and of what remains.
+
+    `across`: one more after the last of each stage, with the other islands.
+    """
     order, rows = device.order, device.rows
     makes = np.isin(order.kind, MAKES_GRADIENTS)
     waiting = {
         stage: deque(np.flatnonzero(makes & (order.stage == stage)).tolist()) for stage in device.steps
     }
+    reduced: dict[int, list[int]] = {stage: [] for stage in device.steps}
+    last: dict[int, BufferEvent] = {}
     for event in reductions(order, buffers):
         row = added.row(REDUCE, event.stage, event.part, int(rows[event.after]), _REDUCE)
         makers = waiting[event.stage]
@@ -184,6 +204,13 @@ def _reduce(device: _Device, buffers: int, added: _Added) -> None:
         if event.before < len(rows):
             added.edge(row, int(rows[event.before]))
         added.edge(row, device.steps[event.stage])
+        reduced[event.stage].append(row)
+        last[event.stage] = event
+    for stage, event in last.items() if across else ():
+        row = added.row(REDUCE_ACROSS, stage, 0, int(rows[event.after]), _REDUCE_ACROSS)
+        for part in reduced[stage]:
+            added.edge(part, row)
+        added.edge(row, device.steps[stage])
 
 
 def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) -> LoweredPipeline:
@@ -194,6 +221,8 @@ def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) ->
     payload = np.zeros((len(KINDS), len(layout.stages)), dtype=np.int64)
     payload[GATHER] = [one.weight_bytes for one in layout.stages]
     payload[REDUCE] = [one.gradient_bytes for one in layout.stages]
+    share = layout.replicas // layout.islands
+    payload[REDUCE_ACROSS] = [-(-one.gradient_bytes // share) for one in layout.stages]
     new = Columns.of(
         len(kind),
         kind=kind,

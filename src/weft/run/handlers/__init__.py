@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.run.handlers.base import Handler
-from weft.run.handlers.collectives import free, gather, norm, reduce, reduce_tied, step
+from weft.run.handlers.collectives import free, gather, norm, reduce, reduce_across, reduce_tied, step
 from weft.run.handlers.messages import receive_activation, receive_gradient, send_activation, send_gradient
 from weft.run.handlers.passes import backward, backward_input, backward_weight, forward
 
@@ -21,6 +21,7 @@ HANDLERS: Mapping[str, Handler] = {
     "gather": gather,
     "free": free,
     "reduce": reduce,
+    "reduce_across": reduce_across,
     "reduce_tied": reduce_tied,
     "norm": norm,
     "step": step,

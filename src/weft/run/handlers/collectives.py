@@ -65,6 +65,24 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Transfer:
     return Transfer(post)
 
 
+def reduce_across(workspace: Workspace, instruction: Instruction) -> Transfer:
+    """Add up a stage's own share of the gradient with those of other islands, on the collectives' thread."""
+    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
+
+    def run() -> torch.Tensor:
+        gradient, on_host = shard.own_gradient, shard.own_gradient.to("cpu")
+        resources.synchroniser.reduce(on_host, group)
+        return gradient.copy_(on_host) if on_host is not gradient else gradient
+
+    def post(stamp: Stamp) -> Handle:
+        handle = resources.collectives.put(Job(Handle(label), run, stamp))
+        workspace.values[REDUCED, stage, NONE] = handle
+        return handle
+
+    return Transfer(post)
+
+
 def reduce_tied(workspace: Workspace, instruction: Instruction) -> Transfer:
     """Add up the gradients of all copies of a weight, on the thread of the collective stream."""
     part, label, resources = instruction.part, str(instruction), workspace.resources

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.loggers import logger_packages, wandb_module
+from weft.describe.plan import shared_out
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 from weft.training.loggers.base import Logger, Opening
@@ -80,7 +81,7 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
         "micro_batch_size": plan.micro_batch_size,
         "sequence": plan.sequence,
         "precision": plan.precision,
-        "sharding": plan.sharding,
+        "sharding": shared_out(plan.sharding, plan.island),
     }
     if prediction is not None:
         summary["predicted_step_s"] = prediction.step_s

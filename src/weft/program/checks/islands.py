@@ -1,0 +1,96 @@
+"""Replicas that share out in islands add up the gradients of all islands, each once, before they step.
+
+`meta["islands"]` says how many there are. Every reduction inside an island is followed by the one reduction
+of its stage across them, for which the stage's step waits. Islands are disjoint, together they hold every
+replica, and those that meet across them own the same share: so every gradient is in every sum once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from weft.errors import Violation
+from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
+from weft.program.fold import KEPT_REPLICA
+from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, STEP
+from weft.program.program import NONE, Ints, Program
+
+
+def check_islands(program: Program) -> list[Violation]:
+    across = rows_of(program, REDUCE_ACROSS)
+    if program.meta.get("islands", "1") == "1":
+        return violations(
+            "islands", across, lambda row: f"{name(program, row)} crosses islands, and there is one"
+        )
+    edges, steps, reduces = EdgeSet(program), rows_of(program, STEP), rows_of(program, REDUCE)
+    place = _place(program, across)
+    first = find(place, place)
+    found = violations(
+        "islands",
+        across[first != np.arange(len(across))],
+        lambda row: f"{name(program, row)} adds up all islands again",
+    )
+    sum_of_step = np.append(across, -1)[find(place, _place(program, steps))]
+    found += violations(
+        "islands",
+        steps[~edges.has(sum_of_step, steps)],
+        lambda row: f"{name(program, row)} does not wait for the sum over all islands",
+    )
+    sum_of_reduce = np.append(across, -1)[find(place, _place(program, reduces))]
+    found += violations(
+        "islands",
+        reduces[~edges.has(reduces, sum_of_reduce)],
+        lambda row: f"no sum over all islands waits for {name(program, row)}",
+    )
+    # A folded program has the rows of one replica only.
+    return found if found or KEPT_REPLICA in program.meta else _check_members(program, across)
+
+
+def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> bool:
+    """Whether ranks with these islands own the same share of one each, and the islands are all `replicas`."""
+    islands = list(island_of.values())
+    everyone = {rank for island in islands for rank in island}
+    if not sum(map(len, islands)) == len(everyone) == replicas or len(set(map(len, islands))) > 1:
+        return False
+    # Shares are owned in the order of the ranks.
+    places = {sum(other < rank for other in island) for rank, island in island_of.items()}
+    return len(places) == 1 and all(rank in island for rank, island in island_of.items())
+
+
+def _place(program: Program, rows: Ints) -> tuple[Ints, ...]:
+    columns = program.columns
+    return columns.stage[rows], columns.replica[rows], columns.rank[rows], columns.iteration[rows]
+
+
+def _check_members(program: Program, across: Ints) -> list[Violation]:
+    """Who meets across islands, and that a rank gathers and reduces in the same one."""
+    columns = program.columns
+    inside = rows_of(program, GATHER, REDUCE)
+    places = zip(columns.stage[inside].tolist(), columns.rank[inside].tolist(), strict=True)
+    group_of: dict[tuple[int, int], int] = {}
+    twice = []
+    for row, at, group in zip(inside.tolist(), places, columns.group[inside].tolist(), strict=True):
+        if group_of.setdefault(at, group) != group:
+            twice.append(row)
+    found = violations(
+        "islands",
+        np.array(twice, dtype=np.int64),
+        lambda row: f"{name(program, row)} is in another island than what came before",
+    )
+    replicas = Counter(stage for stage, _ in program.obligations.owners)
+    calls = np.stack([columns.stage[across], columns.group[across]], axis=1)
+    distinct, first = np.unique(calls, axis=0, return_index=True)
+    strange = []
+    for (stage, group), row in zip(distinct.tolist(), across[first].tolist(), strict=True):
+        members = program.groups[group]
+        inside_of = {rank: program.groups[group_of.get((stage, rank), NONE)] for rank in members}
+        if not _add_up_once(inside_of, replicas[stage]):
+            strange.append(row)
+    return found + violations(
+        "islands",
+        np.array(sorted(strange), dtype=np.int64),
+        lambda row: f"{name(program, row)} does not add up the same share of every replica once",
+    )
