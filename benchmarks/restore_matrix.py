@@ -1,6 +1,6 @@
 """Every plan restores what every plan saved: equal tensors, and the loss of the next step.
 
-The plans and the steps on them are those of `tests/training/test_restore.py`, which tests half of the pairs.
+The plans and the steps on them are those of `tests/training/test_restore.py`, which tests some of the pairs.
 """
 
 from __future__ import annotations

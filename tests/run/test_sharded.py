@@ -76,7 +76,6 @@ def require_like_replicated(pool: WorkerPool, config: ModelConfig, plan: Plan) -
         ("1f1b", 2, 2, 1, 4),
         ("breadth-first", 1, 4, 4, 2),
         ("depth-first", 2, 2, 2, 4),
-        ("hybrid", 2, 2, 2, 4),
         ("zb-v", 2, 2, 2, 4),
         ("chimera", 2, 1, 1, 4),
     ],

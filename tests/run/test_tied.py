@@ -43,9 +43,7 @@ def alone(
 @pytest.mark.parametrize(
     ("family", "schedule", "pp", "dp", "loops"),
     [
-        ("gpt", "1f1b", 2, 1, 1),
         ("gpt", "1f1b", 2, 2, 1),
-        ("gpt", "gpipe", 4, 1, 1),
         ("gpt", "breadth-first", 1, 1, 2),
         ("llama", "breadth-first", 2, 2, 2),
         ("llama", "zb-h1", 2, 1, 1),

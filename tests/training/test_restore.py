@@ -133,7 +133,7 @@ def test_every_plan_restores_what_another_saved(worker_pool: WorkerPool, tmp_pat
     # Of every two plans, at least one restores what the other saved; and every plan what it saved itself.
     plans = list(PLANS.values()) * 2
     place = plans.index(plan)
-    for other in plans[place : place + 3]:
+    for other in plans[place : place + 2]:
         found = worker_pool.run(restore, other, tmp_path / "checkpoints", ranks=other.ranks)
         require_same(together([tensors for tensors, _ in found]), saved)
         alike = len(other.stages[0].replicas) == len(plan.stages[0].replicas)
