@@ -116,7 +116,9 @@ class ComputeModel:
             for one in copied_parameters(graph, layers):
                 touched = one.parameters(shape) * state_bytes(precision).touched
                 total = total.plus(_LayerTimes(update_s=speeds.memory_s(touched)), 1)
-        again_s = self._again_s(graph, layers, shape, precision, device, recompute)
+        again_s = total.forward_s if recompute == "full" else 0.0
+        if recompute == "selective":
+            again_s = self._without_products_s(graph, layers, shape, precision, device)
         return StageTimes(
             forward_s=total.forward_s,
             backward_input_s=total.backward_input_s + again_s,
@@ -127,33 +129,23 @@ class ComputeModel:
             source=source,
         )
 
-    def _again_s(
-        self,
-        graph: LayerGraph,
-        layers: Sequence[int],
-        shape: Shape,
-        precision: str,
-        device: Device,
-        recompute: Recompute,
+    def _without_products_s(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> float:
-        """Seconds in which a backward pass runs the forward pass again, or all of it but its products.
+        """Seconds of the forward pass without its products.
 
         A profile says what a whole pass takes; of it the products have the part that they have by the speeds.
         """
-        if recompute == "none":
-            return 0.0
         speeds, total = self._speeds(device, precision)[0], 0.0
         for layer, count in _distinct(graph, layers):
             work = layer.forward
-            whole_s = pass_s(work, shape, precision, device, speeds)
-            again_s = forward_s = whole_s
-            if self._profiles(device):
+            others = Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
+            seconds = pass_s(others, shape, precision, device, speeds)
+            if self._profiles(device) and seconds:
                 assert self.profile is not None
-                again_s = forward_s = _profiled(self.profile, layer, shape, device).forward_s
-            if recompute == "selective" and whole_s:
-                others = Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
-                again_s = forward_s * pass_s(others, shape, precision, device, speeds) / whole_s
-            total += count * again_s
+                whole_s = pass_s(work, shape, precision, device, speeds)
+                seconds *= _profiled(self.profile, layer, shape, device).forward_s / whole_s
+            total += count * seconds
         return total
 
     def _read_gradients_s(
