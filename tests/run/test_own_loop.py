@@ -1,13 +1,18 @@
 """`weft.Runtime` inside a user's own loop: learns like one process, refuses what does not fit."""
 
+import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from small_jobs import make_plan, tiny
+from tensor_jobs import divisible, tensor_plan
 
 import weft
-from weft.errors import InputError
+from weft.describe.models import resolve_model
+from weft.errors import InputError, RunError
 
 
 def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -61,3 +66,73 @@ def test_what_does_not_fit_is_refused_in_one_line(worker_pool, tmp_path):
     assert "the plan is for tiny-gpt" in model
     assert "1 ranks run, the plan has 2" in ranks
     assert "global batch is 8" in batch
+
+
+def group_threads() -> int:
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return len([name for name in names if "gloo" in name])
+
+
+def threads_over_time(rank: int, ranks: int, path: Path) -> list[int]:
+    """Threads of process groups: while a runtime is open, and after each of two is closed."""
+    config = divisible("gpt")
+    found = []
+    gc.disable()  # groups end when their runtime is closed, not when somebody happens to collect
+    try:
+        for _ in range(2):
+            runtime = weft.Runtime(path, config, loss_fn)
+            inputs = torch.zeros(runtime.plan.global_batch, config.sequence, dtype=torch.long)
+            runtime.step(inputs, inputs)
+            found.append(group_threads())
+            runtime.close()
+            runtime.close()
+            found.append(group_threads())
+            with pytest.raises(RunError, match="this runtime is closed"):
+                runtime.step(inputs, inputs)
+    finally:
+        gc.enable()
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
+@pytest.mark.parametrize("layout", [{"pp": 2, "tp": 1}, {"pp": 1, "tp": 2}], ids=["pipeline", "tensor"])
+def test_closing_ends_the_threads_of_all_groups(worker_pool, tmp_path, layout):
+    # One that outlives the runtime can abort the process when the interpreter goes down.
+    path = tmp_path / "plan.json"
+    path.write_text(tensor_plan(divisible("gpt"), **layout).to_json())
+    for first, after_first, _, after_second in worker_pool.run(threads_over_time, path, ranks=2):
+        assert first > after_first
+        assert after_first == after_second
+
+
+A_WHOLE_PROGRAM = """
+import sys
+from pathlib import Path
+
+import torch
+
+import weft
+
+def loss_fn(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+with weft.Runtime(sys.argv[1], "gpt-1m", loss_fn) as runtime:
+    inputs = torch.zeros(runtime.plan.global_batch, runtime.plan.sequence, dtype=torch.long)
+    runtime.step(inputs, inputs)
+print([name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
+def test_a_program_that_is_done_has_no_threads_of_groups(tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(make_plan(resolve_model("gpt-1m", sequence=16), micro_batches=1).to_json())
+    finished = subprocess.run(
+        [sys.executable, "-c", A_WHOLE_PROGRAM, str(plan)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "[]\n"

@@ -70,7 +70,8 @@ class Executor:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{self._where(reached)}: {reason}") from error
-        self._in_flight, self._posted = self._posted, []
+        self._in_flight = self._posted.copy()
+        self._posted.clear()
         return workspace.loss
 
     def drain(self) -> None:
@@ -107,7 +108,8 @@ class Executor:
         return run
 
     def _posting(self, position: int, transfer: Transfer) -> Callable[[], None]:
-        clock, record, workspace = time.monotonic_ns, self._record, self._workspace
+        # No action holds the executor: process groups end with the last reference to what holds them.
+        clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
 
         def run() -> None:
             posted_ns, step = clock(), workspace.step
@@ -115,7 +117,7 @@ class Executor:
             def stamp(start_ns: int, end_ns: int) -> None:
                 record(step, position, posted_ns, start_ns, end_ns)
 
-            self._posted.append(transfer.post(stamp))
+            posted.append(transfer.post(stamp))
 
         return run
 

@@ -10,19 +10,17 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan
-from weft.errors import InputError, Violation
+from weft.errors import InputError, RunError, Violation
 from weft.program.program import Program
 from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, require_supported
 from weft.run.recorder import Recorder
-from weft.run.resources import LossFunction, OptimizerFactory, make_resources
+from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
 from weft.run.supported import unsupported
-from weft.run.tensor_stage import (
-    last_gradients,
-)
+from weft.run.tensor_stage import disconnect_stages, last_gradients
 from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0
@@ -104,15 +102,16 @@ class Runtime:
         generation: int = 0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        rank = dist.get_rank()
+        self.rank = dist.get_rank()
         require_runnable(plan, program)
         if (clip_norm is not None or skip_non_finite) and not plan.gradient_norm:
             problem = "clip_norm and skip_non_finite need a plan with gradient_norm"
             raise InputError(Violation("runtime", problem, "gradient_norm = true"))
-        _require_stages(program, rank, stages)
+        _require_stages(program, self.rank, stages)
         self.plan = plan
         self.program = program
-        self._resources = make_resources(
+        self._stages = stages
+        self._held: Resources | None = make_resources(
             plan,
             program,
             stages,
@@ -125,11 +124,9 @@ class Runtime:
             generation=generation,
             timeout_s=timeout_s,
         )
-        self._training = Executor(program, self._workspace(program, training=True), recorder=recorder)
-
-    @property
-    def rank(self) -> int:
-        return self._resources.rank
+        self._training: Executor | None = Executor(
+            program, self._workspace(program, training=True), recorder=recorder
+        )
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -138,7 +135,7 @@ class Runtime:
         Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters;
         where a model has running statistics, before anyone reads these.
         """
-        return self._resources.stages
+        return self._stages
 
     @property
     def optimizers(self) -> Mapping[int, torch.optim.Optimizer]:
@@ -181,6 +178,8 @@ class Runtime:
         Raises:
             RunError: naming the instruction that failed.
         """
+        if self._training is None:
+            raise RunError("this runtime is closed")
         loss = self._training.run_step(step, batch)
         norm = self._resources.gradient_norm
         return self._share(step, loss, None if norm is None else norm.value)
@@ -209,13 +208,25 @@ class Runtime:
         return sum(result.loss for result in results) / len(results)
 
     def close(self) -> None:
-        """Finish what is under way and give threads and process groups back."""
+        """Finish what is under way and give threads and process groups back; the stages stay."""
+        if self._held is None or self._training is None:
+            return
         try:
             self._training.drain()
         finally:
-            self._resources.channels.close()
-            self._resources.collectives.close()
-            self._resources.groups.close()
+            self._held.channels.close()
+            self._held.collectives.close()
+            self._held.groups.close()
+            disconnect_stages(self._stages)
+            # torch's threads of a group end with the last reference to it. One that still runs when the
+            # interpreter goes down, and then lets go of a tensor, aborts the process.
+            self._training = self._held = None
+
+    @property
+    def _resources(self) -> Resources:
+        if self._held is None:
+            raise RunError("this runtime is closed")
+        return self._held
 
     def _workspace(self, program: Program, *, training: bool) -> Workspace:
         micro_batches = len(set(program.obligations.forward[:, 2].tolist()))

@@ -46,6 +46,9 @@ class TensorRanks:
         """Exchange over this group from now on; its ranks are in the order of their places."""
         self._group = group
 
+    def disconnect(self) -> None:
+        self._group = None
+
     @property
     def group(self) -> dist.ProcessGroup:
         assert self._group is not None, "a runtime connects the stages that it is given"

@@ -73,6 +73,12 @@ def connect_stages(
         raise InputError(problems)
 
 
+def disconnect_stages(stages: Mapping[int, nn.Module]) -> None:
+    """Let stages forget the groups that they were connected to."""
+    for module in stages.values():
+        tensor_ranks(module).disconnect()
+
+
 class SummedGradients:
     """Gradients of one stage that its tensor ranks must add up: each has those of its own tokens.
 

@@ -9,6 +9,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Its functions take the default group of the time of their import as a default argument. Imported later, as
+# optimizers do, it would keep the job's group and its threads alive until the interpreter goes down, which
+# aborts the process now and then.
+import torch.distributed.nn.functional
+
 from weft.errors import InputError, RunError, Violation
 from weft.run.lifeline import die_with_parent
 from weft.run.threads import threads_per_rank
