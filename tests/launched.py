@@ -43,7 +43,7 @@ def meet_and_fall_out(rank: int, behaviour: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from weft.run.channels import Channels
+    from weft.run.channels import open_channels
     from weft.run.worker_start import start_worker
 
     context = start_worker()
@@ -51,7 +51,7 @@ def meet_and_fall_out(rank: int, behaviour: str) -> None:
     dist.all_reduce(value)
     print(f"rank {rank} of {context.world_size} on {context.threads} threads: {value.item()}", flush=True)
     if behaviour == "lose a peer":
-        channels = Channels(dist.new_group(), {"activation": 1})
+        channels = open_channels({1 - rank}, 60.0)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         channels.receive((2,), torch.float32, 1, "activation", "F0.0", lambda start, end: None).wait()

@@ -1,136 +1,162 @@
-"""Messages: order, tags, times, and errors that name the instruction and the peer."""
+"""Messages: order, payloads, sizes, times, and errors that name the instruction and the peer."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from pool import RankError, WorkerPool
 
-from weft.errors import RunError
-from weft.run.channels import Channels, Handle, Job, WorkQueue
+from weft.run.channels import PAYLOADS, SMALL_BYTES, Channels, open_channels
 from weft.run.failures import PeerLostError
+from weft.run.work_queue import unstamped
 
 pytestmark = pytest.mark.processes
 
-TAGS = {"activation": 1, "gradient": 2}
+TIMEOUT_S = 60.0
+SMALL, LARGE = 3, SMALL_BYTES // 4 + 1
 
 
-def exchange(rank: int, ranks: int) -> tuple[list[float], list[float], int]:
-    """Both ranks send before they receive, two kinds at once, receiving the kinds in another order."""
-    channels = Channels(dist.new_group(), TAGS)
+def opened(rank: int, ranks: int, timeout_s: float = TIMEOUT_S) -> Channels:
+    return open_channels(set(range(ranks)) - {rank}, timeout_s)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("weft-")]
+
+
+def exchange(rank: int, ranks: int, length: int) -> tuple[dict[str, list[float]], int, bool]:
+    """Both ranks send before they receive, two payloads at once, and read them in another order."""
+    channels = opened(rank, ranks)
     peer, times = 1 - rank, []
 
     def stamp(start_ns: int, end_ns: int) -> None:
         times.append((start_ns, end_ns))
 
-    def message(payload: str, number: int) -> torch.Tensor:
-        return torch.full((3,), float(TAGS[payload] * 100 + number))
-
     sent = [
-        channels.send(message(payload, number), peer, payload, "SF", stamp)
+        channels.send(torch.full((length,), 100.0 * index + number), peer, payload, "SF", stamp)
         for number in range(4)
-        for payload in TAGS
+        for index, payload in enumerate(PAYLOADS)
     ]
     received = {
-        payload: [channels.receive((3,), torch.float32, peer, payload, "RF", stamp) for _ in range(4)]
-        for payload in reversed(TAGS)
+        payload: [channels.receive((length,), torch.float32, peer, payload, "RF", stamp) for _ in range(4)]
+        for payload in reversed(PAYLOADS)
     }
+    # The last one first: whoever waits for it finds those before it, too.
     values = {
-        payload: [handle.wait()[0].item() for handle in handles] for payload, handles in received.items()
+        payload: [handle.wait().unique().item() for handle in reversed(handles)]
+        for payload, handles in received.items()
     }
     for handle in sent:
         handle.wait()
+    beside = bool(threads())
     channels.close()
     assert all(end_ns >= start_ns > 0 for start_ns, end_ns in times)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("weft-")]
-    assert not left, left
-    return values["activation"], values["gradient"], len(times)
+    assert not threads()
+    return values, len(times), beside
 
 
-def lose_peer(rank: int, ranks: int, notes: Path) -> None:
-    channels = Channels(dist.new_group(), TAGS)
+@pytest.mark.parametrize("length", [SMALL, LARGE])
+def test_order_and_payloads_are_kept(worker_pool: WorkerPool, length: int) -> None:
+    for values, stamps, beside in worker_pool.run(exchange, length, ranks=2):
+        assert values == {"activation": [3.0, 2.0, 1.0, 0.0], "output_gradient": [103.0, 102.0, 101.0, 100.0]}
+        assert stamps == 16
+        assert beside == (length == LARGE)
+
+
+def converse(rank: int, ranks: int, seed: int) -> None:
+    """Three ranks send each other messages of any size and type, all before anyone reads."""
+    channels = opened(rank, ranks)
+    pairs = [(source, target) for source in range(ranks) for target in range(ranks) if source != target]
+    draw = random.Random(seed)
+    # More than what the system takes in at once, so that some of the small ones have to wait.
+    messages = [
+        (
+            draw.choice(pairs),
+            draw.choice(PAYLOADS),
+            (draw.choice((0, 1, 5, SMALL_BYTES // 8, SMALL_BYTES // 2)), draw.randint(1, 3)),
+            draw.choice((torch.float32, torch.bfloat16, torch.float64)),
+        )
+        for _ in range(200)
+    ]
+    messages += [((0, 1), PAYLOADS[0], (SMALL_BYTES // 8, 1), torch.float64)] * 400
+
+    def content(number: int) -> torch.Tensor:
+        _, _, shape, dtype = messages[number]
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    sent, received = [], []
+    for number, ((source, target), payload, shape, dtype) in enumerate(messages):
+        if source == rank:
+            sent.append(channels.send(content(number), target, payload, str(number), unstamped))
+        if target == rank:
+            handle = channels.receive(shape, dtype, source, payload, str(number), unstamped)
+            received.append((number, handle))
+    draw.shuffle(received)
+    for number, handle in received:
+        assert torch.equal(handle.wait(), content(number)), messages[number]
+    for one in sent:
+        one.wait()
+    channels.close()
+
+
+def test_messages_of_all_sizes_arrive_whoever_reads_first(worker_pool: WorkerPool) -> None:
+    worker_pool.run(converse, 5, ranks=3)
+
+
+def lose_peer(rank: int, ranks: int, notes: Path, length: int) -> None:
+    channels = opened(rank, ranks)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    labels = ("RF1.0", "RF1.1")
     handles = [
-        channels.receive((2,), torch.float32, 1, "activation", label, lambda start, end: None)
-        for label in labels
+        channels.receive((length,), torch.float32, 1, "activation", label, unstamped)
+        for label in ("RF1.0", "RF1.1")
     ]
-    for handle in handles:
-        try:
-            handle.wait()
-        except PeerLostError as error:
-            with notes.open("a") as file:
-                print(error, file=file)
+    with notes.open("a") as file:
+        for handle in handles:
+            with pytest.raises(PeerLostError) as caught:
+                handle.wait()
+            print(caught.value, file=file)
+        with pytest.raises(PeerLostError) as caught:
+            send_until_refused(channels, length)
+        print(caught.value, file=file)
 
 
-def test_order_and_kinds_are_kept(worker_pool: WorkerPool) -> None:
-    for activations, gradients, stamps in worker_pool.run(exchange, ranks=2):
-        assert activations == [100.0, 101.0, 102.0, 103.0]
-        assert gradients == [200.0, 201.0, 202.0, 203.0]
-        assert stamps == 16
+def send_until_refused(channels: Channels, length: int) -> None:
+    for _ in range(1000):
+        channels.send(torch.zeros(length), 1, "activation", "SF0.0", unstamped).wait()
 
 
-def test_a_lost_peer_is_named_with_the_instruction(worker_pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [SMALL, LARGE])
+def test_a_lost_peer_is_named_with_the_instruction(
+    worker_pool: WorkerPool, tmp_path: Path, length: int
+) -> None:
     with pytest.raises(RankError, match="rank 1: the process died"):
-        worker_pool.run(lose_peer, tmp_path / "notes", ranks=2)
-    lines = (tmp_path / "notes").read_text().splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("RF1.0: receive of activation from rank 1 failed: ") for line in lines)
+        worker_pool.run(lose_peer, tmp_path / "notes", length, ranks=2)
+    first, second, third = (tmp_path / "notes").read_text().splitlines()
+    assert first.startswith("RF1.0: receive of activation from rank 1 failed: ")
+    assert second == first
+    assert third.startswith("SF0.0: send of activation to rank 1 failed: ")
 
 
-@pytest.mark.parametrize(("error", "kind"), [(RuntimeError, PeerLostError), (ValueError, RunError)])
-def test_any_error_of_a_job_reaches_its_reader(error: type[Exception], kind: type[RunError]) -> None:
-    def fail() -> torch.Tensor:
-        raise error("no")
-
-    queue = WorkQueue("reduction")
-    handle = queue.put(Job(Handle("R0"), fail, lambda start, end: None))
-    with pytest.raises(RunError, match=r"^R0: reduction failed: no$") as caught:
-        handle.wait()
-    queue.close()
-    assert type(caught.value) is kind
-
-
-def test_nothing_behind_a_failed_job_is_trusted() -> None:
-    queue = WorkQueue("reduction")
-    ran: list[int] = []
-
-    def fail() -> torch.Tensor:
-        raise RuntimeError("connection\nclosed")
-
-    def succeed() -> torch.Tensor:
-        ran.append(1)
-        return torch.zeros(1)
-
-    first = queue.put(Job(Handle("R0"), fail, lambda start, end: None))
-    second = queue.put(Job(Handle("R1"), succeed, lambda start, end: None))
-    for handle in (first, second):
-        with pytest.raises(RunError, match=r"^R0: reduction failed: connection$"):
+def wait_in_vain(rank: int, ranks: int) -> list[str]:
+    channels = opened(rank, ranks, timeout_s=0.2)
+    found = []
+    for length in (SMALL, LARGE):
+        handle = channels.receive((length,), torch.float32, 1 - rank, "activation", "RF1.0", unstamped)
+        with pytest.raises(PeerLostError) as caught:
             handle.wait()
-    queue.close()
-    assert not ran
+        found.append(str(caught.value))
+    return found
 
 
-def test_a_thread_that_never_returns_does_not_hold_up_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.run.channels.JOIN_TIMEOUT_S", 0.05)
-    release = threading.Event()
-
-    def block() -> torch.Tensor:
-        release.wait()
-        return torch.zeros(1)
-
-    queue = WorkQueue("reduction")
-    handle = queue.put(Job(Handle("R0"), block, lambda start, end: None))
-    begin = time.monotonic()
-    queue.close()
-    assert time.monotonic() - begin < 5
-    release.set()
-    assert handle.wait().item() == 0
+def test_nobody_waits_for_ever(worker_pool: WorkerPool) -> None:
+    for rank, found in enumerate(worker_pool.run(wait_in_vain, ranks=2)):
+        line = f"RF1.0: receive of activation from rank {1 - rank} failed: nothing came in time"
+        assert found == [line, line]

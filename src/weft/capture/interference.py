@@ -35,10 +35,12 @@ from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.program.kinds import is_compute
 from weft.program.program import Program
+from weft.run.channels import ACTIVATION, Channels, open_channels
 from weft.run.recorder import Recorder, read_slots
-from weft.run.runtime import Runtime
+from weft.run.runtime import TIMEOUT_S, Runtime
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
+from weft.run.work_queue import unstamped
 
 MODEL = "gpt-1m"
 SEQUENCE = 256
@@ -129,34 +131,29 @@ def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> tu
 def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
     """A function that passes so many messages round the ranks and tells the seconds of each.
 
-    It has a process group of its own, so that it may run in a thread.
+    It has connections of its own, so that it may run in a thread.
     """
-    group = dist.new_group()
-    try:
-        yield partial(_pass_round, group, device)
-    finally:
-        dist.destroy_process_group(group)
-
-
-def _pass_round(group: dist.ProcessGroup | None, device: torch.device, messages: int) -> list[float]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    sent, received = (torch.zeros(MESSAGE_BYTES // 4, device=device) for _ in range(2))
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    channels = open_channels({after, before}, TIMEOUT_S)
+    try:
+        yield partial(_pass_round, channels, after, before, device)
+    finally:
+        channels.close()
+
+
+def _pass_round(
+    channels: Channels, after: int, before: int, device: torch.device, messages: int
+) -> list[float]:
+    content = torch.zeros(MESSAGE_BYTES // 4, device=device)
     seconds = []
-    with torch.cuda.stream(stream):
-        for _ in range(messages):
-            start = time.perf_counter()
-            works = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, sent, (rank + 1) % ranks, group),
-                    dist.P2POp(dist.irecv, received, (rank - 1) % ranks, group),
-                ]
-            )
-            for work in works:
-                work.wait()
-            if stream is not None:
-                stream.synchronize()
-            seconds.append(time.perf_counter() - start)
+    for _ in range(messages):
+        start = time.perf_counter()
+        sent = channels.send(content.to("cpu"), after, ACTIVATION, "ring", unstamped)
+        received = channels.receive(content.shape, content.dtype, before, ACTIVATION, "ring", unstamped)
+        received.wait().to(device)
+        sent.wait()
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 

@@ -16,6 +16,9 @@ from weft.capture.interference import measure_interference
 from weft.capture.timing import Timing, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
+from weft.run.channels import ACTIVATION, Channels, open_channels
+from weft.run.runtime import TIMEOUT_S
+from weft.run.work_queue import unstamped
 
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
 MEMORY_BYTES = (2**16, 2**20, 2**24, 2**26)
@@ -45,10 +48,10 @@ def measure_machine(
     memory = tuple(_memory_speed(size, device, budget_s) for size in MEMORY_BYTES)
     interference = measure_interference(cluster, device)
     launch = _timed_together(_launch(device), device, budget_s)
-    messages, reductions = [], []
+    messages: list[tuple[float, float]] = []
+    reductions = []
     if dist.get_world_size() > 1:
-        for size in MESSAGE_BYTES:
-            messages.append((float(size), _message_seconds(size, device)))
+        messages = _messages(device)
         for size in REDUCE_BYTES:
             reductions.append((float(size), _all_reduce_seconds(size, device)))
     return MachineMeasurement(
@@ -97,21 +100,34 @@ def _launch(device: torch.device) -> Callable[[], object]:
     return lambda: small.add_(1.0)
 
 
-def _message_seconds(size: int, device: torch.device, rounds: int = 20) -> float:
-    """Half the median round trip between ranks 0 and 1; the other ranks wait."""
+def _messages(device: torch.device) -> list[tuple[float, float]]:
+    """Bytes and seconds of messages between ranks 0 and 1; the other ranks wait."""
+    rank = dist.get_rank()
+    channels = open_channels({1 - rank} if rank < 2 else (), TIMEOUT_S)
+    found = [(float(size), _message_seconds(channels, size, device)) for size in MESSAGE_BYTES]
+    channels.close()
+    return found
+
+
+def _message_seconds(channels: Channels, size: int, device: torch.device, rounds: int = 20) -> float:
+    """Half the median round trip, from one device to the other."""
     rank = dist.get_rank()
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
+
+    def send() -> None:
+        channels.send(tensor.to("cpu"), 1 - rank, ACTIVATION, "send", unstamped)
+
+    def receive() -> None:
+        handle = channels.receive(tensor.shape, tensor.dtype, 1 - rank, ACTIVATION, "receive", unstamped)
+        handle.wait().to(device)
+
     seconds = []
     dist.barrier()
     if rank < 2:
         for _ in range(rounds):
             start = time.perf_counter()
-            if rank == 0:
-                dist.send(tensor, 1)
-                dist.recv(tensor, 1)
-            else:
-                dist.recv(tensor, 0)
-                dist.send(tensor, 0)
+            for transfer in (send, receive) if rank == 0 else (receive, send):
+                transfer()
             seconds.append((time.perf_counter() - start) / 2.0)
     dist.barrier()
     return slowest(summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)).seconds

@@ -1,185 +1,191 @@
-"""Messages between ranks: one waiter thread per (peer, direction, kind), first in, first out.
+"""Messages between ranks over TCP connections of their own, first in, first out per peer and payload.
 
-gloo tells that a message has arrived only to a thread that waits for it: `Work.is_completed()` stays False
-until then, and a wait with a timeout destroys the connection. So a thread waits for each queue, stamps the
-time of arrival and wakes whoever needs the tensor.
+Large messages have a thread per (peer, direction, payload), which blocks in the system call and stamps the
+time of arrival. Small ones do without: to hand them over between threads takes longer than to send them. The
+sender writes them at once, and whoever needs one reads it, so that in a Timeline it ends when it is read.
+Both ends tell small from large by the number of bytes, and each size has a connection of its own.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from weft.errors import RunError
-from weft.run.failures import PeerLostError
-
-JOIN_TIMEOUT_S = 5.0
+from weft.run.connections import Connections, connect, receive_into, send_all, send_now
+from weft.run.work_queue import Done, Handle, Job, Promise, Stamp, WorkQueue, transfer_error
 
 # What messages carry.
 ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
+PAYLOADS = (ACTIVATION, OUTPUT_GRADIENT)
 
-# start and end of the transfer, in nanoseconds of `time.monotonic_ns`.
-Stamp = Callable[[int, int], None]
-
-
-def _closed_gate() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
-
-
-@dataclass(slots=True)
-class Handle:
-    """A result on its way. `label` names the instruction, for errors.
-
-    The gate is a lock and no `threading.Event`: there are several handles to an instruction of a few
-    microseconds, and an event is made of a condition, a queue and a second lock.
-    """
-
-    label: str
-    _gate: threading.Lock = field(default_factory=_closed_gate)
-    _value: torch.Tensor | None = None
-    _error: RunError | None = None
-
-    def resolve(self, value: torch.Tensor) -> None:
-        self._value = value
-        self._gate.release()
-
-    def fail(self, error: RunError) -> None:
-        self._error = error
-        self._gate.release()
-
-    def wait(self) -> torch.Tensor:
-        """Block until the result is there.
-
-        Raises:
-            RunError: what went wrong, with the instruction and the peer.
-        """
-        with self._gate:  # whoever comes later finds it open, too
-            pass
-        if self._error is not None:
-            raise self._error
-        assert self._value is not None, "a handle is resolved with a value"
-        return self._value
-
-
-@dataclass(slots=True)
-class Job:
-    """What a queue's thread does: `run` blocks until the result is there. Nobody changes it."""
-
-    handle: Handle
-    run: Callable[[], torch.Tensor]
-    stamp: Stamp
-    posted_ns: int = field(default_factory=time.monotonic_ns)
-
-
-class WorkQueue:
-    """A thread that finishes jobs in the order in which they were given; it is one stream of the Program."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._free_ns = 0
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"weft-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, job: Job) -> Handle:
-        self._jobs.put(job)
-        return job.handle
-
-    def close(self) -> None:
-        """End the thread after the jobs it still has, or leave it behind when its peer never answers."""
-        self._jobs.put(None)
-        self._thread.join(JOIN_TIMEOUT_S)
-
-    def _serve(self) -> None:
-        failure: RunError | None = None
-        while (job := self._jobs.get()) is not None:
-            if failure is None:
-                failure = self._finish(job)
-            else:
-                # The stream is in order: nothing behind a failed job can be trusted to arrive.
-                job.handle.fail(failure)
-
-    def _finish(self, job: Job) -> RunError | None:
-        # The transfer may have begun before this thread was woken up.
-        start_ns = max(job.posted_ns, self._free_ns)
-        try:
-            value = job.run()
-            self._free_ns = time.monotonic_ns()
-            job.stamp(start_ns, self._free_ns)
-        except Exception as error:
-            # torch reports every failed transfer as a plain RuntimeError.
-            kind = PeerLostError if type(error) is RuntimeError else RunError
-            failure = kind(f"{job.handle.label}: {self.name} failed: {first_line(error)}")
-            job.handle.fail(failure)
-            return failure
-        job.handle.resolve(value)
-        return None
+SMALL_BYTES = 64 * 1024
 
 
 class Channels:
-    """All messages of one rank, over one process group of their own.
+    """All messages of one rank; one thread calls `send`, `receive` and the `wait` of what they return."""
 
-    `tags` gives every payload kind its own number, so that activations and gradients between the same two
-    ranks cannot be taken for one another.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, tags: dict[str, int]) -> None:
-        self._group = group
-        self._tags = tags
-        self._queues: dict[tuple[int, str, str], WorkQueue] = {}
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._outboxes: dict[tuple[int, str], Outbox] = {}
+        self._inboxes: dict[tuple[int, str], Inbox | SmallInbox] = {}
 
     def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str, stamp: Stamp) -> Handle:
-        """Send a contiguous tensor, which must not change until the handle is done."""
-        # The group's own method: around it `dist.isend` does as much again in Python. All ranks are in the
-        # group, so that their numbers in it are those of the job.
-        post = partial(self._group.send, [tensor], peer, self._tags[payload])
-        return self._queued(post, tensor, peer, "send", payload, label, stamp)
+        """Send a contiguous tensor in host memory, which must not change until the handle is done.
+
+        Raises:
+            RunError: when the peer is gone already.
+        """
+        key = (peer, _connection_name(payload, tensor.nbytes))
+        if key not in self._outboxes:
+            self._outboxes[key] = Outbox(self._connections[key], f"send of {payload} to rank {peer}")
+        return self._outboxes[key].send(tensor, label, stamp)
 
     def receive(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, payload: str, label: str, stamp: Stamp
     ) -> Handle:
         """Receive a tensor of that shape."""
         tensor = torch.empty(shape, dtype=dtype)
-        post = partial(self._group.recv, [tensor], peer, self._tags[payload])
-        return self._queued(post, tensor, peer, "receive", payload, label, stamp)
+        key = (peer, _connection_name(payload, tensor.nbytes))
+        if key not in self._inboxes:
+            kind = SmallInbox if tensor.nbytes <= SMALL_BYTES else Inbox
+            self._inboxes[key] = kind(self._connections[key], f"receive of {payload} from rank {peer}")
+        return self._inboxes[key].receive(tensor, label, stamp)
 
     def close(self) -> None:
-        for work_queue in self._queues.values():
-            work_queue.close()
-        self._queues.clear()
+        """Finish what is under way and hang up."""
+        for box in (*self._outboxes.values(), *self._inboxes.values()):
+            box.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._outboxes.clear()
+        self._inboxes.clear()
+        self._connections.clear()
 
-    def _queued(
-        self,
-        post: Callable[[], dist.Work],
-        tensor: torch.Tensor,
-        peer: int,
-        direction: str,
-        payload: str,
-        label: str,
-        stamp: Stamp,
-    ) -> Handle:
-        key = (peer, direction, payload)
-        if key not in self._queues:
-            end = "to" if direction == "send" else "from"
-            self._queues[key] = WorkQueue(f"{direction} of {payload} {end} rank {peer}")
 
-        # Posted by the queue's thread: gloo may hold up the caller for a whole time slice, and the thread
-        # that computes must not wait for it.
+def open_channels(peers: Collection[int], timeout_s: float) -> Channels:
+    """Channels to these ranks; every rank of the job's process group calls this.
+
+    Raises:
+        InputError, RunError: as `weft.run.connections.connect`.
+    """
+    names = [f"{size} {payload}" for size in ("small", "large") for payload in PAYLOADS]
+    return Channels(connect(peers, names, timeout_s))
+
+
+class Outbox:
+    """Sends over one connection: at once what it takes at once, the rest from a thread."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._queue: WorkQueue | None = None
+
+    def send(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
+        content = _bytes_of(tensor)
+        if len(content) <= SMALL_BYTES and (self._queue is None or self._queue.idle):
+            begin_ns = time.monotonic_ns()
+            try:
+                sent = send_now(self._connection, content)
+            except OSError as error:
+                raise transfer_error(label, self._name, error) from error
+            if sent == len(content):
+                stamp(begin_ns, time.monotonic_ns())
+                return Done(tensor)
+            content = content[sent:]
+
         def transfer() -> torch.Tensor:
-            post().wait()
+            send_all(self._connection, content)
             return tensor
 
-        return self._queues[key].put(Job(Handle(label), transfer, stamp))
+        if self._queue is None:
+            self._queue = WorkQueue(self._name)
+        return self._queue.put(Job(Promise(label), transfer, stamp))
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
 
 
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+class Inbox:
+    """Large messages of one connection: a thread reads them one after the other."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self._connection = connection
+        self._queue = WorkQueue(name)
+
+    def receive(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
+        room = _bytes_of(tensor)
+
+        def transfer() -> torch.Tensor:
+            receive_into(self._connection, room)
+            return tensor
+
+        return self._queue.put(Job(Promise(label), transfer, stamp))
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class SmallInbox:
+    """Small messages of one connection: whoever needs one reads it, after all that come before it."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._free_ns = 0
+        self._failure: RunError | None = None
+        self._unread: deque[Letter] = deque()
+
+    def receive(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
+        letter = Letter(self, tensor, label, stamp, time.monotonic_ns())
+        self._unread.append(letter)
+        return letter
+
+    def read(self, wanted: Letter) -> None:
+        """Read up to `wanted`; nothing behind a failure can be trusted to arrive."""
+        if self._failure is not None:
+            raise self._failure
+        while not wanted.opened:
+            letter = self._unread.popleft()
+            try:
+                receive_into(self._connection, _bytes_of(letter.tensor))
+            except OSError as error:
+                self._failure = transfer_error(letter.label, self._name, error)
+                raise self._failure from error
+            letter.opened = True
+            start_ns, self._free_ns = max(letter.posted_ns, self._free_ns), time.monotonic_ns()
+            letter.stamp(start_ns, self._free_ns)
+
+    def close(self) -> None:
+        self._unread.clear()
+
+
+@dataclass(slots=True)
+class Letter:
+    """A small message; the thread that computes waits for it and nobody else."""
+
+    inbox: SmallInbox
+    tensor: torch.Tensor
+    label: str
+    stamp: Stamp
+    posted_ns: int
+    opened: bool = False
+
+    def wait(self) -> torch.Tensor:
+        if not self.opened:
+            self.inbox.read(self)
+        return self.tensor
+
+
+def _connection_name(payload: str, size_bytes: int) -> str:
+    return f"{'small' if size_bytes <= SMALL_BYTES else 'large'} {payload}"
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())

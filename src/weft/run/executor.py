@@ -14,10 +14,10 @@ import torch
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
 from weft.program.program import Instruction, Program
-from weft.run.channels import Handle
 from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Compute, Handler, Transfer
 from weft.run.recorder import Recorder
+from weft.run.work_queue import Handle
 from weft.run.workspace import Batch, Workspace
 
 Record = Callable[[int, int, int, int, int], None]

@@ -1,7 +1,7 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
 torch asks every rank of the job to create every group in the same order, so all ranks walk the same list:
-the groups of the Program, one for messages, one for losses, one for the tensor ranks of each replica.
+the groups of the Program, one for losses, one for the tensor ranks of each replica.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ class Groups:
 
     rank: int
     generation: int
-    messages: dist.ProcessGroup
     losses: dist.ProcessGroup
     collective: dict[int, dist.ProcessGroup]
     tensor: dict[tuple[int, ...], dist.ProcessGroup]
 
     def close(self) -> None:
         """Give the groups back. All members are done with them when the last one closes."""
-        for group in (self.messages, self.losses, *self.collective.values(), *self.tensor.values()):
+        for group in (self.losses, *self.collective.values(), *self.tensor.values()):
             dist.destroy_process_group(group)
 
 
@@ -66,14 +65,13 @@ def open_groups(program: Program, rank: int, *, generation: int, timeout: timede
         return group
 
     everyone = tuple(range(world_size))
-    messages, losses = create("messages", everyone), create("losses", everyone)
+    losses = create("losses", everyone)
     created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
     mine = {index: group for index, group in created.items() if rank in program.groups[index]}
     tensor = {ranks: create(f"tensor ranks {ranks}", ranks) for ranks in tensor_groups(program)}
     return Groups(
         rank=rank,
         generation=generation,
-        messages=messages,
         losses=losses,
         collective=mine,
         tensor={ranks: group for ranks, group in tensor.items() if rank in ranks},

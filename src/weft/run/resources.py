@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan, Recompute
-from weft.program.kinds import FORWARD, GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED
+from weft.program.kinds import FORWARD, GATHER, MESSAGES, REDUCE, REDUCE_ACROSS, REDUCE_TIED
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT, Channels, WorkQueue
+from weft.run.channels import Channels, open_channels
 from weft.run.gradient_norm import GradientNorm, OwnGradient
 from weft.run.mesh import Groups, open_groups
 from weft.run.precision import PRECISIONS, STEPPED, lower_precision
@@ -31,11 +31,9 @@ from weft.run.tensor_stage import (
     tensor_ranks,
 )
 from weft.run.tied import TiedGradient, copies_of
+from weft.run.work_queue import WorkQueue
 from weft.sync import get_synchroniser
 from weft.sync.base import Synchroniser
-
-# Messages of one payload are told from those of the other by their tag.
-TAGS = {ACTIVATION: 1, OUTPUT_GRADIENT: 2}
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -151,7 +149,7 @@ def make_resources(
         stepped=states.stepped,
         tied=tied,
         groups=groups,
-        channels=Channels(groups.messages, TAGS),
+        channels=open_channels(_peers(program, rank), timeout_s),
         collectives=WorkQueue("reduction"),
         synchroniser=synchroniser,
         loss_function=loss_fn,
@@ -177,6 +175,13 @@ def _groups_of_stages(program: Program, rank: int, *kinds: int) -> dict[int, int
     rows = np.isin(columns.kind, kinds) & (columns.rank == rank)
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
+
+
+def _peers(program: Program, rank: int) -> set[int]:
+    """The ranks with which a rank exchanges messages."""
+    columns = program.columns
+    rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair]) & (columns.rank == rank)
+    return set(columns.peer[rows].tolist())
 
 
 def _share_of(program: Program, rank: int, stage: int) -> float:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.run.channels import first_line
 from weft.run.failures import PeerLostError
+from weft.run.work_queue import first_line
 from weft.sync.collectives import all_gather, reduce_scatter
 
 # Values are (samples, tokens, ...).

@@ -15,7 +15,6 @@ from weft.program.kinds import (
     SEND_GRADIENT,
 )
 from weft.program.program import Program
-from weft.run.channels import Handle
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
 
@@ -96,7 +95,7 @@ class Workspace:
     def arrived(self, name: str, stage: int, micro_batch: int) -> torch.Tensor:
         """Take a value, waiting for it when it comes from another rank."""
         value = self.values.pop((name, stage, micro_batch))
-        return value.wait().to(self.resources.device) if isinstance(value, Handle) else value
+        return value.wait().to(self.resources.device) if not isinstance(value, torch.Tensor) else value
 
     def reseed(self, layer: int, micro_batch: int) -> None:
         """Key torch's generators by what is computed, so that neither order nor cut changes a draw."""

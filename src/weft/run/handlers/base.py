@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.program.program import Instruction
-from weft.run.channels import Handle, Stamp
+from weft.run.work_queue import Handle, Stamp
 from weft.run.workspace import Workspace
 
 

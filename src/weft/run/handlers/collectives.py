@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.channels import Handle, Job, Stamp
 from weft.run.handlers.base import (
     GATHERED,
     NORM,
@@ -15,6 +14,7 @@ from weft.run.handlers.base import (
     Transfer,
     nothing_to_wait_for,
 )
+from weft.run.work_queue import Handle, Job, Promise, Stamp
 from weft.run.workspace import Workspace
 
 
@@ -25,7 +25,7 @@ def gather(workspace: Workspace, instruction: Instruction) -> Transfer:
 
     def post(stamp: Stamp) -> Handle:
         shard.weights.claim()
-        handle = resources.collectives.put(Job(Handle(label), shard.gather, stamp))
+        handle = resources.collectives.put(Job(Promise(label), shard.gather, stamp))
         workspace.values[GATHERED, stage, NONE] = handle
         return handle
 
@@ -56,7 +56,7 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Transfer:
         return gradient.copy_(on_host) if on_host is not gradient else gradient
 
     def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Handle(label), run, stamp))
+        handle = resources.collectives.put(Job(Promise(label), run, stamp))
         workspace.values[REDUCED, stage, NONE] = handle
         if shard is not None:
             bucket.hand_back(handle.wait)
@@ -76,7 +76,7 @@ def reduce_across(workspace: Workspace, instruction: Instruction) -> Transfer:
         return gradient.copy_(on_host) if on_host is not gradient else gradient
 
     def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Handle(label), run, stamp))
+        handle = resources.collectives.put(Job(Promise(label), run, stamp))
         workspace.values[REDUCED, stage, NONE] = handle
         return handle
 
@@ -92,7 +92,7 @@ def reduce_tied(workspace: Workspace, instruction: Instruction) -> Transfer:
         return tied.reduce(resources.synchroniser, group)
 
     def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Handle(label), run, stamp))
+        handle = resources.collectives.put(Job(Promise(label), run, stamp))
         for stage in tied.stages:
             workspace.values[REDUCED_TIED, stage, part] = handle
         return handle
@@ -107,7 +107,7 @@ def norm(workspace: Workspace, instruction: Instruction) -> Transfer:
     assert gradient_norm is not None, "a program with norms has something to take them of"
 
     def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Handle(label), lambda: gradient_norm.take(group), stamp))
+        handle = resources.collectives.put(Job(Promise(label), lambda: gradient_norm.take(group), stamp))
         workspace.values[NORM, NONE, NONE] = handle
         return handle
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from weft.program.program import Instruction
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT, Handle, Stamp
+from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import (
     INPUT_GRADIENT,
     OUTPUT,
     Transfer,
 )
+from weft.run.work_queue import Handle, Stamp
 from weft.run.workspace import Workspace
 
 

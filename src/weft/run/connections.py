@@ -1,0 +1,216 @@
+"""TCP connections between pairs of ranks, for messages between stages.
+
+Every rank listens on a port that the operating system chooses, all tell each other where, and of two ranks
+the one with the higher number connects. A rank takes in only who knows the number that it drew for this.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Collection, Sequence
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from weft.errors import InputError, RunError, Violation
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+LOOPBACK = "127.0.0.1"
+# A rank greets at once; who does not is none, and others wait behind it.
+GREETING_TIMEOUT_S = 5.0
+
+_TOKEN_BYTES = 16
+# Address, port and token of a rank; the rank that connects and what it connects for, after the token.
+_WHERE = struct.Struct(f"!46sH{_TOKEN_BYTES}s")
+_GREETING = struct.Struct(f"!{_TOKEN_BYTES}sII")
+
+Connections = dict[tuple[int, str], socket.socket]
+
+
+def connect(peers: Collection[int], names: Sequence[str], timeout_s: float) -> Connections:
+    """Connections to `peers`, one for each of `names`; every rank of the job's process group calls this.
+
+    Args:
+        peers: ranks that name this one among their own peers.
+        names: the same ones, in the same order, on all ranks.
+        timeout_s: how long to wait for the others, and later for any byte of a message.
+
+    Raises:
+        InputError: when the ranks have no addresses at which they can reach each other.
+        RunError: naming the rank that could not be reached, or did not come.
+    """
+    rank = dist.get_rank()
+    deadline = time.monotonic() + timeout_s
+    with socket.create_server((own_address(), 0), backlog=max(1, len(peers) * len(names))) as server:
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        addresses = _tell_all(*server.getsockname()[:2], token)
+        require_reachable([host for host, _, _ in addresses])
+        found: Connections = {}
+        try:
+            for peer in sorted(peer for peer in peers if peer < rank):
+                for index, name in enumerate(names):
+                    found[peer, name] = _call(rank, peer, index, addresses[peer], deadline)
+            expected = {(peer, name) for peer in peers if peer > rank for name in names}
+            while expected:
+                key, line = _answer(server, token, names, expected, deadline)
+                expected.remove(key)
+                found[key] = line
+        except TimeoutError as error:
+            _hang_up(found)
+            missing = ", ".join(str(peer) for peer in sorted({peer for peer, _ in expected}))
+            problem = f"rank {rank}: ranks {missing} did not connect within {timeout_s:g} s"
+            raise RunError(problem) from error
+        except BaseException:
+            _hang_up(found)
+            raise
+    for line in found.values():
+        _make_ready(line, timeout_s)
+    return found
+
+
+def _hang_up(connections: Connections) -> None:
+    for line in connections.values():
+        line.close()
+
+
+def own_address() -> str:
+    """Where other ranks reach this one: on the interface that gloo is told to use, if any, else on the way
+    to MASTER_ADDR.
+
+    Raises:
+        InputError: when the interface has no IPv4 address.
+    """
+    interface = os.environ.get(INTERFACE)
+    if interface is not None:
+        found = psutil.net_if_addrs().get(interface, [])
+        addresses = [one.address for one in found if one.family == socket.AF_INET]
+        if not addresses:
+            near = ", ".join(sorted(psutil.net_if_addrs()))
+            raise InputError(Violation(INTERFACE, f"{interface!r} has no IPv4 address", near))
+        return addresses[0]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+            # Sends nothing: only asks which way a packet would take.
+            route.connect((os.environ.get("MASTER_ADDR", LOOPBACK), 9))
+            return str(route.getsockname()[0])
+    except OSError:
+        return LOOPBACK
+
+
+def require_reachable(addresses: Sequence[str]) -> None:
+    """Refuse ranks of several machines of which one tells the others an address that only itself can reach.
+
+    Raises:
+        InputError: naming these ranks.
+    """
+    alone = [rank for rank, address in enumerate(addresses) if address.startswith("127.")]
+    if alone and len(alone) < len(addresses):
+        problem = f"other ranks cannot reach {addresses[alone[0]]}, the address of rank {alone[0]}"
+        raise InputError(Violation("worker", problem, f"MASTER_ADDR or {INTERFACE} that leads to others"))
+
+
+def _tell_all(host: str, port: int, token: bytes) -> list[tuple[str, int, bytes]]:
+    own = torch.frombuffer(bytearray(_WHERE.pack(host.encode(), port, token)), dtype=torch.uint8)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    told = []
+    for where in found:
+        host_bytes, port, token = _WHERE.unpack(where.numpy().tobytes())
+        told.append((host_bytes.rstrip(b"\0").decode(), port, token))
+    return told
+
+
+def _call(rank: int, peer: int, index: int, where: tuple[str, int, bytes], deadline: float) -> socket.socket:
+    host, port, token = where
+    try:
+        line = socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
+        line.sendall(_GREETING.pack(token, rank, index))
+    except OSError as error:
+        raise RunError(f"rank {rank} cannot reach rank {peer} at {host}:{port}: {error}") from error
+    return line
+
+
+def _answer(
+    server: socket.socket,
+    token: bytes,
+    names: Sequence[str],
+    expected: Collection[tuple[int, str]],
+    deadline: float,
+) -> tuple[tuple[int, str], socket.socket]:
+    """The next connection that one of the ranks expected has opened; others are hung up on.
+
+    Raises:
+        TimeoutError: when none came before the deadline.
+    """
+    while True:
+        server.settimeout(max(0.1, deadline - time.monotonic()))
+        line, _ = server.accept()
+        line.settimeout(GREETING_TIMEOUT_S)
+        try:
+            given, peer, index = _GREETING.unpack(receive_exactly(line, _GREETING.size))
+        except OSError:
+            line.close()
+            continue
+        known = secrets.compare_digest(given, token) and index < len(names)
+        if known and (peer, names[index]) in expected:
+            return (peer, names[index]), line
+        line.close()
+
+
+def receive_exactly(line: socket.socket, size: int) -> bytes:
+    buffer = bytearray(size)
+    receive_into(line, memoryview(buffer))
+    return bytes(buffer)
+
+
+def receive_into(line: socket.socket, room: memoryview) -> None:
+    """Fill `room` with what comes next; blocks.
+
+    Raises:
+        ConnectionError: when the peer is gone.
+        TimeoutError: when nothing came for as long as one waits.
+    """
+    while room:
+        try:
+            count = line.recv_into(room, 0, socket.MSG_WAITALL)
+        except BlockingIOError as error:
+            raise TimeoutError("nothing came in time") from error
+        if not count:
+            raise ConnectionError("the connection was closed by the other end")
+        room = room[count:]
+
+
+def send_all(line: socket.socket, content: memoryview) -> None:
+    """Send everything; blocks while the peer does not read.
+
+    Raises:
+        ConnectionError: when the peer is gone.
+        TimeoutError: when it took nothing for as long as one waits.
+    """
+    try:
+        line.sendall(content)
+    except BlockingIOError as error:
+        raise TimeoutError("nothing was taken in time") from error
+
+
+def send_now(line: socket.socket, content: memoryview) -> int:
+    """Send what can be sent at once and return how many bytes that are."""
+    try:
+        return line.send(content, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
+
+
+def _make_ready(line: socket.socket, timeout_s: float) -> None:
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A timeout of Python's would cost a system call more for every transfer.
+    line.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
