@@ -26,6 +26,10 @@ _NORM = 4.0
 _RESIDUAL = 3.0
 _ROTARY = 5.0
 _GATED_ACTIVATION = 5.0
+# Bytes per element that an RMS norm keeps of its input: it computes in fp32, whatever comes in.
+_NORM_INPUT_BYTES = 4.0
+# And its inverse root mean square per token.
+_ROOT_BYTES = 4.0
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
@@ -35,7 +39,13 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         config,
         embedding(config, learned_positions=False),
         (_block(config, index) for index in range(config.layers)),
-        head(config, norm_parameters=width, norm_memory=_NORM * width, norm_kernels=4),
+        head(
+            config,
+            norm_parameters=width,
+            norm_memory=_NORM * width,
+            norm_kernels=4,
+            norm_kept_bytes=_NORM_INPUT_BYTES * width + _ROOT_BYTES,
+        ),
     )
 
 
@@ -54,13 +64,13 @@ def _block(config: ModelConfig, index: int) -> Layer:
         name=f"block.{index}",
         kind="block",
         parameters=parameters,
-        # Inputs and gathered outputs of both norms; q, k, v and the attention's output; gate, up, silu(gate)
-        # and their product.
+        # What both norms have normalised and their scaled, gathered outputs; q, k, v and the attention's
+        # output; gate, up, silu(gate) and their product.
         kept=per_stream_token(2.0 * width)
         + per_token(2.0 * width)
         + per_token(2.0 * width + 2.0 * key_width + 4.0 * inner, divided=True),
-        # The inverse root mean square of two norms in fp32.
-        kept_bytes=per_stream_token(8.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        kept_bytes=per_stream_token(2.0 * (_NORM_INPUT_BYTES * width + _ROOT_BYTES))
+        + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
         # The attention's product; q, k, v, the attention, gate and up.
         products=per_token(width) + per_token(2.0 * width + 2.0 * key_width + 2.0 * inner, divided=True),
         product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),

@@ -187,12 +187,20 @@ def biased_block(config: ModelConfig, index: int, *, projections: int = 1, norms
     )
 
 
-def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_kernels: int) -> Layer:
+def head(
+    config: ModelConfig,
+    *,
+    norm_parameters: int,
+    norm_memory: float,
+    norm_kernels: int,
+    norm_kept_bytes: float = 0.0,
+) -> Layer:
     """Final norm, product with the vocabulary, and cross entropy computed in fp32 over divided logits.
 
     Tied embeddings: the matrix is counted in the embedding, the product here.
     `tensor_reduced` is half of an all-reduce of the stream, as in the embedding, and the loss's: maximum, sum
-    and the target's logit per token.
+    and the target's logit per token. `norm_kept_bytes`: per token, what the norm keeps beside one value per
+    element.
     """
     width, vocabulary = config.hidden, config.vocabulary
     product = token_product(width, vocabulary, divided="columns")
@@ -206,7 +214,9 @@ def head(config: ModelConfig, *, norm_parameters: int, norm_memory: float, norm_
         parameters=norm if config.tied_embeddings else norm + matrix,
         # The norm's input and gathered output; the logits.
         kept=per_stream_token(width) + per_token(width) + per_token(vocabulary, divided=True),
-        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True) + per_token(TOKEN_BYTES),
+        kept_bytes=per_token(LOSS_BYTES_PER_LOGIT * vocabulary, divided=True)
+        + per_token(TOKEN_BYTES)
+        + per_stream_token(norm_kept_bytes),
         products=per_token(vocabulary, divided=True),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
