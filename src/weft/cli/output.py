@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+
+from weft.timeline.timeline import Timeline
+from weft.web.pictures import timeline_picture
+from weft.web.svg import timeline_svg
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Answer as JSON.")]
 
@@ -18,3 +23,11 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 
 def console() -> Console:
     return Console(highlight=False)
+
+
+def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
+    """Draw a timeline, and write it as a picture to `svg` if there is such a path."""
+    console().print(timeline_picture(timeline))
+    if svg is not None:
+        svg.write_text(timeline_svg(timeline, title=title))
+        print(f"wrote {svg}")

@@ -1,4 +1,4 @@
-"""Commands about what could be: `plan`, `show`, `simulate`, `schedule`."""
+"""Commands about what could be: `plan`, `show`, `simulate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from weft.api import changed, plan_file_job, words_to_run
 from weft.cli.curve import refuse_options, show_curve
-from weft.cli.output import Json, console, print_json
+from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.schedules import schedule
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -17,14 +18,10 @@ from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Ranking
 from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks
-from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import read_stage_times
 from weft.program.table import format_program
-from weft.timeline.timeline import Timeline
 from weft.training.session import reopen
 from weft.web.candidates import candidate_record, candidate_rows
-from weft.web.pictures import memory_bars, plans_table, timeline_picture
-from weft.web.svg import timeline_svg
+from weft.web.pictures import memory_bars, plans_table
 
 SHOWN = 12
 
@@ -247,7 +244,7 @@ def show(
     memory = [planned.problem.job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     assert planned.plan.prediction is not None, "a reopened plan carries its prediction"
     out.print(memory_bars(planned.plan.prediction.peak_bytes, memory))
-    _print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+    print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 
 def simulate(
@@ -285,7 +282,7 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
-    _print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+    print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 
 def _job_of(source: Path, ranks: int | None) -> PlannedJob:
@@ -298,94 +295,4 @@ def _job_of(source: Path, ranks: int | None) -> PlannedJob:
     return reopen(source) if source.is_dir() else plan_file_job(source)
 
 
-def schedule(
-    name: str,
-    /,
-    *,
-    ranks: int = 4,
-    loops: int | None = None,
-    micro_batches: int = 8,
-    forward: float | None = None,
-    backward: float | None = None,
-    hop: float = 0.0,
-    weight_share: float = 0.5,
-    group_size: int | None = None,
-    depth: int | None = None,
-    frozen_stages: int = 0,
-    stage_times: Path | None = None,
-    dump: Annotated[bool, Parameter(negative=())] = False,
-    json: Json = False,
-    svg: Path | None = None,
-) -> None:
-    """Draw a schedule on abstract stages and give its figures.
-
-    Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
-    Example: weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8
-
-    Parameters
-    ----------
-    name
-        The schedule.
-    ranks
-        Pipeline devices.
-    loops
-        Stages per device; 1 when not given.
-    micro_batches
-        Micro-batches per step.
-    forward
-        Time of one micro-batch's forward through all local stages of a device; 1 when not given.
-    backward
-        Time of its backward; 2 when not given.
-    hop
-        Time of one stage crossing.
-    weight_share
-        Part of the backward that computes the weight gradient, for schedules that split it.
-    group_size
-        With depth-first: micro-batches that go through a stage before the device turns to its next one.
-    depth
-        With hybrid: rounds of breadth-first.
-    frozen_stages
-        So many stages from the first on are not trained: they have no backward.
-    stage_times
-        A CSV file with the heading forward,backward and the times of every stage, instead of uniform ones.
-    dump
-        List every instruction: a table, or with --json the list in place of the count.
-    svg
-        Write the picture to this file.
-    """
-    options = {"group_size": group_size, "depth": depth}
-    figures = simulate_schedule(
-        name,
-        devices=ranks,
-        loops=loops,
-        micro_batches=micro_batches,
-        forward=forward,
-        backward=backward,
-        hop=hop,
-        weight_share=weight_share,
-        stage_times=None if stage_times is None else read_stage_times(stage_times),
-        frozen_stages=frozen_stages,
-        options={option: value for option, value in options.items() if value is not None},
-    )
-    record = figures.record(dump=dump and json)
-    if json:
-        print_json(record)
-        return
-    console().print(
-        f"[bold]{name}[/bold]: {ranks} devices, {figures.loops} loops, {micro_batches} micro-batches; "
-        f"makespan {record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
-        f"({record['bubble_overhead']:.1%} over ideal), in flight {record['peak_in_flight']}"
-    )
-    if dump:
-        print(format_program(figures.program), end="")
-    _print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
-
-
-def _print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
-    console().print(timeline_picture(timeline))
-    if svg is not None:
-        svg.write_text(timeline_svg(timeline, title=title))
-        print(f"wrote {svg}")
-
-
-COMMANDS = (plan, show, simulate, schedule)
+COMMANDS = (plan, show, simulate)

@@ -1,0 +1,99 @@
+"""Orders on abstract stages: `schedule`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from weft.cli.output import Json, console, print_json, print_timeline
+from weft.predict.abstract import simulate_schedule
+from weft.predict.stage_times import read_stage_times
+from weft.program.table import format_program
+
+
+def schedule(
+    name: str,
+    /,
+    *,
+    ranks: int = 4,
+    loops: int | None = None,
+    micro_batches: int = 8,
+    forward: float | None = None,
+    backward: float | None = None,
+    hop: float = 0.0,
+    weight_share: float = 0.5,
+    group_size: int | None = None,
+    depth: int | None = None,
+    frozen_stages: int = 0,
+    stage_times: Path | None = None,
+    dump: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+    svg: Path | None = None,
+) -> None:
+    """Draw a schedule on abstract stages and give its figures.
+
+    Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
+    Example: weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    ranks
+        Pipeline devices.
+    loops
+        Stages per device; 1 when not given.
+    micro_batches
+        Micro-batches per step.
+    forward
+        Time of one micro-batch's forward through all local stages of a device; 1 when not given.
+    backward
+        Time of its backward; 2 when not given.
+    hop
+        Time of one stage crossing.
+    weight_share
+        Part of the backward that computes the weight gradient, for schedules that split it.
+    group_size
+        With depth-first: micro-batches that go through a stage before the device turns to its next one.
+    depth
+        With hybrid: rounds of breadth-first.
+    frozen_stages
+        So many stages from the first on are not trained: they have no backward.
+    stage_times
+        A CSV file with the heading forward,backward and the times of every stage, instead of uniform ones.
+    dump
+        List every instruction: a table, or with --json the list in place of the count.
+    svg
+        Write the picture to this file.
+    """
+    options = {"group_size": group_size, "depth": depth}
+    figures = simulate_schedule(
+        name,
+        devices=ranks,
+        loops=loops,
+        micro_batches=micro_batches,
+        forward=forward,
+        backward=backward,
+        hop=hop,
+        weight_share=weight_share,
+        stage_times=None if stage_times is None else read_stage_times(stage_times),
+        frozen_stages=frozen_stages,
+        options={option: value for option, value in options.items() if value is not None},
+    )
+    record = figures.record(dump=dump and json)
+    if json:
+        print_json(record)
+        return
+    console().print(
+        f"[bold]{name}[/bold]: {ranks} devices, {figures.loops} loops, {micro_batches} micro-batches; "
+        f"makespan {record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
+        f"({record['bubble_overhead']:.1%} over ideal), in flight {record['peak_in_flight']}"
+    )
+    if dump:
+        print(format_program(figures.program), end="")
+    print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
+
+
+COMMANDS = (schedule,)
