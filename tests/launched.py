@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from weft.errors import InputError, RunError, Violation
 
 
@@ -23,10 +25,19 @@ def main(run_dir: Path) -> None:
         raise RunError("the loss is not\na number")
     elif behaviour == "die at start" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour == "stop and die":
+        while rank == 1 and not stopped(run_dir / "pid-0"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL if rank == 1 else signal.SIGSTOP)
     elif behaviour == "save":
         stop_and_save(run_dir, rank)
     else:
         meet_and_fall_out(rank, behaviour)
+
+
+def stopped(pid_file: Path) -> bool:
+    pid = pid_file.read_text() if pid_file.exists() else ""
+    return bool(pid) and psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED
 
 
 def stop_and_save(run_dir: Path, rank: int) -> None:

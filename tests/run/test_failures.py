@@ -30,6 +30,11 @@ def test_a_silent_death_explains_a_lost_peer(run_dir: Path) -> None:
     assert failure.lines == ("rank 2 was killed by signal 9 (SIGKILL)",)
 
 
+def test_of_silent_deaths_the_first_one_counts(run_dir: Path) -> None:
+    failure = first_failure(run_dir, {2: -9, 0: -9, 1: -9})
+    assert failure.lines == ("rank 2 was killed by signal 9 (SIGKILL)",)
+
+
 def test_an_exit_without_a_word_is_named(run_dir: Path) -> None:
     assert first_failure(run_dir, {1: 7}).lines == ("rank 1 ended with exit code 7 and left no error",)
 

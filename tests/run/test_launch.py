@@ -27,7 +27,7 @@ LAUNCH = "import sys; from pathlib import Path; from weft.run.launch import laun
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     return tmp_path / "run"
 
 
@@ -105,6 +105,16 @@ def test_no_kill_leaves_an_orphan(run_dir: Path, victim: str) -> None:
     if victim != "launcher":
         name = "the agent that runs the workers" if victim == "agent" else "rank 1"
         assert f"RunError: {name} was killed by signal 9 (SIGKILL) (log: " in error.decode()
+
+
+def test_a_rank_that_is_stopped_is_killed_soon_when_another_one_has_failed(run_dir: Path) -> None:
+    behave(run_dir, "stop and die")
+    launcher = start_launcher(run_dir, "pid")
+    stopped = psutil.Process(int((run_dir / "pid-0").read_text()))
+    assert launcher.wait(timeout=20) == 1  # torch elastic would wait 30 s for the rank
+    _, error = launcher.communicate()
+    assert "RunError: rank 1 was killed by signal 9 (SIGKILL) (log: " in error.decode()
+    assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import WorkerPool
+from safetensors.torch import load_file
 from small_jobs import tiny
 from torch import nn
 
@@ -19,6 +20,7 @@ from weft.training import checkpoints
 from weft.training.manifest import canonical, newest_complete, verify
 from weft.training.optimizer_states import optimizer_tensors
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.tensor_storage import read_tensors
 from weft.training.training_state import TrainingState, read_state
 from weft.training.weight_tensors import model_tensors
 
@@ -174,6 +176,17 @@ def test_the_newest_is_found_and_remains_of_a_torn_one_are_passed_by(saved: Path
     (directory / "step-12").mkdir()
     assert newest_complete(directory) == (directory / "step-00000002", [])
     assert newest_complete(tmp_path / "absent") == (None, [])
+
+
+def test_reading_tells_of_every_tensor_and_checking_of_every_file(saved: Path) -> None:
+    path, told = saved / "step-00000002", []
+    tensors = {name: value for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
+    rooms = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    read_tensors(path, rooms, lambda: told.append(1))
+    assert all(torch.equal(room, tensors[name]) for name, room in rooms.items())
+    assert len(told) == len(tensors)
+    newest_complete(saved, lambda: told.append(1))
+    assert len(told) == len(tensors) + len(list(path.iterdir())) - 1
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -32,6 +32,8 @@ from weft.run.worker_start import WorkerContext
 from weft.training import checkpoints
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
 from weft.training.manifest import newest_complete
+from weft.training.optimizers import settings_of
+from weft.training.sampler import SampleLedger
 from weft.training.tasks.base import TaskSettings
 from weft.training.tasks.causal_lm import CausalLanguageModelling
 
@@ -61,6 +63,20 @@ class SignalAt(CausalLanguageModelling):
                 while not self._path.exists():
                     time.sleep(0.01)
                 os.kill(os.getpid(), self._number)
+        return super().batch(samples, held_out=held_out)
+
+
+class Noted(CausalLanguageModelling):
+    """Leaves the samples that are trained on in the file `read` beside the text, in their order."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self._read = Path(settings.data).with_name("read")
+
+    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        if not held_out:
+            with open(self._read, "a") as file:
+                file.write("".join(f"{sample}\n" for sample in samples.tolist()))
         return super().batch(samples, held_out=held_out)
 
 
@@ -386,6 +402,36 @@ def test_a_run_goes_on_under_another_plan(
     assert measured == rows(run_dir)[-1]["step_s"], "of the steps of the plan that it has now"
     newest = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())
     assert newest["plan_id"] == changed.plan_id
+
+
+def test_a_run_goes_on_with_another_global_batch_and_precision(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    decay = {"optimizer": {"schedule": "cosine", "decay_steps": 8}}
+    former, changed = plan_of(pp=1), plan_of(pp=1, micro_batches=6, precision="bf16")
+    worker_pool.run(run_training, run_dir, former, 3, "Noted", decay, ranks=1)
+    worker_pool.run(run_training, run_dir, changed, STEPS, "Noted", decay, ranks=1)
+    metrics, told = rows(run_dir), rows(run_dir, "events.jsonl")
+    total = 3 * 8 + 3 * 12
+    (available,) = {row["samples"] for row in told if row["event"] == "data"}
+    assert [row["first_sample"] for row in told if row["event"] == "data"] == [0, 24]
+    read = [int(number) for number in (run_dir.parent / "read").read_text().split()]
+    assert read == SampleLedger(available, 5).take(0, total).tolist()
+    assert [row["epoch"] * available for row in metrics] == pytest.approx([8, 16, 24, 36, 48, 60])
+    # Steps count, of whatever size.
+    rates = settings_of(job_of(former, run_dir, STEPS, **decay).run).rates
+    assert [row["learning_rate"] for row in metrics] == [rates.rate(step) for step in range(STEPS)]
+    newest = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())
+    assert (newest["samples"], newest["precision"]) == (total, "bf16")
+    assert {len(tensors(run_dir, 3)[name]) - len(value) for name, value in tensors(run_dir).items()} == {0}
+
+
+def test_a_precision_that_rounds_is_refused_on_resume(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    run_dir = new_run(tmp_path)
+    worker_pool.run(run_training, run_dir, plan_of(pp=1, precision="fp64"), 1, ranks=1)
+    with pytest.raises(RankError, match=r"InputError: .*saved with precision fp64, this run has bf16, which"):
+        worker_pool.run(run_training, run_dir, plan_of(pp=1, precision="bf16"), 2, ranks=1)
 
 
 @pytest.mark.parametrize("altered", [False, True])

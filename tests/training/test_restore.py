@@ -140,3 +140,16 @@ def test_every_plan_restores_what_another_saved(worker_pool: WorkerPool, tmp_pat
         if alike and other.precision == plan.precision:
             require_same(together([tensors for _, (_, tensors) in found]), after)
             assert [loss for _, (loss, _) in found] == [answers[0][1][0]] * other.ranks
+
+
+@pytest.mark.parametrize("source", ["one process", "shares in 16 bits"])
+def test_a_wider_precision_restores_the_same_numbers(
+    worker_pool: WorkerPool, tmp_path: Path, source: str
+) -> None:
+    plan, wide = PLANS[source], plan_of("zero-1", precision="fp64")
+    answers = worker_pool.run(save, plan, tmp_path / "checkpoints", ranks=plan.ranks)
+    found = worker_pool.run(restore, wide, tmp_path / "checkpoints", ranks=wide.ranks)
+    saved = together([tensors for tensors, _ in answers])
+    # AdamW's count of steps has a type of its own.
+    widened = {name: value.double() if value.ndim else value for name, value in saved.items()}
+    require_same(together([tensors for tensors, _ in found]), widened)

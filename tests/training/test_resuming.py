@@ -65,6 +65,21 @@ def test_another_plan_takes_the_place_of_the_former_one_whole(tmp_path: Path, st
     assert weft.plan(started / "run.toml").plan.mesh == {"dp": 2, "pp": 1}
 
 
+def test_another_global_batch_and_a_precision_that_rounds_nothing_are_taken(
+    tmp_path: Path, started: Path
+) -> None:
+    source = run_file(tmp_path, "second", train="global_batch = 12")
+    source.write_text(source.read_text().replace('"fp32"', '"fp64"'))
+    planned, directory = prepared(source, resume=started)
+    assert (planned.plan.global_batch, planned.plan.precision) == (12, "fp64")
+    assert directory.plan().plan_id == planned.plan.plan_id
+    (line,) = refusals(run_file(tmp_path, "third"), resume=started)
+    assert line == (
+        f"{started}: saved with precision fp64, this run has fp32, which rounds the weights "
+        "(nearest valid: fp64)"
+    )
+
+
 def test_what_makes_a_job_and_is_left_open_is_as_before(tmp_path: Path, started: Path) -> None:
     source = run_file(tmp_path, "second", plan="pp = 1", train="steps = 9")
     source.write_text(source.read_text().replace("sequence = 32", "").replace('precision = "fp32"', ""))
@@ -77,11 +92,13 @@ def test_another_job_is_refused_with_every_difference_and_nothing_changes(
     tmp_path: Path, started: Path
 ) -> None:
     before = {path: path.read_bytes() for path in started.iterdir()}
-    lines = refusals(run_file(tmp_path, "second", train="global_batch = 16\nseed = 7"), resume=started)
-    assert lines == [
-        f"{started}: saved with {name}; a run resumes with the same (nearest valid: {nearest})"
-        for name, nearest in (("global batch 8, this run has 16", 8), ("seed 0, this run has 7", 0))
-    ]
+    source = run_file(tmp_path, "second", train="seed = 7")
+    source.write_text(source.read_text().replace("gpt-1m", "gpt-10m"))
+    model, seed = refusals(source, resume=started)
+    assert model.startswith(f"{started}: saved with model ")
+    assert seed == (
+        f"{started}: saved with seed 0, this run has 7; a run resumes with the same (nearest valid: 0)"
+    )
     assert {path: path.read_bytes() for path in started.iterdir()} == before
 
 
@@ -109,10 +126,10 @@ def test_contradicting_directories_are_refused(tmp_path: Path, started: Path) ->
 def test_the_command_refuses_in_one_line(
     tmp_path: Path, started: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = run_file(tmp_path, "second", train="global_batch = 16")
+    source = run_file(tmp_path, "second", train="seed = 7")
     assert run(["train", str(source), "--resume", str(started)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "saved with global batch 8" in line
+    assert "saved with seed 0" in line
 
 
 def test_what_the_workers_refuse_leaves_the_former_files(started: Path) -> None:

@@ -2,15 +2,19 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from weft.cli.main import run
 from weft.describe.run_file import load_run
 from weft.planning.planned import plan_run
 
@@ -77,7 +81,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def worker(run_dir: Path, tmp_path: Path, *launcher: str) -> Iterator[subprocess.Popen[str]]:
+def worker(
+    run_dir: Path, tmp_path: Path, *launcher: str, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable,
         "-m",
@@ -87,7 +93,11 @@ def worker(run_dir: Path, tmp_path: Path, *launcher: str) -> Iterator[subprocess
         str(run_dir),
     ]
     with subprocess.Popen(
-        command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment(tmp_path) | variables,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             yield process
@@ -101,17 +111,24 @@ def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def test_torchrun_takes_the_place_of_launcher_and_agent(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that `torchrun` has trained on two ranks."""
+    tmp_path = tmp_path_factory.mktemp("trained")
     run_dir = run_directory(tmp_path, ranks=2, steps=8)
     with worker(
         run_dir, tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
     ) as process:
         code, errors = ending(process)
     assert code == 0, errors
-    result = json.loads((run_dir / "result.json").read_text())
+    return run_dir
+
+
+def test_torchrun_takes_the_place_of_launcher_and_agent(trained: Path) -> None:
+    result = json.loads((trained / "result.json").read_text())
     assert result["final_loss"] < result["first_loss"]
     assert len(result["max_rss_bytes"]) == 2
-    assert (run_dir / "checkpoints" / "step-00000008" / "manifest.json").exists()
+    assert (trained / "checkpoints" / "step-00000008" / "manifest.json").exists()
 
 
 def test_a_signal_stops_after_a_checkpoint_with_its_own_exit_code(tmp_path: Path) -> None:
@@ -142,3 +159,38 @@ def test_another_number_of_ranks_is_refused_in_one_line(tmp_path: Path) -> None:
     assert code == 2, errors
     (line,) = errors.strip().splitlines()
     assert line.startswith("error: 1 ranks were started; the plan uses 2")
+
+
+def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path, ranks=2, steps=1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    with worker(run_dir, tmp_path, **job, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)) as process:
+        deadline = time.monotonic() + 60
+        while not listens(port) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.terminate()
+        code, errors = ending(process)
+    assert code == -signal.SIGTERM, errors
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_a_rank_that_stops_while_a_checkpoint_is_loaded_ends_the_launcher_with_one_line(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stopped, task = tmp_path / "stopped", '[task]\nkind = "late_task:StopsInLoad"'
+    text = (trained / "run.toml").read_text().replace("[task]", task)
+    (trained / "run.toml").write_text(text + "[checkpoint]\nload_timeout_s = 1\n")
+    monkeypatch.setenv("WEFT_HOME", str(trained.parent / "home"))
+    monkeypatch.setenv("STOPPED", str(stopped))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
+    assert run(["train", str(trained)]) == 1
+    *_, line = capfd.readouterr().err.splitlines()
+    assert f"{trained}/checkpoints/step-00000008: rank 1 read nothing for 1 s while others waited" in line
+    assert not psutil.pid_exists(int(stopped.read_text()))

@@ -53,7 +53,7 @@ def train(
     directory
         Where to write the run; default: a fresh folder under runs/.
     resume
-        Go on with this run directory as RUN.toml says: another plan, the same model, global batch and seed.
+        Go on with this run directory as RUN.toml says: another plan, the same model, data and seed.
     prepare_only
         Write the run directory and stop, for torchrun or another launcher to start its workers.
     """

@@ -19,7 +19,9 @@ from weft.run.threads import threads_per_rank
 from weft.run.worker_main import AGENT_PID
 
 MEETING_TIMEOUT_S = 60
+# For the ranks to save after a signal, and for those that are left when one has failed to say why they fail.
 SHUTDOWN_TIMEOUT_S = 120
+FAREWELL_TIMEOUT_S = 5
 
 
 def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
@@ -32,6 +34,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
 
     clear_failures(run_dir)
     _set_environment(world_size)
+    _shorten_farewell()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -49,11 +52,29 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
+        # In the order in which the ranks ended.
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         return _report(run_dir, exit_codes)
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def _shorten_farewell() -> None:
+    """Kill ranks that do not end soon after one has failed: those that are stopped, or stuck in a call.
+
+    torch elastic does so after 30 s, the default of this function, which it calls without an argument then.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+
+    def close_soon(
+        self: PContext, death_sig: signal.Signals | None = None, timeout: int = FAREWELL_TIMEOUT_S
+    ) -> None:
+        close(self, death_sig, timeout)
+
+    PContext.close = close_soon  # type: ignore[method-assign]
 
 
 def _report(run_dir: Path, exit_codes: dict[int, int]) -> int:

@@ -72,14 +72,14 @@ def clear_failures(run_dir: Path) -> None:
 def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> Failure:
     """The failure that most likely caused the others.
 
-    `exit_codes` maps each failed rank to its exit code, negative for a signal. A rank's own error comes
-    before a silent end, which comes before a lost peer and before SIGTERM, with which the agent ends the
-    ranks that are left; then the earliest counts.
+    `exit_codes` maps each failed rank, in the order in which they ended, to its exit code, negative for a
+    signal. A rank's own error comes before a silent end, which comes before a lost peer and before SIGTERM,
+    with which the agent ends the ranks that are left; then the earliest counts.
     """
 
-    def order(failure: Failure) -> tuple[bool, bool, int, int]:
+    def order(failure: Failure) -> tuple[bool, bool, int]:
         ended_by_agent = failure.silent and exit_codes[failure.rank] == -signal.SIGTERM
-        return (failure.consequence or ended_by_agent, failure.silent, failure.time_ns, failure.rank)
+        return (failure.consequence or ended_by_agent, failure.silent, failure.time_ns)
 
     return min((_failure_of(run_dir, rank, code) for rank, code in exit_codes.items()), key=order)
 

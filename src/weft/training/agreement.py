@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,11 +21,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def together(
+    group: dist.ProcessGroup | None = None, meet: Callable[[], None] | None = None
+) -> Iterator[None]:
     """A block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
 
     The block must not talk to other ranks, or a failing rank would leave them waiting. A thread of its own
-    needs a `group` of its own.
+    needs a `group` of its own. Where ranks may be far apart, `meet` waits for them at the end of the block.
 
     Raises:
         InputError, RunError: the one of the lowest failing rank, on every rank.
@@ -40,6 +42,8 @@ def together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
         failed = str(error)
     except OSError as error:
         failed = f"{error.filename or 'disk'}: {error.strerror or error}"
+    if meet is not None:
+        meet()
     # Parts and not the exception itself: an InputError does not survive being copied to another process.
     for violations, text in gather((refused, failed), group):
         if violations:

@@ -26,20 +26,16 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
-from weft.errors import RunError
+from weft.describe.run_file import CheckpointTable
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
+from weft.training.attendance import Attendance
 from weft.training.manifest import (
     MANIFEST,
     digest_of,
@@ -50,20 +46,15 @@ from weft.training.manifest import (
 )
 from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
 from weft.training.tensor_shares import join_shares, read_shares
+from weft.training.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.training_state import STATE, TrainingState, read_state
 from weft.training.weight_tensors import fill_copies, model_slots, model_tensors
 
-# One rank may have far more to read, or a slower disk, than another.
-TIMEOUT_S = 1800.0
+# A rank's file is written in one go, which tells nobody how far it is, and one may have far more to write, or
+# a slower disk, than another.
+SAVE_TIMEOUT_S = 1800.0
+LOAD_TIMEOUT_S = CheckpointTable().load_timeout_s
 _UNFINISHED = ".saving-"
-
-
-def open_group(timeout_s: float = TIMEOUT_S) -> dist.ProcessGroup:
-    """All ranks, for checkpoints alone; every rank calls it. None waits for another one over `timeout_s`."""
-    group: dist.ProcessGroup = dist.new_group(
-        backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="weft checkpoints"
-    )
-    return group
 
 
 def save(
@@ -121,28 +112,38 @@ def write(
     *,
     keep: int,
     damaged: Collection[Path] = (),
-    group: dist.ProcessGroup | None = None,
+    ranks: Attendance | None = None,
+    timeout_s: float = SAVE_TIMEOUT_S,
 ) -> int:
     """Write what the ranks have collected as one generation, name it last, and return its bytes.
 
-    Every rank calls it, in a thread of its own with a `group` of its own. When the generation has its name,
-    the `damaged` ones and all but the newest `keep` others are removed.
+    Every rank calls it, in a thread of its own with `ranks` of its own, which wait no longer than `timeout_s`
+    for one that writes nothing. When the generation has its name, the `damaged` ones and all but the newest
+    `keep` others are removed.
 
     Raises:
-        RunError: on every rank when one could not write; earlier checkpoints stay as they were.
+        RunError: on every rank when one could not write or is late; earlier checkpoints stay as they were.
     """
     final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
     first_rank = dist.get_rank() == 0
-    with together(group):
+    where = f"{directory}: the checkpoint of step {state.step}"
+    group, meet, progress = _waiting(ranks, where, "wrote nothing", timeout_s)
+    with together(group, meet):
         if first_rank:
             remove_unfinished(directory)
             building.mkdir(parents=True)
             _write(building / STATE, state.record())
-    writer = HuggingFaceStorageWriter(str(building), save_distributed=True)
-    _distributed(building, lambda: write_tensors(dict(tensors), storage_writer=writer, process_group=group))
-    files = _sizes_and_digests(building, group)
-    with together(group):
+    write_planned = plan_to_write(building, tensors, group)
+    with together(group, meet):
+        write_planned()
+    mine: dict[str, tuple[int, str]] = {}
+    with together(group, meet):
+        names = sorted(file.name for file in building.iterdir())
+        for name in names[dist.get_rank() :: dist.get_world_size()]:
+            mine[name] = ((building / name).stat().st_size, digest_of(building / name, progress))
+    files = {name: entry for part in gather(mine, group) for name, entry in part.items()}
+    with together(group, meet):
         if first_rank:
             _write(building / MANIFEST, manifest(files))
             _flush_directory(building)
@@ -164,16 +165,19 @@ def remove_unfinished(directory: Path) -> None:
         shutil.rmtree(remains)
 
 
-def agree_on_newest(directory: Path, group: dist.ProcessGroup | None = None) -> tuple[Path | None, list[str]]:
-    """`newest_complete` as rank 0 sees it, on every rank.
+def agree_on_newest(
+    directory: Path, ranks: Attendance | None = None, *, timeout_s: float = LOAD_TIMEOUT_S
+) -> tuple[Path | None, list[str]]:
+    """`newest_complete` as rank 0 sees it, on every rank; `ranks` and `timeout_s` as in `load`.
 
     Raises:
-        RunError: on every rank, when there are checkpoints and none is whole.
+        RunError: on every rank, when there are checkpoints and none is whole, or rank 0 is late.
     """
     found: tuple[Path | None, list[str]] = (None, [])
-    with together(group):
+    group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
+    with together(group, meet):
         if dist.get_rank() == 0:
-            found = newest_complete(directory)
+            found = newest_complete(directory, progress)
     agreed: tuple[Path | None, list[str]] = from_first_rank(found, group)
     return agreed
 
@@ -184,27 +188,25 @@ def load(
     optimizers: Mapping[int, torch.optim.Optimizer],
     shards: Shards = NO_SHARDS,
     *,
-    group: dist.ProcessGroup | None = None,
+    ranks: Attendance | None = None,
+    timeout_s: float = LOAD_TIMEOUT_S,
 ) -> TrainingState:
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
     Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
-    that reach into its share. The time limit of `group` says how long a rank waits for a late one.
+    that reach into its share. It meets `ranks` when it has read all: whoever is there first waits for the
+    others while they read on, and no longer than `timeout_s` for one that reads nothing.
 
     Raises:
         RunError: on every rank, when a tensor is missing or has another shape, or a rank is late or gone.
     """
-    with together(group):
+    group, meet, progress = _waiting(ranks, str(path), "read nothing", timeout_s)
+    with together(group, meet):
         state = read_state(path)
-        reader = HuggingFaceStorageReader(str(path))
-        known = reader.read_metadata().state_dict_metadata
-    slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known, shards)
-    rooms = {key: slot.whole for key, slot in slots.items()}
-    with together(group):
-        filled = read_shares(path, stages, rooms)
-    tensors = {key: room for key, room in rooms.items() if key not in filled}
-    reader = HuggingFaceStorageReader(str(path))
-    _distributed(path, lambda: read_tensors(tensors, storage_reader=reader, process_group=group))
+        slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known_tensors(path), shards)
+        rooms = {key: slot.whole for key, slot in slots.items()}
+        filled = read_shares(path, stages, rooms, progress)
+        read_tensors(path, {key: room for key, room in rooms.items() if key not in filled}, progress)
     for slot in slots.values():
         slot.fill()
     fill_copies(stages, optimizers, shards)
@@ -213,25 +215,17 @@ def load(
     return state
 
 
-def _distributed(path: Path, call: Callable[[], Any]) -> None:
-    """Run a collective call of torch's checkpointing; its failures come in one line, on every rank."""
-    try:
-        with meeting_peers():
-            call()
-    except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        reason = " ".join(str(cause).split()) or type(cause).__name__
-        raise RunError(f"{path}: rank {rank}: {reason}") from error
+def _waiting(
+    ranks: Attendance | None, where: str, idle: str, timeout_s: float
+) -> tuple[dist.ProcessGroup | None, Callable[[], None], Callable[[], None]]:
+    """Where the ranks agree, how they wait for each other, and how one says that it gets on."""
+    if ranks is None:
+        return None, _nothing, _nothing
+    return ranks.group, partial(ranks.meet, where, idle, timeout_s), ranks.progress
 
 
-def _sizes_and_digests(building: Path, group: dist.ProcessGroup | None) -> dict[str, tuple[int, str]]:
-    """Size and digest of every file of a checkpoint in the making; each rank reads its share of them."""
-    mine: dict[str, tuple[int, str]] = {}
-    with together(group):
-        names = sorted(file.name for file in building.iterdir())
-        for name in names[dist.get_rank() :: dist.get_world_size()]:
-            mine[name] = ((building / name).stat().st_size, digest_of(building / name))
-    return {name: entry for part in gather(mine, group) for name, entry in part.items()}
+def _nothing() -> None:
+    pass
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -66,7 +66,7 @@ def _resume(run: OpenRun, newest: Path) -> TrainingState:
     state, plan_id = load(run, newest), run.begin.plan_id
     _tell_plan(run, state.step, last_plan_id(run.directory) or state.plan_id)
     run.journal.event("resumed", step=state.step, plan_id=plan_id, checkpoint=newest.name)
-    return replace(state, plan_id=plan_id)
+    return replace(state, plan_id=plan_id, precision=run.begin.precision)
 
 
 def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
@@ -93,7 +93,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     steps, every = run.job.run.train.steps, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed)
     tokens_per_step = plan.global_batch * run.task.tokens_per_sample
-    first = state.samples - state.step * plan.global_batch  # where step 0 of this global batch would begin
+    first = state.origin(plan.global_batch)
     with (
         StopRequest() as stop,
         _saver(run, state) as saver,
@@ -153,7 +153,7 @@ def require_progress(step: int, left_out: int) -> None:
 
 def _saver(run: OpenRun, state: TrainingState) -> Saver:
     keep = run.job.run.checkpoint.keep
-    return Saver(run.checkpoints, keep=keep, resumed_step=state.step, group=run.checkpoint_group)
+    return Saver(run.checkpoints, keep=keep, resumed_step=state.step, ranks=run.checkpoint_ranks)
 
 
 def _tell_data(run: OpenRun, state: TrainingState) -> None:

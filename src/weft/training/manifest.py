@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,17 @@ def generations(directory: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
-def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
+def _nothing() -> None:
+    pass
+
+
+def newest_complete(
+    directory: Path, progress: Callable[[], None] = _nothing
+) -> tuple[Path | None, list[str]]:
     """The newest checkpoint whose every byte is right, and one line for each newer one that was skipped.
 
-    None where no checkpoint was ever finished. Reads only; may be called without a process group.
+    None where no checkpoint was ever finished. Reads only; may be called without a process group. `progress`
+    is called between two reads.
 
     Raises:
         RunError: when there are checkpoints and none is whole.
@@ -44,7 +51,7 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
     skipped: list[str] = []
     for _, path in generations(directory):
         try:
-            verify(path)
+            verify(path, progress)
         except (RunError, OSError) as error:
             skipped.append(str(error))
             continue
@@ -54,7 +61,7 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, progress: Callable[[], None] = _nothing) -> None:
     """Check a checkpoint's files against its manifest.
 
     Raises:
@@ -70,7 +77,7 @@ def verify(path: Path) -> None:
     for name, (size, digest) in sorted(expected.items()):
         if (path / name).stat().st_size != size:
             raise RunError(f"{path / name}: {(path / name).stat().st_size} bytes; the manifest says {size}")
-        if digest_of(path / name) != digest:
+        if digest_of(path / name, progress) != digest:
             raise RunError(f"{path / name}: damaged: its SHA-256 is not the manifest's")
 
 
@@ -84,12 +91,13 @@ def canonical(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+def digest_of(path: Path, progress: Callable[[], None] = _nothing) -> str:
+    """SHA-256 of a file, in hex; `progress` is called after every few megabytes."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while content := file.read(_READ_BYTES):
             digest.update(content)
+            progress()
     return digest.hexdigest()
 
 

@@ -21,6 +21,7 @@ from weft.run.stages import build_stages
 from weft.run.worker_start import WorkerContext
 from weft.training import checkpoints
 from weft.training.agreement import together
+from weft.training.attendance import Attendance
 from weft.training.compiling import compile_stages
 from weft.training.journal import Journal
 from weft.training.loggers import open_feeds, require_loggers
@@ -41,7 +42,7 @@ class OpenRun:
     checkpoints: Path
     newest: Path | None
     # All ranks, for checkpoints alone.
-    checkpoint_group: dist.ProcessGroup
+    checkpoint_ranks: Attendance
     begin: TrainingState
     settings: OptimizerSettings
     task: Task
@@ -57,7 +58,7 @@ class OpenRun:
     def close(self) -> None:
         """Give threads and process groups back; every rank calls it."""
         self.runtime.close()
-        dist.destroy_process_group(self.checkpoint_group)
+        self.checkpoint_ranks.close()
 
 
 def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True) -> OpenRun:
@@ -73,10 +74,10 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
         require_valid(evaluation)
         settings = settings_of(run)
         make_optimizer = optimizer_factory(settings)
-    task = _open_task(job, context.rank)
+    checkpoint_ranks = Attendance()
+    task = _open_task(job, checkpoint_ranks)
     journal = Journal(run_dir, writes=context.rank == 0)
-    checkpoint_group = checkpoints.open_group()
-    newest = _newest_checkpoint(run_dir / "checkpoints", journal, checkpoint_group)
+    newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
     begin = TrainingState(
         step=0,
         plan_id=plan.plan_id,
@@ -87,7 +88,8 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
         data=task.fingerprint,
         first_loss=0.0,
     )
-    with together():
+    # Not in the job's own group: initial weights take some ranks longer to read than others.
+    with together(checkpoint_ranks.group):
         saved = read_state(newest) if newest else begin
         require_same_job(begin, saved, str(newest))
         stages = _stages(job, context)
@@ -124,7 +126,7 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
         job=job,
         checkpoints=run_dir / "checkpoints",
         newest=newest,
-        checkpoint_group=checkpoint_group,
+        checkpoint_ranks=checkpoint_ranks,
         begin=begin,
         settings=settings,
         task=task,
@@ -149,7 +151,12 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
     """Give stages and optimizers what a checkpoint holds; every rank calls it."""
     runtime = run.runtime
     return checkpoints.load(
-        newest, runtime.stages, runtime.optimizers, runtime.stepped, group=run.checkpoint_group
+        newest,
+        runtime.stages,
+        runtime.optimizers,
+        runtime.stepped,
+        ranks=run.checkpoint_ranks,
+        timeout_s=run.job.run.checkpoint.load_timeout_s,
     )
 
 
@@ -160,8 +167,11 @@ def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Modul
     return {index: stage.to(context.device) for index, stage in stages.items()}
 
 
-def _open_task(job: PlannedJob, rank: int) -> Task:
-    """The task, with its data prepared by rank 0 first, so that the other ranks find it in the cache."""
+def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
+    """The task, with its data prepared by rank 0 first, so that the other ranks find it in the cache.
+
+    They wait for it in the group of `ranks`, as a large corpus takes longer than the job's own group waits.
+    """
     settings = TaskSettings(
         data=job.run.task.data,
         sequence=job.plan.sequence,
@@ -174,15 +184,16 @@ def _open_task(job: PlannedJob, rank: int) -> Task:
     )
     task: Task | None = None
     for first in (True, False):
-        with together():
-            if first == (rank == 0):
+        with together(ranks.group):
+            if first == (dist.get_rank() == 0):
                 task = make_task(job.run.task.kind, settings)
     assert task is not None, "every rank has one of the two turns"
     return task
 
 
-def _newest_checkpoint(directory: Path, journal: Journal, group: dist.ProcessGroup) -> Path | None:
-    newest, skipped = checkpoints.agree_on_newest(directory, group)
+def _newest_checkpoint(job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance) -> Path | None:
+    timeout_s = job.run.checkpoint.load_timeout_s
+    newest, skipped = checkpoints.agree_on_newest(directory, ranks, timeout_s=timeout_s)
     for reason in skipped:
         journal.event("checkpoint skipped", reason=reason)
         print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)

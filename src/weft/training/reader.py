@@ -97,7 +97,7 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, global_batch:
     """Reads micro-batch g of step s: samples g * size to (g + 1) * size of the step's global batch.
 
     Args:
-        first: position in the ledger at which step 0 would begin.
+        first: position in the ledger from which steps count (`TrainingState.origin`).
     """
 
     def read(step: int, number: int) -> Pair:

@@ -16,7 +16,7 @@ from weft.describe.run_file import RunFile, load_run
 from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.training.run_directory import RunDirectory, fresh_directory
-from weft.training.training_state import refuse_differences
+from weft.training.training_state import PRECISION, refuse_differences
 
 
 def as_in(run: RunFile, path: Path) -> RunFile:
@@ -81,8 +81,6 @@ def kept_if_refused(path: Path) -> Iterator[None]:
 def _job(run: RunFile, plan: Plan) -> dict[str, object]:
     return {
         "model": plan.model_fingerprint,
-        # Samples would be drawn once each under any global batch, but a plan must not change what a step is.
-        "global batch": plan.global_batch,
-        "precision": plan.precision,
+        PRECISION: plan.precision,
         "seed": run.train.seed,
     }

@@ -4,7 +4,8 @@ Between two steps every rank copies its tensors to host memory; that is all that
 on every rank then writes the copies, and these threads agree among themselves, over a process group of their
 own, that all is on the disk and what it is called (`weft.training.checkpoints.write`). A save waits for the
 one before it. How a save went is learned between two steps without waiting: a rank whose save has failed
-says so in the vote of the next step, and all ranks fail together.
+says so in the vote of the next step, and all ranks fail together. So they do when a rank is late with its
+part (`weft.training.attendance`), which is stuck itself but learns it from the others.
 
 torch's own `async_save` is not used: its future is done when the tensors are written, which leaves the
 manifest, the rename and the agreement on both to the thread that trains.
@@ -20,18 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from weft.errors import RunError
 from weft.training.agreement import together
-from weft.training.checkpoints import collect, copy_to_host, write
+from weft.training.attendance import Attendance, LateRankError
+from weft.training.checkpoints import SAVE_TIMEOUT_S, collect, copy_to_host, write
 from weft.training.manifest import generations
 from weft.training.optimizer_states import NO_SHARDS, Shards
 from weft.training.training_state import TrainingState
 
 # How long a rank that fails lets a save that is under way end.
 FAREWELL_S = 30.0
+# How often a rank that waits for its own save asks whether another one has given it up.
+LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,23 @@ class Saver:
         directory: of the checkpoints.
         keep: how many stay.
         resumed_step: what is there of later steps is damaged, and removed when the next checkpoint is whole.
-        group: all ranks, for nothing else while this is open.
+        ranks: all ranks, for nothing else while this is open.
+        timeout_s: how long a save waits for a rank that writes nothing.
     """
 
-    def __init__(self, directory: Path, *, keep: int, resumed_step: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        resumed_step: int,
+        ranks: Attendance,
+        timeout_s: float = SAVE_TIMEOUT_S,
+    ) -> None:
         self._directory = directory
         self._keep = keep
-        self._group = group
+        self._ranks = ranks
+        self._timeout_s = timeout_s
         self._damaged = [path for step, path in generations(directory) if step > resumed_step]
         self._room: dict[str, torch.Tensor] = {}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="weft checkpoint")
@@ -80,7 +93,7 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._writing is not None:
-            wait_for([self._writing], None if kind is None else FAREWELL_S)
+            wait_for([self._writing], _farewell_s(kind))
         stuck = self._writing is not None and not self._writing.done()
         self._threads.shutdown(wait=not stuck)
 
@@ -114,6 +127,8 @@ class Saver:
         Raises:
             RunError: the same on every rank.
         """
+        # First, as the training of a late rank may be stuck as well.
+        self._ranks.require_nobody_late()
         with together():
             if self._writing is not None and self.failed:
                 self._writing.result()
@@ -134,7 +149,8 @@ class Saver:
         """
         if self._writing is not None:
             started_s = time.monotonic()
-            wait_for([self._writing])
+            while wait_for([self._writing], LOOK_S).not_done:
+                self._ranks.require_nobody_late()
             self._stall_s += time.monotonic() - started_s
         self.fail()
         return self.poll()
@@ -148,7 +164,8 @@ class Saver:
                 self._room,
                 keep=self._keep,
                 damaged=self._damaged,
-                group=self._group,
+                ranks=self._ranks,
+                timeout_s=self._timeout_s,
             )
         except RunError:
             raise
@@ -158,3 +175,10 @@ class Saver:
             raise RunError(f"{self._directory}: the checkpoint of step {state.step}: {reason}") from error
         self._damaged = []
         return time.monotonic() - started_s, size
+
+
+def _farewell_s(error: type[BaseException] | None) -> float | None:
+    """How long a save that is under way gets to end; none where the others have given it up."""
+    if error is None:
+        return None
+    return 0.0 if issubclass(error, LateRankError) else FAREWELL_S

@@ -7,7 +7,7 @@ a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +79,15 @@ def join_shares(
     return found
 
 
-def read_shares(path: Path, stages: Mapping[int, nn.Module], rooms: Mapping[str, torch.Tensor]) -> set[str]:
+def read_shares(
+    path: Path,
+    stages: Mapping[int, nn.Module],
+    rooms: Mapping[str, torch.Tensor],
+    progress: Callable[[], None],
+) -> set[str]:
     """Fill those rooms, by name, that are shares with what a checkpoint has; returns the names of these.
+
+    `progress` is called when a tensor has been read.
 
     Raises:
         RunError: when a tensor is missing or has another shape.
@@ -97,4 +104,5 @@ def read_shares(path: Path, stages: Mapping[int, nn.Module], rooms: Mapping[str,
         if (has := folder.shapes[key]) != tuple(needed):
             raise RunError(f"{path}: {key} has the shape {list(has)}, this model's is {list(needed)}")
         rooms[key].copy_(share.own(folder.read(key)))
+        progress()
     return wanted

@@ -6,11 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from weft.errors import InputError, RunError, Violation
 from weft.training.manifest import FORMAT, canonical
 
 STATE = "state.json"
+PRECISION = "precision"
+# The precisions in which a run may go on, by the one that it was saved with: those that step in numbers which
+# hold all of its own. In bf16 it is fp32 masters that are stepped and saved.
+EXACT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"fp32": ("fp32", "bf16", "fp64"), "bf16": ("bf16", "fp32", "fp64"), "fp64": ("fp64",)}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +25,12 @@ class TrainingState:
     """The scalars of a checkpoint.
 
     Attributes:
-        step: steps done.
+        step: steps done, of whatever global batches.
         samples: samples trained on so far, the position in the ledger (`weft.training.sampler`).
         plan_id: the plan that trained the last step; any plan of the same job may go on.
-        seed, model, precision, data: what makes a job; a run goes on only where they are the same. `model`
-            and `data` are fingerprints.
+        seed, model, data: what makes a job; a run goes on only where they are the same. `model` and `data`
+            are fingerprints.
+        precision: of the plan; a run goes on in one that holds all of its numbers (`EXACT_IN`).
         first_loss: held-out loss before the first step, in nats per token.
     """
 
@@ -38,6 +46,14 @@ class TrainingState:
     def record(self) -> bytes:
         """The content of `state.json`."""
         return canonical({"format": FORMAT, **asdict(self)})
+
+    def origin(self, global_batch: int) -> int:
+        """The position in the ledger from which steps of that size count, so that the next one goes on here.
+
+        Step s takes the samples from `origin + s * global_batch` on. Below zero where the steps so far were
+        smaller; no step begins there.
+        """
+        return self.samples - self.step * global_batch
 
 
 def read_state(path: Path) -> TrainingState:
@@ -82,23 +98,24 @@ def refuse_differences(expected: Mapping[str, object], saved: Mapping[str, objec
         InputError: one line per difference.
     """
     violations = [
-        Violation(
-            where,
-            f"saved with {name} {saved[name]}, this run has {value}; a run resumes with the same",
-            str(saved[name]),
-        )
+        Violation(where, _difference(name, value, saved[name]), str(saved[name]))
         for name, value in expected.items()
-        if saved[name] != value
+        if saved[name] != value and not (name == PRECISION and value in EXACT_IN.get(str(saved[name]), ()))
     ]
     if violations:
         raise InputError(violations)
+
+
+def _difference(name: str, value: object, saved: object) -> str:
+    why = "which rounds the weights" if name == PRECISION else "a run resumes with the same"
+    return f"saved with {name} {saved}, this run has {value}{', ' if name == PRECISION else '; '}{why}"
 
 
 def _job(state: TrainingState) -> dict[str, object]:
     """What makes a job, by the name that a user gives it."""
     return {
         "model": state.model,
-        "precision": state.precision,
+        PRECISION: state.precision,
         "seed": state.seed,
         "data": state.data,
     }

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node N -m weft.training.worker RUN_DIR
 
 Exit codes: 0 all steps are done; 1 the run failed; 2 the input was refused; 130 and 143 stopped by SIGINT and
-SIGTERM, after a checkpoint.
+SIGTERM, after a checkpoint. Before the first step these signals kill it, wherever it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from weft.errors import InputError, RunError
@@ -45,10 +44,11 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
         InputError: when the directory holds no run, or something in it is refused.
         RunError: when the ranks did not meet.
     """
-    # Until the loop takes requests to stop, there is nothing to save.
+    # Until the loop takes requests to stop, there is nothing to save. A handler in Python would not be called
+    # while a rank is stuck in a call that waits for a file or for another rank.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-    # After the handlers: these imports take seconds.
+        signal.signal(number, signal.SIG_DFL)
+    # After that: these imports take seconds.
     from weft.run.worker_start import start_worker
     from weft.training.session import reopen
 
@@ -63,10 +63,6 @@ def _require_ranks(given: int, needed: int) -> None:
         raise InputError(
             f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
         )
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def command(main: Callable[[Path], int], module: str) -> None:
