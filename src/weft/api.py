@@ -90,8 +90,8 @@ def plan(
         model: a preset, a folder with a `config.json`, or such a file.
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
         global_batch: samples per optimizer step. sequence: tokens per sample.
-        pins: keys of the run file's [plan] table: schedule, loops, pp, dp, tp, micro_batch_size, sharding,
-            island, recompute, planner.
+        pins: keys of the run file's [plan] table: schedule, loops, pp, dp, tp, cp, micro_batch_size,
+            sharding, island, recompute, planner.
 
     Raises:
         weft.errors.InputError: when the input is refused or nothing fits.

@@ -76,6 +76,38 @@ def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
     assert record["candidates"][0]["verdict"] == "fits"
 
 
+def test_plan_takes_context_ranks(capsys, run_toml):
+    record = json.loads(answer(capsys, "plan", run_toml, "--cp", "2", "--tp", "1", "--json"))
+    assert {item["cp"] for item in record["candidates"]} == {2}
+    assert record["candidates"][0]["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(
+    ("model", "pins", "reason"),
+    [
+        (
+            "gpt2",
+            ("--cp", "3", "--tp", "1"),
+            "cp 3: sequence 1024 is not a multiple of 2 x cp = 6; nearest sequence: 1020",
+        ),
+        (
+            "gpt2",
+            ("--cp", "2", "--tp", "2"),
+            "cp 2 with tp 2: context ranks hold whole layers; nearest tp: 1",
+        ),
+        (
+            "vit-base",
+            ("--cp", "2", "--tp", "1"),
+            "cp 2: no ranks can divide the tokens of this model; nearest cp: 1",
+        ),
+    ],
+)
+def test_tokens_that_cannot_be_divided_are_refused(capsys, model, pins, reason):
+    options = ("--on", "8xa100-80gb", "--global-batch", "12", "--pp", "1", "--dp", "1")
+    for line in refusal(capsys, "plan", model, *options, *pins):
+        assert line.endswith(reason)
+
+
 def test_plan_takes_islands(capsys):
     pins = ("--sharding", "zero-3", "--island", "8", "--pp", "1", "--tp", "1", "--top", "1")
     shown = answer(capsys, "plan", "gpt2", "--on", "16xa100-80gb", "--global-batch", "32", *pins)

@@ -42,6 +42,22 @@ def test_parameters_are_divided_over_the_tensor_ranks():
     assert small_graph().parameters(tensor_parallel=2) == 128
 
 
+def test_what_context_ranks_do_is_part_of_the_file_and_not_of_the_fingerprint():
+    """Plans and measurements of a model are of the same model, whether it is known what these do or not."""
+    graph = layer_graph(PRESETS["llama-13b"])
+    assert LayerGraph.from_json(graph.to_json()) == graph
+    plain = tuple(replace(layer, gathered=Amount(), context_kept=Amount()) for layer in graph.layers)
+    assert plain != graph.layers
+    assert replace(graph, layers=plain).fingerprint == graph.fingerprint
+
+
+@pytest.mark.parametrize("name", ["vit-base", "resnet-18"])
+def test_models_without_tokens_to_divide_say_so(name):
+    near = "cp 2: no ranks can divide the tokens of this model; nearest cp: 1"
+    assert layer_graph(PRESETS[name]).refuse_context(2, 256) == near
+    assert layer_graph(PRESETS[name]).refuse_context(1, 197) is None
+
+
 def test_the_fingerprint_sees_every_change():
     graph = small_graph()
     changed = [

@@ -70,10 +70,18 @@ def test_only_plans_with_islands_say_so():
     plain, islands = plan(sharding="zero-3"), plan(sharding="zero-3", island=2)
     assert "island" not in plain.to_json()
     assert '"island": 2' in islands.to_json()
-    record = plain.model_dump(mode="json", exclude={"prediction", "island"})
+    record = plain.model_dump(mode="json", exclude={"prediction", "island", "context_parallel"})
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     assert plain.plan_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert plain.plan_id != islands.plan_id
+
+
+def test_only_plans_with_context_ranks_say_so(tmp_path):
+    plain, divided = plan(), plan(context_parallel=2)
+    assert "context_parallel" not in plain.to_json()
+    assert plain.plan_id != divided.plan_id
+    (tmp_path / "plan.json").write_text(divided.to_json())
+    assert load_plan(tmp_path / "plan.json") == divided
 
 
 def test_an_edited_plan_is_legal_and_another_plan(tmp_path):
@@ -141,6 +149,44 @@ def test_tensor_ranks_must_divide_the_layers(ranks, expected):
     wide = Stage(layers=tuple(range(len(GRAPH.layers))), replicas=(Replica(ranks=ranks, micro_batches=1),))
     found = problems(plan(stages=(wide,)))
     about = [line for line in found if "tp " in line]
+    assert about == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("cp", "ranks", "sequence", "expected"),
+    [
+        (2, (0, 1), 256, None),
+        (
+            3,
+            (0, 1, 2),
+            256,
+            "plan: context_parallel: cp 3: sequence 256 is not a multiple of 2 x cp = 6; "
+            "nearest sequence: 252",
+        ),
+        (
+            4,
+            (0, 1, 2, 3),
+            5,
+            "plan: context_parallel: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
+        ),
+        (
+            2,
+            (0, 1, 2, 3),
+            256,
+            "plan: context_parallel: cp 2 with tp 2: context ranks hold whole layers; nearest tp: 1",
+        ),
+        (
+            2,
+            (0, 1, 2),
+            256,
+            "plan: context_parallel: 2 context ranks, but replicas with 3 ranks (nearest valid: 1)",
+        ),
+    ],
+)
+def test_context_ranks_must_divide_the_tokens(cp, ranks, sequence, expected):
+    wide = Stage(layers=tuple(range(len(GRAPH.layers))), replicas=(Replica(ranks=ranks, micro_batches=1),))
+    found = problems(plan(stages=(wide,), context_parallel=cp, sequence=sequence))
+    about = [line for line in found if "context_parallel" in line]
     assert about == ([] if expected is None else [expected])
 
 

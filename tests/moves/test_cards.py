@@ -69,6 +69,17 @@ def test_more_and_less_tensor_parallelism_undo_each_other():
     assert back.plan_id == before.plan.plan_id
 
 
+def test_more_and_less_context_parallelism_undo_each_other():
+    before = context()
+    there = MOVES["more context parallelism"].apply(before)
+    assert there.mesh == {"pp": 2, "dp": 1, "cp": 2}
+    assert there.context_parallel == 2
+    back = MOVES["less context parallelism"].apply(
+        Context(plan=there, graph=before.graph, cluster=before.cluster)
+    )
+    assert back.plan_id == before.plan.plan_id
+
+
 def test_a_layout_reads_back_from_its_plan():
     plan = context(schedule="breadth-first", loops=2).plan
     assert layout_of(plan) == Layout(
@@ -83,6 +94,8 @@ def test_a_layout_reads_back_from_its_plan():
         ({"micro_batch_size": 3}, "nearest global batch: 18"),
         ({"loops": 4, "schedule": "breadth-first"}, "the model has 6 layers"),
         ({"loops": 2}, "1f1b"),
+        ({"pipeline_parallel": 4, "context_parallel": 2}, "pp x dp x cp = 16 ranks, the cluster has 8"),
+        ({"context_parallel": 2, "tensor_parallel": 2, "data_parallel": 1}, "cp 2 with tp 2: context ranks"),
     ],
 )
 def test_an_impossible_layout_says_why(changes, expected):

@@ -27,6 +27,7 @@ layouts = st.builds(
     pipeline_parallel=st.sampled_from([1, 2, 4]),
     data_parallel=st.sampled_from([1, 2, 4]),
     tensor_parallel=st.sampled_from([1, 2, 4]),
+    context_parallel=st.sampled_from([1, 2]),
     loops=st.sampled_from([1, 2]),
     micro_batch_size=st.sampled_from([1, 2]),
     schedule=st.sampled_from(["1f1b", "gpipe", "breadth-first", "depth-first", "chimera", "zb-v"]),
@@ -61,11 +62,11 @@ def test_a_legal_layout_is_a_legal_plan_and_reads_back(wanted):
 
 @settings(max_examples=40, deadline=None)
 @given(layouts)
-def test_tensor_ranks_are_neighbours_inside_a_node(wanted):
+def test_the_ranks_of_a_replica_are_neighbours_inside_a_node(wanted):
     assume(refuse(JOB, wanted) is None)
     for stage in build_plan(JOB, wanted, flops_per_layer(JOB)).stages:
         for copy in stage.replicas:
-            assert copy.ranks == tuple(range(copy.ranks[0], copy.ranks[0] + wanted.tensor_parallel))
+            assert copy.ranks == tuple(range(copy.ranks[0], copy.ranks[0] + wanted.width))
             assert len({CLUSTER.node_of(rank) for rank in copy.ranks}) == 1
 
 

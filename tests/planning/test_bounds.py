@@ -22,6 +22,7 @@ layouts = st.builds(
     pipeline_parallel=st.sampled_from([1, 2, 4]),
     data_parallel=st.sampled_from([1, 2, 4]),
     tensor_parallel=st.sampled_from([1, 2]),
+    context_parallel=st.sampled_from([1, 2]),
     loops=st.sampled_from([1, 2]),
     micro_batch_size=st.sampled_from([1, 2]),
     schedule=st.sampled_from(sorted(SCHEDULES)),

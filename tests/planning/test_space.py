@@ -51,6 +51,12 @@ def test_pins_hold_on_every_cluster(synchronous):
         assert {name: getattr(layout, name) for name in pins} == pins
 
 
+def test_context_ranks_are_considered_when_pinned():
+    assert {layout.context_parallel for layout in layouts(problem())} == {1}
+    space = list(layouts(problem(context_parallel=2, tensor_parallel=1)))
+    assert {(layout.context_parallel, layout.ranks) for layout in space} == {(2, 8)}
+
+
 def test_one_replica_has_nobody_to_share_states_with():
     for layout in layouts(problem(data_parallel=1)):
         assert layout.sharding == "zero-0" or layout.schedule == "chimera"

@@ -8,7 +8,7 @@ import pytest
 from program.layouts import placed_layout, ring_layout
 
 from weft.errors import InputError
-from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.layout import PipelineLayout, StageLayout, TiedWeights
 
 
 def problems(layout: PipelineLayout) -> str:
@@ -37,7 +37,7 @@ def test_everything_wrong_is_listed_at_once() -> None:
     )
     text = problems(layout)
     assert "stage 1: has 1 replicas, but there are 2 pipelines" in text
-    assert "stage 1: replica 0 has 2 tensor ranks; all must have 1" in text
+    assert "stage 1: replica 0 has 2 ranks; all must have 1" in text
     assert "stage 1: replica 0: ranks [2, 2] must be different and not negative" in text
     assert "pipeline replica 1: has 0 micro-batches" in text
     assert "edge (1, 0) must go from a stage to a later one of 2" in text
@@ -153,3 +153,21 @@ def test_a_rank_has_one_place_on_all_paths() -> None:
 )
 def test_an_empty_layout_is_refused(layout: PipelineLayout) -> None:
     assert problems(layout)
+
+
+def tied_over(context_parallel: int) -> PipelineLayout:
+    layout = ring_layout(2, 2, (1, 1), lanes=2)
+    return replace(layout, tied=(TiedWeights((0, 1), 8),), context_parallel=context_parallel)
+
+
+def test_lanes_with_the_same_weights_add_up_tied_ones_together() -> None:
+    lanes, table = tied_over(1).tied_group_table()
+    assert lanes == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert table.tolist() == [[0, 1]]
+    together, table = tied_over(2).tied_group_table()
+    assert [sorted(group) for group in together] == [list(range(8))]
+    assert table.tolist() == [[0, 0]]
+
+
+def test_context_ranks_are_whole_groups_of_lanes() -> None:
+    assert "replicas of 2 ranks are not whole groups of 3 context ranks" in problems(tied_over(3))

@@ -95,6 +95,11 @@ def test_divided_layers_are_refused() -> None:
     divided = plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": wide}),)})
     (problem,) = compile_problems(divided, make_program(CONFIG, plan))
     assert problem.nearest == "plan.tp = 1"
+    (problem,) = compile_problems(
+        divided.model_copy(update={"context_parallel": 2}), make_program(CONFIG, plan)
+    )
+    assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
+    assert problem.nearest == "plan.cp = 1"
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

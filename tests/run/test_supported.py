@@ -41,7 +41,7 @@ def test_what_the_runtime_executes_is_not_refused():
     [
         ({"precision": "fp16"}, "precision 'fp16', of which losses must be scaled,"),
         ({"blocking": ("messages", "reductions")}, "blocking messages and reductions"),
-        ({"stages": doubled(falling=True)}, "a replica whose tensor ranks do not rise"),
+        ({"stages": doubled(falling=True)}, "a replica whose ranks do not rise"),
     ],
 )
 def test_everything_else_is(changes, expected):

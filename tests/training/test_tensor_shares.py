@@ -1,4 +1,4 @@
-"""Checkpoints do not know of tensor ranks: any division writes and reads the same tensors."""
+"""Checkpoints do not know of tensor and context ranks: any division writes and reads the same tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from context_jobs import context_plan
 from hugging_face_jobs import (
     inputs_of,
     model_folder,
@@ -81,7 +82,9 @@ def pass_on(
 def plans_of(config: ModelConfig) -> list[Plan]:
     pipelined = tensor_plan(config, pp=2, schedule="1f1b")
     shared = tensor_plan(config, dp=2).model_copy(update={"sharding": "zero-1"})
-    return [tensor_plan(config, tp=1), tensor_plan(config), pipelined, shared, tensor_plan(config, tp=1)]
+    tokens = context_plan(config, dp=2, sharding="zero-3")
+    alone = tensor_plan(config, tp=1)
+    return [alone, tensor_plan(config), tokens, pipelined, shared, alone]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
@@ -103,17 +106,18 @@ def test_any_division_passes_the_same_tensors_on(
 def test_states_after_a_step_are_those_of_one_rank(worker_pool: WorkerPool, tmp_path: Path) -> None:
     config = divisible("llama")
     *_, shared, alone = plans_of(config)
-    for name, plan in (("alone", alone), ("shared", shared), ("divided", tensor_plan(config))):
+    divided, tokens = tensor_plan(config), context_plan(config)
+    for name, plan in (("alone", alone), ("shared", shared), ("divided", divided), ("tokens", tokens)):
         worker_pool.run(pass_on, config, plan, None, tmp_path / name, ranks=plan.ranks)
     expected = tensors_of(tmp_path / "alone" / "step-00000001")
     assert any(name.endswith("exp_avg_sq") for name in expected)
-    for name in ("shared", "divided"):
+    for name in ("shared", "divided", "tokens"):
         found = tensors_of(tmp_path / name / "step-00000001")
         assert set(found) == set(expected)
         # Two replicas train on as many samples more, so that only names and shapes are the same.
         for key, value in found.items():
             assert value.shape == expected[key].shape
-            if name == "divided":
+            if name != "shared":
                 torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-15, msg=key)
 
 

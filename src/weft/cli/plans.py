@@ -39,6 +39,7 @@ def plan(
     pp: int | None = None,
     dp: int | None = None,
     tp: int | None = None,
+    cp: int | None = None,
     micro_batch_size: int | None = None,
     sharding: str | None = None,
     island: int | None = None,
@@ -81,6 +82,8 @@ def plan(
         Pin the data-parallel degree.
     tp
         Pin the tensor-parallel degree.
+    cp
+        Pin the context-parallel degree: how many ranks divide the tokens of a sample.
     micro_batch_size
         Pin the samples per micro-batch.
     sharding
@@ -116,6 +119,7 @@ def plan(
         "pp": pp,
         "dp": dp,
         "tp": tp,
+        "cp": cp,
         "micro_batch_size": micro_batch_size,
         "sharding": sharding,
         "island": island,

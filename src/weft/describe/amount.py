@@ -2,6 +2,7 @@
 
 A layer's work is data, not code: it can be written to a file, hashed and evaluated for any micro-batch size
 (b), sequence length (s), tensor-parallel degree (t) and degree in which the sequence is divided (d).
+Context ranks divide the tokens: of every term that counts tokens, or pairs of them, each has an equal part.
 `Amount.parse("2*4096*b*s/t + b")` reads what `str(amount)` writes.
 """
 
@@ -14,11 +15,13 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layer is evaluated at: samples per micro-batch, tokens per sample, tensor-parallel degree."""
+    """What a layer is evaluated at: samples per micro-batch, tokens per sample, tensor- and context-parallel
+    degree."""
 
     micro_batch_size: int
     sequence: int
     tensor_parallel: int = 1
+    context_parallel: int = 1
 
     @property
     def sequence_parallel(self) -> int:
@@ -55,10 +58,15 @@ class Amount:
 
     def __call__(self, shape: Shape) -> float:
         b, s, t = shape.micro_batch_size, shape.sequence, shape.tensor_parallel
-        d = shape.sequence_parallel
+        d, c = shape.sequence_parallel, shape.context_parallel
         return float(
             sum(
-                term.coefficient * b**term.batch * s**term.sequence / t**term.tensor / d**term.stream
+                term.coefficient
+                * b**term.batch
+                * s**term.sequence
+                / t**term.tensor
+                / d**term.stream
+                / (c if term.sequence else 1)
                 for term in self.terms
             )
         )

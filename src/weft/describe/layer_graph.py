@@ -27,6 +27,9 @@ class Matmul:
     columns: Amount
 
     def flops(self, shape: Shape) -> float:
+        if shape.context_parallel > 1:
+            # Tokens may be counted along two sides, as in scores, but ranks divide the product once.
+            return 2.0 * (self.count * self.rows * self.inner * self.columns)(shape)
         return 2.0 * self.count(shape) * self.rows(shape) * self.inner(shape) * self.columns(shape)
 
 
@@ -62,6 +65,10 @@ class Layer:
         sent: elements of the layer's output, per micro-batch.
         tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
             backward pass).
+        gathered: elements of a rank's keys and values, which context ranks gather in the forward pass (and
+            whose gradients they reduce and scatter in the backward pass); zero where no token needs another.
+        context_kept: what backward needs besides `kept` where context ranks divide the tokens, without the
+            gathered keys and values.
     """
 
     name: str
@@ -76,6 +83,8 @@ class Layer:
     product_bytes: Amount = ZERO
     sent: Amount = ZERO
     tensor_reduced: Amount = ZERO
+    gathered: Amount = ZERO
+    context_kept: Amount = ZERO
 
     def flops(self, shape: Shape) -> float:
         """Floating-point operations of forward and backward of one micro-batch."""
@@ -158,18 +167,46 @@ class LayerGraph:
         odd = ", ".join(f"{size} {name}" for name, size in self.divided if size % tensor_parallel)
         return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
 
+    def refuse_context(self, context_parallel: int, sequence: int, tensor_parallel: int = 1) -> str | None:
+        """Why so many ranks cannot divide the tokens of a sample, with the nearest number that can, or None.
+
+        Each has two equal chunks of them, so that with causal attention all have the same work.
+        """
+        if context_parallel == 1:
+            return None
+        if not any(layer.gathered.terms for layer in self.layers):
+            return f"cp {context_parallel}: no ranks can divide the tokens of this model; nearest cp: 1"
+        if tensor_parallel > 1:
+            degrees = f"cp {context_parallel} with tp {tensor_parallel}"
+            return f"{degrees}: context ranks hold whole layers; nearest tp: 1"
+        chunks = 2 * context_parallel
+        if sequence % chunks:
+            # Not a longer one, for which the model may have no positions.
+            near = max(chunks, sequence // chunks * chunks)
+            return (
+                f"cp {context_parallel}: sequence {sequence} is not a multiple of 2 x cp = {chunks}; "
+                f"nearest sequence: {near}"
+            )
+        return None
+
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when anything a planner reads changes."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        """Sixteen hex digits that change when anything a planner reads changes.
+
+        What context ranks gather and keep follows from the products, and is left out.
+        """
+        return hashlib.sha256(self._text(context=False).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
+        return self._text(context=True)
+
+    def _text(self, *, context: bool) -> str:
         record: dict[str, Any] = {
             "version": 1,
             "name": self.name,
             "sequence": self.sequence,
             "vocabulary": self.vocabulary,
-            "layers": [_layer_record(layer) for layer in self.layers],
+            "layers": [_layer_record(layer, context=context) for layer in self.layers],
             "edges": [list(edge) for edge in self.edges],
         }
         if self.divided:
@@ -213,15 +250,18 @@ def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
 
 
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
+_CONTEXT_AMOUNTS = ("gathered", "context_kept")
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 
-def _layer_record(layer: Layer) -> dict[str, Any]:
+def _layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
     for key in _AMOUNTS:
         record[key] = str(getattr(layer, key))
     if layer.products is not None:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
+    if context and layer.gathered.terms:
+        record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
     for key in _PASSES:
         work: Pass = getattr(layer, key)
         record[key] = {
@@ -245,4 +285,5 @@ def _layer_from(record: dict[str, Any]) -> Layer:
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
     if "products" in record:
         amounts |= {key: Amount.parse(record[key]) for key in ("products", "product_bytes")}
+    amounts |= {key: Amount.parse(record[key]) for key in _CONTEXT_AMOUNTS if key in record}
     return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)

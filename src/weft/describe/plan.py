@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 
 Count = Annotated[int, Field(ge=1)]
@@ -36,7 +37,8 @@ class Choice(_Record):
 
 
 class Replica(_Record):
-    """One copy of a stage: its ranks (several under tensor parallelism) and its share of the batch."""
+    """One copy of a stage: its ranks (several under tensor or context parallelism), and its share of the
+    batch."""
 
     ranks: tuple[Rank, ...] = Field(min_length=1)
     micro_batches: Count
@@ -74,10 +76,11 @@ class Plan(_Record):
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
     et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
     share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
-    all of them. `blocking` names communication that is not overlapped with computation,
-    as other frameworks ship it: messages that a device waits for, gradients reduced at the step's end.
-    `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it or to leave
-    a step out.
+    all of them. `context_parallel` is how many ranks of a replica divide the tokens of its samples among them
+    (Llama 3, arXiv 2407.21783, section 3.3.2). `blocking` names communication that is not overlapped with
+    computation, as other frameworks ship it: messages that a device waits for, gradients reduced at the
+    step's end. `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it
+    or to leave a step out.
     """
 
     version: Literal[1] = 1
@@ -94,6 +97,7 @@ class Plan(_Record):
     schedule: Choice
     sharding: Sharding = "zero-0"
     island: Count | None = None
+    context_parallel: Count = 1
     blocking: tuple[Blocking, ...] = ()
     gradient_norm: bool = False
     sync: Choice = Choice(name="dense")
@@ -112,6 +116,11 @@ class Plan(_Record):
     @property
     def element_bytes(self) -> int:
         return PRECISION_BYTES[self.precision]
+
+    def shape(self, stage: int) -> Shape:
+        """What one rank of a stage computes of a micro-batch."""
+        width = len(self.stages[stage].replicas[0].ranks) // self.context_parallel
+        return Shape(self.micro_batch_size, self.sequence, width, self.context_parallel)
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
@@ -136,10 +145,13 @@ class Plan(_Record):
         return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
 
     def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
-        """The fields but an island that is not given, so that plans without one keep the id they had."""
+        """The fields but an island and context ranks that are not given, so that plans without them keep the
+        id they had."""
         record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
         if self.island is None:
             del record["island"]
+        if self.context_parallel == 1:
+            del record["context_parallel"]
         return record
 
 

@@ -135,9 +135,18 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
-    degrees = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
-    for reason in filter(None, map(graph.refuse_tensor, sorted(degrees))):
-        yield Violation("plan: stages", reason)
+    context = plan.context_parallel
+    widths = sorted({len(copy.ranks) for stage in plan.stages for copy in stage.replicas})
+    odd = [width for width in widths if width % context]
+    if odd:
+        problem = f"{shown(context)} context ranks, but replicas with {_listed(odd)} ranks"
+        yield Violation("plan: context_parallel", problem, shown(math.gcd(context, *widths)))
+        return
+    for degree in (width // context for width in widths):
+        if (reason := graph.refuse_tensor(degree)) is not None:
+            yield Violation("plan: stages", reason)
+        if (reason := graph.refuse_context(context, plan.sequence, degree)) is not None:
+            yield Violation("plan: context_parallel", reason)
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:

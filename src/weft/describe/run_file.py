@@ -207,6 +207,9 @@ class PlanTable(_Table):
     pp: Count | None = Field(default=None, description="devices of one pipeline")
     dp: Count | None = Field(default=None, description="replicas of the pipeline")
     tp: Count | None = Field(default=None, description="devices that divide every layer among them")
+    cp: Count | None = Field(
+        default=None, description="devices that divide the tokens of a sample among them"
+    )
     micro_batch_size: Count | None = None
     sharding: Sharding | None = Field(
         default=None, description="what replicas share out: nothing, optimizer states, gradients, weights"
@@ -416,6 +419,7 @@ contract = "exact"              # what may change: exact < function-preserving <
 # pp = 2                        # devices of one pipeline
 # dp = 1                        # replicas of the pipeline
 # tp = 1                        # devices that divide every layer among them
+# cp = 1                        # devices that divide the tokens of a sample among them
 # micro_batch_size = 4
 # sharding = "zero-0"           # or "zero-1", "zero-2", "zero-3": what replicas share out
 # island = 8                    # so many replicas share it out among themselves, such as those of a node

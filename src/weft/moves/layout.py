@@ -61,14 +61,20 @@ class Layout:
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     sync: str = "dense"
     tensor_parallel: int = 1
+    context_parallel: int = 1
     sharding: Sharding = "zero-0"
     island: int | None = None
     recompute: Recompute = "none"
     blocking: tuple[Blocking, ...] = ()
 
     @property
+    def width(self) -> int:
+        """Ranks of one replica of a stage."""
+        return self.context_parallel * self.tensor_parallel
+
+    @property
     def ranks(self) -> int:
-        return self.pipeline_parallel * self.data_parallel * self.tensor_parallel
+        return self.pipeline_parallel * self.data_parallel * self.width
 
     @property
     def stages(self) -> int:
@@ -76,6 +82,8 @@ class Layout:
 
     def __str__(self) -> str:
         text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}"
+        if self.context_parallel > 1:
+            text += f" x cp {self.context_parallel}"
         if self.tensor_parallel > 1:
             text += f" x tp {self.tensor_parallel}"
         text += f", {self.schedule}"
@@ -123,7 +131,7 @@ def replicas_of(layout: Layout) -> int:
 
 def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
     """The most replicas to an island that lies on one node, where nodes hold several and not all."""
-    width = layout.tensor_parallel
+    width = layout.width
     devices = [group.devices for group in cluster.groups]
     # Paths run a stage on several devices of a pipeline.
     one_path = replicas_of(layout) == layout.data_parallel
@@ -137,8 +145,7 @@ def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
 def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
-        axes = "pp x dp" if layout.tensor_parallel == 1 else "pp x dp x tp"
-        return f"{axes} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
+        return f"{' x '.join(_mesh(layout))} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
     samples = layout.data_parallel * layout.micro_batch_size
     if job.global_batch % samples:
         near = max(samples, samples * round(job.global_batch / samples))
@@ -163,15 +170,17 @@ def refuse(job: Job, layout: Layout) -> str | None:
         )
     if layout.recompute == "selective" and not job.graph.knows_products:
         return "the model does not say what its products leave; nearest recompute: full"
-    return job.graph.refuse_tensor(layout.tensor_parallel) or get_schedule(layout.schedule).refuse(
-        pipeline_of(job, layout), layout.options
+    return (
+        job.graph.refuse_tensor(layout.tensor_parallel)
+        or job.graph.refuse_context(layout.context_parallel, job.sequence, layout.tensor_parallel)
+        or get_schedule(layout.schedule).refuse(pipeline_of(job, layout), layout.options)
     )
 
 
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
     """The Plan of a layout: contiguous stages balanced by `layer_seconds` (one weight per layer).
 
-    Ranks are numbered with the tensor-parallel axis innermost, whose ranks meet several times in every layer,
+    Ranks are numbered with the tensor- and context-parallel axes innermost, whose ranks meet in every layer,
     then the replicas of a stage, whose gradients are large.
 
     Raises:
@@ -210,6 +219,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         sharding=layout.sharding,
         island=layout.island,
+        context_parallel=layout.context_parallel,
         blocking=layout.blocking,
         gradient_norm=job.gradient_norm,
         sync=Choice(name=layout.sync),
@@ -218,13 +228,14 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
 
 def _mesh(layout: Layout) -> dict[str, int]:
     mesh = {"pp": layout.pipeline_parallel, "dp": layout.data_parallel}
-    return mesh if layout.tensor_parallel == 1 else {**mesh, "tp": layout.tensor_parallel}
+    inner = {"cp": layout.context_parallel, "tp": layout.tensor_parallel}
+    return mesh | {axis: size for axis, size in inner.items() if size > 1}
 
 
 def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
-    """The tensor ranks of one device of one pipeline."""
-    first = (device * layout.data_parallel + pipeline) * layout.tensor_parallel
-    return tuple(range(first, first + layout.tensor_parallel))
+    """The ranks of one device of one pipeline."""
+    first = (device * layout.data_parallel + pipeline) * layout.width
+    return tuple(range(first, first + layout.width))
 
 
 def layout_of(plan: Plan) -> Layout:
@@ -250,7 +261,8 @@ def layout_of(plan: Plan) -> Layout:
         schedule=plan.schedule.name,
         options=plan.schedule.options,
         sync=plan.sync.name,
-        tensor_parallel=widths.pop(),
+        tensor_parallel=widths.pop() // plan.context_parallel,
+        context_parallel=plan.context_parallel,
         sharding=plan.sharding,
         island=plan.island,
         recompute=recomputes.pop(),

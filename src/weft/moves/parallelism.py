@@ -44,6 +44,22 @@ def _less_tensor(layout: Layout) -> Layout | None:
     )
 
 
+def _more_context(layout: Layout) -> Layout | None:
+    if layout.data_parallel % 2:
+        return None
+    return replace(
+        layout, context_parallel=2 * layout.context_parallel, data_parallel=layout.data_parallel // 2
+    )
+
+
+def _less_context(layout: Layout) -> Layout | None:
+    if layout.context_parallel % 2:
+        return None
+    return replace(
+        layout, context_parallel=layout.context_parallel // 2, data_parallel=2 * layout.data_parallel
+    )
+
+
 def _more_loops(layout: Layout) -> Layout | None:
     return replace(layout, loops=2 * layout.loops)
 
@@ -108,6 +124,20 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
         "Shoeybi et al., Megatron-LM, arXiv 1909.08053",
         _less_tensor,
         "the number of tensor ranks is odd",
+    ),
+    _layout_move(
+        "more context parallelism",
+        "The tokens of every sample divided over twice the ranks, half the replicas.",
+        "Grattafiori et al., Llama 3, arXiv 2407.21783",
+        _more_context,
+        "the number of replicas is odd",
+    ),
+    _layout_move(
+        "less context parallelism",
+        "The tokens of every sample divided over half the ranks, twice the replicas.",
+        "Grattafiori et al., Llama 3, arXiv 2407.21783",
+        _less_context,
+        "the number of context ranks is odd",
     ),
     _layout_move(
         "more loops",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph, TiedParameters
-from weft.describe.plan import Plan, Stage
+from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.predict.cost.memory import gradient_element_bytes, shared_parameters
+from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout, TiedWeights
@@ -39,7 +38,7 @@ def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = No
 
 
 def compile_folded(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Program:
-    """The training program with one pipeline in place of all, and one tensor lane where lanes are equal.
+    """The training program with one pipeline in place of all, and one lane where lanes are equal.
 
     Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do the same
     at the same time over the same links. Replicas need not be equal: prices are those of the slowest.
@@ -75,24 +74,21 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
         stages=tuple(
             StageLayout(
                 replicas=tuple(copy.ranks for copy in stage.replicas),
-                gradient_bytes=gradient_bytes * _own_parameters(stage, plan, graph),
-                weight_bytes=plan.element_bytes * _own_parameters(stage, plan, graph),
+                gradient_bytes=gradient_bytes * own_parameters(graph, stage.layers, plan.shape(index)),
+                weight_bytes=plan.element_bytes * own_parameters(graph, stage.layers, plan.shape(index)),
             )
-            for stage in plan.stages
+            for index, stage in enumerate(plan.stages)
         ),
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
         paths=paths_of(get_schedule(plan.schedule.name)),
         tied=tuple(
-            TiedWeights(stages, gradient_bytes * round(one.parameters(_shape(plan.stages[stages[0]], plan))))
+            TiedWeights(stages, gradient_bytes * round(one.parameters(plan.shape(stages[0]))))
             for stages, one in tied
         ),
         island=plan.island,
+        context_parallel=plan.context_parallel,
     )
-
-
-def _shape(stage: Stage, plan: Plan) -> Shape:
-    return Shape(plan.micro_batch_size, plan.sequence, len(stage.replicas[0].ranks))
 
 
 def _tied_weights(plan: Plan, graph: LayerGraph) -> list[tuple[tuple[int, ...], TiedParameters]]:
@@ -100,17 +96,6 @@ def _tied_weights(plan: Plan, graph: LayerGraph) -> list[tuple[tuple[int, ...], 
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     users = [(tuple(sorted({stage_of[layer] for layer in one.layers})), one) for one in graph.tied]
     return [(stages, one) for stages, one in users if len(stages) > 1]
-
-
-def _own_parameters(stage: Stage, plan: Plan, graph: LayerGraph) -> int:
-    """Count of a stage's parameters on one tensor rank, without those of which other stages have copies."""
-    shape = _shape(stage, plan)
-    shared = [
-        one.parameters(shape)
-        for one in shared_parameters(graph, stage.layers)
-        if one.layers[0] in stage.layers
-    ]
-    return round(sum(graph.layers[layer].parameters(shape) for layer in stage.layers) - sum(shared))
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
@@ -123,8 +108,7 @@ def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
             senders.setdefault(edge, set()).add(producer)
     return {
         edge: round(
-            plan.element_bytes
-            * sum(graph.layers[layer].sent(_shape(plan.stages[edge[0]], plan)) for layer in layers)
+            plan.element_bytes * sum(graph.layers[layer].sent(plan.shape(edge[0])) for layer in layers)
         )
         for edge, layers in senders.items()
     }

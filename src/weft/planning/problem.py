@@ -34,6 +34,7 @@ class Pins:
     data_parallel: int | None = None
     micro_batch_size: int | None = None
     tensor_parallel: int | None = None
+    context_parallel: int = 1
     sharding: Sharding | None = None
     island: int | None = None
     recompute: Recompute | None = None
@@ -128,6 +129,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             data_parallel=run.plan.dp,
             micro_batch_size=run.plan.micro_batch_size,
             tensor_parallel=run.plan.tp,
+            context_parallel=run.plan.cp or 1,
             sharding=run.plan.sharding,
             island=run.plan.island,
             recompute=run.plan.recompute,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, REDUCE, STEP
+from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
 
 # Of weights and of gradients, where replicas share these out.
@@ -51,6 +52,19 @@ def gathers(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
 def reductions(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
     """The reductions of one step of a device, in the order in which their gradients are ready."""
     return _changes(order, buffers, MAKES_GRADIENTS, at_change=False)
+
+
+def last_gradients(program: Program, rank: int) -> frozenset[int]:
+    """Positions of a rank's computations after which their stage's gradient is reduced or stepped with."""
+    last: dict[int, int] = {}
+    found = set()
+    for position in range(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1])):
+        kind, stage = (int(column[position]) for column in (program.columns.kind, program.columns.stage))
+        if kind in MAKES_GRADIENTS:
+            last[stage] = position
+        elif kind in (REDUCE, STEP) and stage in last:
+            found.add(last.pop(stage))
+    return frozenset(found)
 
 
 def _changes(

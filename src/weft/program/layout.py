@@ -78,6 +78,7 @@ class PipelineLayout:
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
         tied: weights that stages share; all of them are trained.
         island: replicas that share states out among themselves; None: all of them.
+        context_parallel: ranks of a replica that all hold the same weights and compute other tokens.
     """
 
     stages: tuple[StageLayout, ...]
@@ -87,6 +88,7 @@ class PipelineLayout:
     frozen_stages: int = 0
     tied: tuple[TiedWeights, ...] = ()
     island: int | None = None
+    context_parallel: int = 1
 
     @property
     def replicas(self) -> int:
@@ -183,14 +185,21 @@ class PipelineLayout:
         return tuple(groups), table
 
     def tied_group_table(self) -> tuple[tuple[tuple[int, ...], ...], Ints]:
-        """The groups of ranks with a copy of each tied weight, and that of (tied weight, lane)."""
-        lanes = len(self.stages[0].replicas[0])
-        groups = [
-            tuple(dict.fromkeys(ranks[lane] for stage in one.stages for ranks in self.stages[stage].replicas))
-            for one in self.tied
-            for lane in range(lanes)
+        """The groups of ranks with a copy of each tied weight, and that of (tied weight, lane).
+
+        Lanes that divide the tokens hold the same copies and are in one group.
+        """
+        lanes, alike = len(self.stages[0].replicas[0]), self.context_parallel
+        holders = [
+            [ranks for stage in one.stages for ranks in self.stages[stage].replicas] for one in self.tied
         ]
-        return tuple(groups), np.arange(len(groups), dtype=np.int64).reshape(len(self.tied), lanes)
+        groups = [
+            tuple(dict.fromkeys(rank for ranks in copies for rank in ranks[first : first + alike]))
+            for copies in holders
+            for first in range(0, lanes, alike)
+        ]
+        table = np.arange(len(groups), dtype=np.int64).reshape(len(self.tied), lanes // alike)
+        return tuple(groups), np.repeat(table, alike, axis=1)
 
     def require_valid(self) -> None:
         """Refuse a layout that no program can be built for.
@@ -226,6 +235,11 @@ class PipelineLayout:
         problems += self._path_problems()
         if self.island is not None and (self.island < 1 or self.replicas % self.island):
             problem = f"{self.replicas} replicas are not whole islands of {self.island}"
+            problems.append(Violation("layout", problem))
+        if self.context_parallel < 1 or lanes % self.context_parallel:
+            problem = (
+                f"replicas of {lanes} ranks are not whole groups of {self.context_parallel} context ranks"
+            )
             problems.append(Violation("layout", problem))
         if not 0 <= self.frozen_stages < len(self.stages):
             problems.append(
@@ -297,7 +311,7 @@ def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
         problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
     for replica, ranks in enumerate(stage.replicas):
         if len(ranks) != lanes:
-            problems.append(f"replica {replica} has {len(ranks)} tensor ranks; all must have {lanes}")
+            problems.append(f"replica {replica} has {len(ranks)} ranks; all must have {lanes}")
         if len(set(ranks)) != len(ranks) or min(ranks, default=0) < 0:
             problems.append(f"replica {replica}: ranks {list(ranks)} must be different and not negative")
     return problems

@@ -7,11 +7,10 @@ exponentials and the target's logit (Shoeybi et al., Megatron-LM, arXiv 1909.080
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 
-from weft.run.precision import at_least_fp32
 from weft.run.tensor_parallel import TensorRanks
 
 # What cross entropy leaves out by default, in torch and here.
@@ -21,6 +20,9 @@ IGNORED = -100
 @dataclass(frozen=True, slots=True)
 class DividedLogits:
     """Logits (..., vocabulary), of which this rank has `own` (..., columns of its share)."""
+
+    # What a loss says that takes them.
+    declared: ClassVar[str] = "takes_divided_logits"
 
     own: torch.Tensor
     vocabulary: int
@@ -49,26 +51,6 @@ class DividedLogits:
         """All logits, for a loss that every rank computes in full; gradients flow to the own columns."""
         logits: torch.Tensor = _Joined.apply(self.own, self.vocabulary, self.ranks)
         return logits
-
-
-@runtime_checkable
-class DividesLogits(Protocol):
-    """A last stage whose output may be its share of the logits."""
-
-    def divided_logits(self, output: torch.Tensor) -> DividedLogits | None:
-        """Its output with what it is a share of, or None where it is whole."""
-        ...
-
-
-def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | DividedLogits:
-    """What a last stage's output is to a loss function, in fp32 or wider.
-
-    One that has `takes_divided_logits` is given the share as it is, any other all logits.
-    """
-    logits = module.divided_logits(at_least_fp32(output)) if isinstance(module, DividesLogits) else None
-    if logits is None:
-        return at_least_fp32(output)
-    return logits if getattr(loss_function, "takes_divided_logits", False) else logits.whole()
 
 
 class _CrossEntropy(torch.autograd.Function):

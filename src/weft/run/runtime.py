@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError, Violation
+from weft.program.buffers import last_gradients
 from weft.program.program import Program
 from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, require_supported
@@ -20,7 +21,7 @@ from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
 from weft.run.supported import unsupported
-from weft.run.tensor_stage import disconnect_stages, last_gradients
+from weft.run.tensor_stage import disconnect_stages
 from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from weft.describe.model import ModelConfig
+from weft.run.context_parallel import ContextRanks
 from weft.run.divided_logits import DividedLogits
+from weft.run.divided_tokens import DividedTokens
 from weft.run.randomness import counter_seed
 from weft.run.recompute import LayerFunction
 from weft.run.tensor_layers import DividedTable, Division, Held, enter_before, replace_rows
@@ -69,6 +71,7 @@ class StageModule(nn.Module, ABC):
         self.has_table = self.embeds or (self.ends and config.tied_embeddings)
         self.block_indices = tuple(layer - 1 for layer in layers if 0 < layer <= config.layers)
         self.tensor = TensorRanks()
+        self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
 
     @property
@@ -117,6 +120,22 @@ class StageModule(nn.Module, ABC):
             parent = self.get_submodule(path)
             setattr(parent, leaf, DividedTable(getattr(parent, leaf), ranks))
 
+    def spread(self, ranks: ContextRanks) -> None:
+        """Compute one context rank's tokens only."""
+        # Brings all of the modelling code of `transformers` along, which other stages do without.
+        from weft.run.context_attention import spread_tokens
+
+        self.context = ranks
+        spread_tokens(self, ranks)
+
+    def own_tokens(self, whole: torch.Tensor, dimension: int = 1) -> torch.Tensor:
+        """What this rank has of a value with all tokens where its stream begins."""
+        return self.context.own_tokens(self.tensor.own_tokens(whole, dimension), dimension)
+
+    def stream_tokens(self, sequence: int) -> int:
+        """Tokens that this rank has of a sample between layers."""
+        return self.tensor.stream_tokens(sequence) // self.context.size
+
     def _held(self, name: str) -> Held:
         return next((held for end, held in self.held.items() if name.endswith(end)), Held())
 
@@ -140,8 +159,10 @@ class StageModule(nn.Module, ABC):
             weight, bias = weight[:columns], None if bias is None else bias[:columns]
         return nn.functional.linear(hidden, weight, bias)
 
-    def divided_logits(self, output: torch.Tensor) -> DividedLogits | None:
+    def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
         """The last stage's output as a share of the logits, or None where it is all of them."""
+        if self.context.size > 1:
+            return DividedTokens(output, self.context)
         if self.tensor.size == 1 or not self.token_table:
             return None
         return DividedLogits(output, self.config.vocabulary, self.tensor)
@@ -155,12 +176,13 @@ class StageModule(nn.Module, ABC):
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.embeds:
             return (micro_batch_size, sequence)
-        return (micro_batch_size, self.tensor.stream_tokens(sequence), self.config.hidden)
+        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
 
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.ends:
-            return (micro_batch_size, sequence, len(self.tensor.share(self.config.vocabulary)))
-        return (micro_batch_size, self.tensor.stream_tokens(sequence), self.config.hidden)
+            columns = len(self.tensor.share(self.config.vocabulary))
+            return (micro_batch_size, sequence // self.context.size, columns)
+        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
 
 
 def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:

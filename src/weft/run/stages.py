@@ -12,6 +12,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation, require_choice
 from weft.run.batch_norm import hold_statistics
+from weft.run.context_parallel import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnStage
 from weft.run.stage_module import StageModule, materialise
@@ -25,6 +26,7 @@ def build_stage(
     dtype: torch.dtype,
     *,
     tensor_share: tuple[int, int] = (0, 1),
+    context_share: tuple[int, int] = (0, 1),
 ) -> StageModule | OwnStage:
     """A stage of a model of a known family, or of one's own, in host memory.
 
@@ -34,14 +36,15 @@ def build_stage(
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
         tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
+        context_share: which share of how many of the tokens it computes.
 
     Raises:
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
-            of shares that does not divide them.
+            of shares that does not divide them or the tokens.
     """
     place, size = tensor_share
-    if size > 1:
-        _require_divisible(model_config, size)
+    if size > 1 or context_share[1] > 1:
+        _require_divisible(model_config, size, context_share[1])
     if model_config.family == FAMILY:
         _require_layers(model_config, layers)
         return OwnStage(model_config, layers, seed, dtype)
@@ -52,6 +55,8 @@ def build_stage(
     if size > 1:
         divides_sequence = model_config.sequence % size == 0
         stage.divide(TensorRanks(place, size, divides_sequence=divides_sequence))
+    if context_share[1] > 1:
+        stage.spread(ContextRanks(*context_share))
     materialise(stage, seed, dtype)
     hold_statistics(stage, dtype)
     return stage
@@ -65,13 +70,14 @@ def build_stages(
     Raises:
         InputError: as `build_stage`.
     """
+    shares = "tensor_share" if plan.context_parallel == 1 else "context_share"
     return {
         index: build_stage(
             model_config,
             stage.layers,
             seed,
             dtype,
-            tensor_share=(copy.ranks.index(rank), len(copy.ranks)),
+            **{shares: (copy.ranks.index(rank), len(copy.ranks))},
         )
         for index, stage in enumerate(plan.stages)
         for copy in stage.replicas
@@ -79,8 +85,9 @@ def build_stages(
     }
 
 
-def _require_divisible(config: ModelConfig, size: int) -> None:
-    reason = layer_graph(config).refuse_tensor(size)
+def _require_divisible(config: ModelConfig, tensor: int, context: int) -> None:
+    graph = layer_graph(config)
+    reason = graph.refuse_tensor(tensor) or graph.refuse_context(context, config.sequence, tensor)
     if reason is not None:
         raise InputError(Violation(f"model {config.name}", reason))
 

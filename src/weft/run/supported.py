@@ -10,7 +10,7 @@ def unsupported(plan: Plan) -> list[Violation]:
     """One line for every decision of a plan that is predicted but not executed yet; empty when it can run."""
     falling = any(list(copy.ranks) != sorted(copy.ranks) for stage in plan.stages for copy in stage.replicas)
     missing = (
-        (falling, "a replica whose tensor ranks do not rise", "rising ranks"),
+        (falling, "a replica whose ranks do not rise", "rising ranks"),
         (plan.precision == "fp16", "precision 'fp16', of which losses must be scaled,", "bf16"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )

@@ -1,4 +1,4 @@
-"""What the runtime asks of a stage that tensor ranks divide, and does with it."""
+"""What the runtime asks of a stage that several ranks of a replica divide, and does with it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.errors import InputError, Violation
-from weft.program.buffers import MAKES_GRADIENTS
-from weft.program.kinds import REDUCE, STEP
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout
-from weft.run.divided_logits import DividedLogits
+from weft.run.context_parallel import ContextRanks
+from weft.run.replica_ranks import ReplicaRanks
 from weft.run.tensor_layers import Division
-from weft.run.tensor_parallel import TensorRanks, summed
+from weft.run.tensor_parallel import TensorRanks
+
+# Elements of a gradient that context ranks add up at once: they bound the room that the exchange takes.
+SUMMED_ELEMENTS = 2**22
 
 
 @runtime_checkable
@@ -30,14 +32,22 @@ class TensorParallel(Protocol):
         """Whole parameters of which each rank makes a part of the gradient."""
         ...
 
-    def divided_logits(self, output: torch.Tensor) -> DividedLogits | None:
-        """The last stage's output as a share of the logits, or None where it is whole."""
-        ...
-
 
 def tensor_ranks(module: nn.Module) -> TensorRanks:
     """The ranks that divide a stage; one where it does not say so."""
     return module.tensor if isinstance(module, TensorParallel) else TensorRanks()
+
+
+def context_ranks(module: nn.Module) -> ContextRanks:
+    """The ranks that divide the tokens of a stage, its `context`; one where it does not say so."""
+    ranks = getattr(module, "context", None)
+    return ranks if isinstance(ranks, ContextRanks) else ContextRanks()
+
+
+def replica_ranks(module: nn.Module) -> ReplicaRanks:
+    """All ranks of the replica that a stage is of, however they divide it."""
+    context = context_ranks(module)
+    return context if context.size > 1 else tensor_ranks(module)
 
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -63,7 +73,7 @@ def connect_stages(
         if rank not in ranks:
             continue
         module = stages[stage]
-        given, wanted = tensor_ranks(module), (ranks.index(rank), len(ranks))
+        given, wanted = replica_ranks(module), (ranks.index(rank), len(ranks))
         if (given.place, given.size) != wanted:
             problem = f"rank {rank} was given share {given.place} of {given.size}, the program gives it"
             problems.append(Violation(f"stage {stage}", f"{problem} {wanted[0]} of {wanted[1]}"))
@@ -76,11 +86,19 @@ def connect_stages(
 def disconnect_stages(stages: Mapping[int, nn.Module]) -> None:
     """Let stages forget the groups that they were connected to."""
     for module in stages.values():
-        tensor_ranks(module).disconnect()
+        replica_ranks(module).disconnect()
 
 
-class SummedGradients:
-    """Gradients of one stage that its tensor ranks must add up: each has those of its own tokens.
+class SummedGradients(Protocol):
+    """What ranks of a replica add up of a stage's gradient, because each has that of its own tokens."""
+
+    def add_up(self) -> None:
+        """Make it equal on all ranks; blocks, and every rank calls it."""
+        ...
+
+
+class StreamGradients:
+    """Gradients of the parameters that tensor ranks have whole and use on the divided stream.
 
     Args:
         module: the stage.
@@ -94,35 +112,41 @@ class SummedGradients:
         self._ranks = module.tensor
 
     def add_up(self) -> None:
-        """Make them equal on all ranks; blocks, and every rank calls it."""
-        total = summed(torch.cat([view.flatten() for view in self._views]), self._ranks.group)
+        total = self._ranks.add_up(torch.cat([view.flatten() for view in self._views]))
         parts = total.split([view.numel() for view in self._views])
         for view, part in zip(self._views, parts, strict=True):
             view.copy_(part.view_as(view))
+
+
+class WholeGradient:
+    """The gradient of all parameters of a stage, to which context ranks each have added that of their tokens.
+
+    Args:
+        flat: where it is, shape (n,).
+    """
+
+    def __init__(self, ranks: ContextRanks, flat: torch.Tensor) -> None:
+        self._ranks = ranks
+        self._flat = flat
+
+    def add_up(self) -> None:
+        for piece in self._flat.split(SUMMED_ELEMENTS):
+            piece.copy_(self._ranks.add_up(piece))
 
 
 def summed_gradients(
     stages: Mapping[int, nn.Module], layouts: Mapping[int, FlatLayout], flats: Mapping[int, torch.Tensor]
 ) -> dict[int, SummedGradients]:
     """By stage, what a rank adds up with others before the stage's gradient is whole."""
-    return {
-        stage: SummedGradients(module, layouts[stage], flats[stage])
-        for stage, module in stages.items()
-        if isinstance(module, TensorParallel) and module.summed_parameters()
-    }
-
-
-def last_gradients(program: Program, rank: int) -> frozenset[int]:
-    """Positions of a rank's computations after which their stage's gradient is reduced or stepped with."""
-    last: dict[int, int] = {}
-    found = set()
-    for position in range(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1])):
-        kind, stage = (int(column[position]) for column in (program.columns.kind, program.columns.stage))
-        if kind in MAKES_GRADIENTS:
-            last[stage] = position
-        elif kind in (REDUCE, STEP) and stage in last:
-            found.add(last.pop(stage))
-    return frozenset(found)
+    found: dict[int, SummedGradients] = {}
+    for stage, module in stages.items():
+        if (context := context_ranks(module)).size > 1:
+            # A stage may have nothing but a copy of a tied weight.
+            if len(flats[stage]):
+                found[stage] = WholeGradient(context, flats[stage])
+        elif isinstance(module, TensorParallel) and module.summed_parameters():
+            found[stage] = StreamGradients(module, layouts[stage], flats[stage])
+    return found
 
 
 def counted_once(
@@ -130,8 +154,10 @@ def counted_once(
 ) -> tuple[torch.Tensor, ...]:
     """The parts of `flat`, elements from `first` on of a stage's flat tensors, that this rank answers for.
 
-    Of what tensor ranks all have, the first one does.
+    Of what the ranks of a replica all have, the first one does.
     """
+    if context_ranks(module).place > 0:
+        return ()
     if not isinstance(module, TensorParallel) or module.tensor.place == 0:
         return (flat,)
     divided = {id(one) for name, one in module.named_parameters() if name in module.divisions}

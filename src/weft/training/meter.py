@@ -22,6 +22,7 @@ class Meter:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
+        self.takes_divided_tokens = getattr(task, "takes_divided_tokens", False)
         self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
         self._open = False
         self._sums: dict[str, float] = {}

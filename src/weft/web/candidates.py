@@ -16,6 +16,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "pp": layout.pipeline_parallel,
         "dp": layout.data_parallel,
         "tp": layout.tensor_parallel,
+        "cp": layout.context_parallel,
         "loops": layout.loops,
         "micro_batch_size": layout.micro_batch_size,
         "schedule": layout.schedule,

@@ -16,6 +16,7 @@ from weft.describe.families.transformer import (
     biased_block,
     chain,
     embedding,
+    over_context,
     passes,
     per_stream_token,
     per_token,
@@ -35,7 +36,12 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         config,
         _embedding(config),
         (
-            biased_block(config, index, projections=_PROJECTIONS, norms_last=True)
+            # Gathered keys and values take the place of the own ones.
+            over_context(
+                biased_block(config, index, projections=_PROJECTIONS, norms_last=True),
+                keys=config.hidden,
+                kept=-2.0 * config.hidden,
+            )
             for index in range(config.layers)
         ),
         _head(config),

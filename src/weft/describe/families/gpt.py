@@ -5,7 +5,14 @@ Equal to `transformers.GPT2LMHeadModel` in parameters.
 
 from __future__ import annotations
 
-from weft.describe.families.transformer import LAYER_NORM, biased_block, chain, embedding, head
+from weft.describe.families.transformer import (
+    LAYER_NORM,
+    biased_block,
+    chain,
+    embedding,
+    head,
+    over_context,
+)
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -16,6 +23,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return chain(
         config,
         embedding(config, learned_positions=True),
-        (biased_block(config, index) for index in range(config.layers)),
+        # What two chunks of queries give is joined; queries keep keys and values of the own tokens alive.
+        (over_context(biased_block(config, index), keys=width, kept=width) for index in range(config.layers)),
         head(config, norm_parameters=2 * width, norm_memory=LAYER_NORM * width, norm_kernels=1),
     )

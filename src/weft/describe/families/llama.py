@@ -12,6 +12,7 @@ from weft.describe.families.transformer import (
     chain,
     embedding,
     head,
+    over_context,
     passes,
     per_stream_token,
     per_token,
@@ -60,7 +61,7 @@ def _block(config: ModelConfig, index: int) -> Layer:
     )
     divided = 2 * width * (width + key_width) + 3 * width * inner
     parameters = Amount.of(2 * width) + Amount.of(divided, tensor=1)
-    return Layer(
+    block = Layer(
         name=f"block.{index}",
         kind="block",
         parameters=parameters,
@@ -87,3 +88,5 @@ def _block(config: ModelConfig, index: int) -> Layer:
             parameters=parameters,
         ),
     )
+    # What two chunks of queries give is joined; gathered keys and values take the place of the own ones.
+    return over_context(block, keys=key_width, kept=width - 2.0 * key_width)

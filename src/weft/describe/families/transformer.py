@@ -6,12 +6,14 @@ Tensor parallelism is Megatron-LM's (arXiv 1909.08053): heads, feed-forward colu
 divided by t, and where t divides s so are the tokens of norms and of the stream between divided products
 (arXiv 2205.05198). What backward needs follows the latter's section 4, with attention kernels that never
 store the s x s scores, without dropout's masks, because training starts without dropout, and with the
-gathered inputs of divided products, which are kept.
+gathered inputs of divided products, which are kept. Context ranks gather keys and values (Llama 3, arXiv
+2407.21783, section 3.3.2) and keep them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypedDict
 
 from weft.describe.amount import ZERO, Amount
@@ -185,6 +187,17 @@ def biased_block(config: ModelConfig, index: int, *, projections: int = 1, norms
             parameters=parameters,
         ),
     )
+
+
+def over_context(block: Layer, *, keys: float, kept: float) -> Layer:
+    """The block with what it does where context ranks divide the tokens.
+
+    Args:
+        keys: elements of a token's keys, as many as of its values; both are gathered.
+        kept: elements per own token that are then kept besides, and not kept where negative.
+    """
+    gathered, more = (per_token(elements, divided=True) for elements in (2.0 * keys, kept))
+    return replace(block, gathered=gathered, context_kept=more)
 
 
 def head(

@@ -1,6 +1,7 @@
 """Lower bounds of the step time and the memory of homogeneous layouts, without simulating them.
 
-Layers are evaluated once per micro-batch size and tensor degree, orders are made once per pipeline.
+Layers are evaluated once per shape of a micro-batch, orders are made once per pipeline. What context ranks
+exchange is left out.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Bounds:
         )
         self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
         self._network = Network(cluster=cluster, machine=problem.machine)
-        self._layers: dict[tuple[int, int], _Layers] = {}
-        self._partitions: dict[tuple[int, int, int], Ints] = {}
+        self._layers: dict[Shape, _Layers] = {}
+        self._partitions: dict[tuple[Shape, int], Ints] = {}
         self._orders: dict[tuple[str, Pipeline], list[ComputeOrder]] = {}
 
     @property
@@ -162,19 +163,21 @@ class Bounds:
 
     def _cuts(self, layout: Layout) -> Ints:
         """First layer of every stage, then the number of layers; stages are as `build_plan` cuts them."""
-        key = (layout.micro_batch_size, layout.tensor_parallel, layout.stages)
+        key = (self._shape(layout), layout.stages)
         if key not in self._partitions:
             parts = balanced_partition(self.layer_seconds(layout), layout.stages)
             self._partitions[key] = np.cumsum([0, *(len(part) for part in parts)])
         return self._partitions[key]
 
     def _layers_of(self, layout: Layout) -> _Layers:
-        key = (layout.micro_batch_size, layout.tensor_parallel)
-        if key not in self._layers:
-            self._layers[key] = self._evaluated(
-                Shape(layout.micro_batch_size, self._problem.job.sequence, layout.tensor_parallel)
-            )
-        return self._layers[key]
+        shape = self._shape(layout)
+        if shape not in self._layers:
+            self._layers[shape] = self._evaluated(shape)
+        return self._layers[shape]
+
+    def _shape(self, layout: Layout) -> Shape:
+        sequence, degrees = self._problem.job.sequence, (layout.tensor_parallel, layout.context_parallel)
+        return Shape(layout.micro_batch_size, sequence, *degrees)
 
     def _evaluated(self, shape: Shape) -> _Layers:
         job = self._problem.job

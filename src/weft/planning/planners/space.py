@@ -23,6 +23,7 @@ MAX_LOOPS = 8
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
+    Context ranks are considered when they are pinned.
     On a cluster of synchronous devices, such as CPUs, tensor ranks, which meet often, sharded states and
     recomputation, which save memory that such a machine rarely lacks, and backwards in two parts, which no
     profile measures, are considered when they are pinned.
@@ -30,7 +31,8 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     job, pins = problem.job, problem.pins
     opened = any(not group.device.synchronous for group in job.cluster.groups)
     for tensor_parallel in _tensor_degrees(job.cluster, pins, opened=opened):
-        for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, tensor_parallel, pins):
+        width = tensor_parallel * pins.context_parallel
+        for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, width, pins):
             for micro_batch_size in _micro_batch_sizes(job, data_parallel, pins):
                 for schedule in _schedules(pipeline_parallel, pins, opened=opened):
                     for loops in _loops(job, pipeline_parallel, schedule, pins):
@@ -38,6 +40,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                             pipeline_parallel=pipeline_parallel,
                             data_parallel=data_parallel,
                             tensor_parallel=tensor_parallel,
+                            context_parallel=pins.context_parallel,
                             loops=loops,
                             micro_batch_size=micro_batch_size,
                             schedule=schedule,
@@ -94,14 +97,17 @@ def _tensor_degrees(cluster: Cluster, pins: Pins, *, opened: bool) -> Iterator[i
             return
 
 
-def _meshes(ranks: int, tensor_parallel: int, pins: Pins) -> Iterator[tuple[int, int]]:
-    """(pp, dp) with pp x dp x tp = ranks; fewer ranks only when the user pins both degrees."""
+def _meshes(ranks: int, width: int, pins: Pins) -> Iterator[tuple[int, int]]:
+    """(pp, dp) with pp x dp x `width` = ranks; fewer ranks only when the user pins both degrees.
+
+    The width is how many ranks a replica of a stage has: cp x tp.
+    """
     if pins.pipeline_parallel is not None and pins.data_parallel is not None:
         yield pins.pipeline_parallel, pins.data_parallel
         return
-    if ranks % tensor_parallel:
+    if ranks % width:
         return
-    places = ranks // tensor_parallel
+    places = ranks // width
     for pipeline_parallel in range(1, places + 1):
         if places % pipeline_parallel:
             continue

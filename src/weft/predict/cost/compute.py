@@ -14,6 +14,7 @@ from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
 from weft.describe.plan import Recompute
 from weft.predict.cost.memory import (
+    context_kept,
     copied_parameters,
     stage_input_bytes,
     stage_kept_bytes,
@@ -199,6 +200,9 @@ class ComputeModel:
         for layer, count in _distinct(graph, layers):
             rows = profile_rows(self.profile, layer.kind, shape, device.name)
             kept += count * value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], size)
+        if (ranks := shape.context_parallel) > 1:
+            more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
+            kept = kept / ranks + more * PRECISION_BYTES[precision]
         return round(kept)
 
     def recomputed_bytes(
@@ -289,10 +293,12 @@ def _roofline(layer: Layer, shape: Shape, precision: str, device: Device, speeds
 def _profiled(profile: LayerProfile, layer: Layer, shape: Shape, device: Device) -> _LayerTimes:
     timings = profile_rows(profile, layer.kind, shape, device.name)
     size = float(shape.micro_batch_size)
-    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in timings], size)
+    # Whole sequences are profiled, of which a context rank computes its tokens.
+    ranks = shape.context_parallel
+    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in timings], size) / ranks
     share = _weight_share(layer, shape)
     return _LayerTimes(
-        value_at([(row.micro_batch_size, row.forward_s) for row in timings], size),
+        value_at([(row.micro_batch_size, row.forward_s) for row in timings], size) / ranks,
         backward_s * (1.0 - share),
         backward_s * share,
         value_at([(row.micro_batch_size, row.update_s) for row in timings], size),

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer_graph import LayerGraph, TiedParameters
+from weft.describe.layer_graph import Layer, LayerGraph, TiedParameters
 from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
 from weft.program.buffers import SHARDED_BUFFERS
@@ -118,6 +118,12 @@ def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> 
     return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
 
 
+def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
+    """Count of a stage's parameters on one rank, without those of which other stages have copies."""
+    shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
+    return round(sum(graph.layers[layer].parameters(shape) for layer in layers) - sum(shared))
+
+
 def shared_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
     """Tied parameters that layers of a stage use and layers of other stages, too."""
     return [one for one in graph.tied if 0 < len(set(one.layers) & set(layers)) < len(one.layers)]
@@ -137,10 +143,17 @@ def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding:
 
 
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Bytes that one micro-batch leaves in a stage from its forward to its backward pass, per tensor rank."""
+    """Bytes that one micro-batch leaves in a stage from its forward to its backward pass, per rank."""
     element = PRECISION_BYTES[precision]
     chosen = [graph.layers[index] for index in layers]
-    return round(sum(layer.kept(shape) * element + layer.kept_bytes(shape) for layer in chosen))
+    kept = sum(layer.kept(shape) * element + layer.kept_bytes(shape) for layer in chosen)
+    return round(kept + element * sum(context_kept(layer, shape) for layer in chosen))
+
+
+def context_kept(layer: Layer, shape: Shape) -> float:
+    """Elements that a layer keeps because context ranks divide the tokens: all keys and values foremost."""
+    ranks = shape.context_parallel
+    return ranks * layer.gathered(shape) + layer.context_kept(shape) if ranks > 1 else 0.0
 
 
 def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:

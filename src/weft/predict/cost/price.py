@@ -17,6 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
@@ -177,9 +178,12 @@ def _by_table(
 
 
 def _compute_hook(
-    seconds_of: Callable[[Pricing, StageTimes], float], *, tensor_reduced: bool, recomputes: bool = False
+    seconds_of: Callable[[Pricing, StageTimes], float],
+    exchanged: Callable[[Exchanges], float] = lambda exchanges: 0.0,
+    *,
+    recomputes: bool = False,
 ) -> CostHook:
-    """A stage's time, the executor's own time, and the all-reduces of tensor ranks where there are some.
+    """A stage's time, the executor's own time, and what the ranks of its replica exchange, if several.
 
     `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
     """
@@ -188,7 +192,7 @@ def _compute_hook(
         columns = pricing.program.columns
         sets = pricing.device_set_of_rank[columns.rank[rows]]
 
-        def place_s(stage: int, replica: int, devices: int) -> tuple[float, float, float]:
+        def place_s(stage: int, replica: int, devices: int, completes: int) -> tuple[float, float, float]:
             seconds = max(
                 pricing.in_program_s(seconds_of(pricing, times), device, speed)
                 for times, device, speed in zip(
@@ -198,12 +202,16 @@ def _compute_hook(
                     strict=True,
                 )
             )
-            if tensor_reduced:
-                again = recomputes and pricing.plan.stages[stage].recompute != "none"
-                seconds += (2 if again else 1) * pricing.tensor_s.get((stage, replica), 0.0)
+            exchanges = pricing.exchanges.get((stage, replica), Exchanges())
+            seconds += exchanged(exchanges)
+            if recomputes and pricing.plan.stages[stage].recompute != "none":
+                seconds += exchanges.again_s
+            if completes:
+                seconds += exchanges.gradient_s
             return seconds, 0.0, 0.0
 
-        return _by_table(place_s, columns.stage[rows], columns.replica[rows], sets)
+        completes = pricing.completes_gradient[rows]
+        return _by_table(place_s, columns.stage[rows], columns.replica[rows], sets, completes)
 
     return hook
 
@@ -263,24 +271,26 @@ def _nothing(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
     return np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
 
 
-register_cost_hook("forward", _compute_hook(lambda _, times: times.forward_s, tensor_reduced=True))
+register_cost_hook(
+    "forward", _compute_hook(lambda _, times: times.forward_s, lambda exchanges: exchanges.forward_s)
+)
 register_cost_hook(
     "backward",
     _compute_hook(
         lambda _, times: times.backward_input_s + times.backward_weight_s,
-        tensor_reduced=True,
+        lambda exchanges: exchanges.backward_s,
         recomputes=True,
     ),
 )
 register_cost_hook(
     "backward_input",
-    _compute_hook(lambda _, times: times.backward_input_s, tensor_reduced=True, recomputes=True),
+    _compute_hook(
+        lambda _, times: times.backward_input_s, lambda exchanges: exchanges.backward_s, recomputes=True
+    ),
 )
-# The weight part of a backward pass needs nothing from the other tensor ranks, nor does the optimizer.
-register_cost_hook(
-    "backward_weight", _compute_hook(lambda _, times: times.backward_weight_s, tensor_reduced=False)
-)
-register_cost_hook("step", _compute_hook(_step_s, tensor_reduced=False))
+# The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
+register_cost_hook("backward_weight", _compute_hook(lambda _, times: times.backward_weight_s))
+register_cost_hook("step", _compute_hook(_step_s))
 register_cost_hook("send_activation", _send)
 register_cost_hook("send_gradient", _send)
 # A message takes its time on the sender's side.

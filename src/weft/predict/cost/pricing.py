@@ -16,10 +16,12 @@ from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.exchanges import Exchanges, stage_exchanges
 from weft.predict.cost.network import Network
+from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.fold import KEPT_LANE, KEPT_REPLICA, twins_of
-from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, STEP, is_send
+from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP, is_send
 from weft.program.layout import counterparts_of, islands_of
 from weft.program.program import NONE, Ints, Program
 
@@ -42,8 +44,7 @@ class Pricing:
     network: Network
 
     def shape(self, stage: int) -> Shape:
-        tensor_parallel = len(self.plan.stages[stage].replicas[0].ranks)
-        return Shape(self.plan.micro_batch_size, self.plan.sequence, tensor_parallel)
+        return self.plan.shape(stage)
 
     @cached_property
     def twins(self) -> Mapping[int, tuple[int, ...]]:
@@ -152,35 +153,30 @@ class Pricing:
         return (alone_s + self.compute.instruction_s(device)) / speed
 
     @cached_property
-    def tensor_s(self) -> Mapping[tuple[int, int], float]:
-        """Seconds that the tensor ranks of (stage, replica) spend on all-reduces in one pass, if several."""
-        seconds: dict[tuple[int, int], float] = {}
-        known: dict[tuple[tuple[int, ...], int], float] = {}
-        for stage, described in enumerate(self.plan.stages):
-            shape = self.shape(stage)
-            if shape.tensor_parallel == 1:
-                continue
-            reduced = [self.graph.layers[layer].tensor_reduced(shape) for layer in described.layers]
-            sizes = [round(elements * self.plan.element_bytes) for elements in reduced if elements]
-            each = [
-                sum(self._tensor_reduce_s(copy.ranks, size, known) for size in sizes)
-                for copy in described.replicas
-            ]
-            worst = max(each)
-            folded = KEPT_REPLICA in self.program.meta
-            seconds.update(((stage, copy), worst if folded else own) for copy, own in enumerate(each))
-        return seconds
+    def exchanges(self) -> Mapping[tuple[int, int], Exchanges]:
+        """What the ranks of (stage, replica) spend on exchanges among them, if they are several."""
+        found = stage_exchanges(self.plan, self.graph, self.network, self._place_of)
+        if KEPT_REPLICA not in self.program.meta:
+            return found
+        worst: dict[int, Exchanges] = {}
+        for (stage, _), one in found.items():
+            worst[stage] = Exchanges(*map(max, zip(worst.get(stage, one), one, strict=True)))
+        return {place: worst[place[0]] for place in found}
 
-    def _tensor_reduce_s(
-        self, ranks: tuple[int, ...], reduced_bytes: int, known: dict[tuple[tuple[int, ...], int], float]
-    ) -> float:
-        """Seconds of one all-reduce; in `known` ranks inside a node go by its group and how many they are."""
+    @cached_property
+    def completes_gradient(self) -> Ints:
+        """By instruction, 1 where context ranks add up their stage's gradient at its end, else 0."""
+        completes = np.zeros(len(self.program), dtype=np.int64)
+        if self.plan.context_parallel > 1:
+            for rank in range(self.program.ranks):
+                completes[list(last_gradients(self.program, rank))] = 1
+        return completes
+
+    def _place_of(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks, or, inside a node, its group and how many they are: others like them are as near."""
         nodes = {self._nodes[rank] for rank in ranks}
         # No rank is NONE, so that the two kinds of place never mix.
-        place = (NONE, nodes.pop()[0], len(ranks)) if len(nodes) == 1 else ranks
-        if (place, reduced_bytes) not in known:
-            known[place, reduced_bytes] = self.network.all_reduce_s(ranks, reduced_bytes)
-        return known[place, reduced_bytes]
+        return (NONE, nodes.pop()[0], len(ranks)) if len(nodes) == 1 else ranks
 
     @cached_property
     def _nodes(self) -> tuple[tuple[int, int], ...]:
@@ -245,12 +241,15 @@ class Pricing:
     def _in_step(self, *, lanes: bool) -> Ints:
         """Most collectives on one link among those that a group stands for, with or without their `lanes`."""
         flows = np.ones(len(self.program.groups), dtype=np.int64)
+        columns = self.program.columns
+        tied = set(columns.group[columns.kind == REDUCE_TIED].tolist())
         lanes_of = {
             rank: copy.ranks for stage in self.plan.stages for copy in stage.replicas for rank in copy.ranks
         }
         for group, twins in self.twin_groups.items():
             alike: list[Sequence[int]] = list(twins)
-            if lanes:
+            # Copies of tied weights on context ranks are all in one group.
+            if lanes and not (self.plan.context_parallel > 1 and group in tied):
                 alike = [
                     ranks for twin in twins for ranks in zip(*(lanes_of[rank] for rank in twin), strict=False)
                 ]

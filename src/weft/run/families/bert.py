@@ -104,10 +104,9 @@ class BertStage(StageModule):
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         embeddings = self.bert.embeddings
-        positions = self.tensor.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
-        embedded: torch.Tensor = embeddings(
-            inputs_embeds=embeddings.word_embeddings(tokens), position_ids=positions
-        )
+        positions = self.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
+        words = embeddings.word_embeddings(self.context.own_tokens(tokens))
+        embedded: torch.Tensor = embeddings(inputs_embeds=words, position_ids=positions)
         return embedded
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:

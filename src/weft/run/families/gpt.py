@@ -102,9 +102,9 @@ class GptStage(StageModule):
         return [*functions, self._head] if self.ends else functions
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = self.tensor.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
-        embedded: torch.Tensor = self.transformer.wte(tokens) + self.transformer.wpe(positions)
-        return embedded
+        positions = self.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
+        embedded: torch.Tensor = self.transformer.wte(self.context.own_tokens(tokens))
+        return embedded + self.transformer.wpe(positions)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.transformer.ln_f(hidden)

@@ -85,18 +85,23 @@ class LlamaStage(StageModule):
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
         """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
-        functions: list[LayerFunction] = [self.model.embed_tokens] if self.embeds else []
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
         if self.block_indices:
             angles = self._angles(inputs)
             functions += [partial(block, position_embeddings=angles) for block in self.model.layers.values()]
         return [*functions, self._head] if self.ends else functions
 
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.model.embed_tokens(self.context.own_tokens(tokens))
+        return embedded
+
     def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the positions, each (1, s, head size), shared by the stage's blocks."""
-        # Attention reads all tokens, also where the stage's input has this rank's only.
-        divided = self.tensor.divides_sequence and not self.embeds
-        tokens = inputs.shape[1] * (self.tensor.size if divided else 1)
+        """Cosines and sines of the positions, each (1, tokens, head size), shared by the stage's blocks."""
+        # Tensor ranks compute all keys, also where the stage's input has this rank's tokens only.
+        divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
+        tokens = inputs.shape[1] * (1 if self.embeds else divided)
         positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
+        positions = self.context.own_tokens(positions)
         # Of its first argument the module takes the device and the precision of what is returned.
         like = next(self.model.layers.parameters())
         cosines, sines = self.model.rotary_emb(like, position_ids=positions)

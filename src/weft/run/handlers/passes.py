@@ -9,7 +9,6 @@ from torch import nn
 
 from weft.program.program import NONE, Instruction
 from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
-from weft.run.divided_logits import loss_input
 from weft.run.handlers.base import (
     GATHERED,
     INPUT_GRADIENT,
@@ -20,8 +19,9 @@ from weft.run.handlers.base import (
     Compute,
     nothing_to_wait_for,
 )
+from weft.run.loss_input import loss_input
 from weft.run.recompute import LayerFunction, layer_functions, run_layers
-from weft.run.tensor_stage import tensor_ranks
+from weft.run.tensor_stage import replica_ranks
 from weft.run.workspace import Workspace
 
 
@@ -36,8 +36,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
     await_weights = _gathered(workspace, stage)
     statistics = resources.statistics[stage]
     loss_function = resources.loss_function
-    # Tensor ranks all have the same loss.
-    counts = tensor_ranks(module).place == 0
+    # The ranks of a replica all have the same loss.
+    counts = replica_ranks(module).place == 0
 
     def ready() -> None:
         await_weights()
@@ -136,7 +136,7 @@ def draws_numbers(module: nn.Module) -> bool:
 
 
 def _completion(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
-    """What ends a computation of gradients: after a stage's last, its tensor ranks add up what they share."""
+    """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
     summed = workspace.resources.summed.get(instruction.stage)
     if summed is None or instruction.position not in workspace.last_gradients:
         return lambda: None

@@ -15,10 +15,11 @@ import torch
 
 from weft.describe.run_file import BYTES
 from weft.run.divided_logits import IGNORED, DividedLogits
+from weft.run.divided_tokens import DividedTokens
 
 Ints = npt.NDArray[np.int64]
-# Of a last stage: all of it, or a tensor rank's share of the logits.
-Outputs = torch.Tensor | DividedLogits
+# Of a last stage: all of it, or a tensor or context rank's share of the logits.
+Outputs = torch.Tensor | DividedLogits | DividedTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,9 @@ class Task(Protocol):
     A task may also have `metrics(outputs, targets) -> Mapping[str, float]`: means over one micro-batch of
     what is told of held-out samples next to the loss (`weft.training.meter`); `about`, a mapping that the
     event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors; `bytes_per_token` of
-    held-out text; and `takes_divided_logits`, true where loss and metrics also take `DividedLogits`, which
-    tensor ranks have. Any other task is given all logits on every tensor rank.
+    held-out text; and `takes_divided_logits` and `takes_divided_tokens`, true where loss and metrics also
+    take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks have. Any other
+    task is given all logits on every rank. Targets are always those of all tokens.
 
     Attributes:
         samples, held_out_samples: how many there are of each; held-out samples are never trained on.
@@ -81,7 +83,7 @@ class Task(Protocol):
 
 def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
     """Mean cross entropy, in fp32 or wider, of logits (..., classes) at targets (...) but the `ignored`."""
-    if isinstance(logits, DividedLogits):
+    if not isinstance(logits, torch.Tensor):
         return logits.cross_entropy(targets, ignored)
     whole = in_fp32(logits.flatten(0, -2))
     return torch.nn.functional.cross_entropy(whole, targets.flatten(), ignore_index=ignored)
@@ -89,7 +91,7 @@ def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED
 
 def most_likely(logits: Outputs) -> torch.Tensor:
     """The class with the largest of the logits (..., classes), shape (...)."""
-    return logits.argmax() if isinstance(logits, DividedLogits) else logits.argmax(-1)
+    return logits.argmax(-1) if isinstance(logits, torch.Tensor) else logits.argmax()
 
 
 def in_fp32(logits: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ class CausalLanguageModelling:
     """
 
     takes_divided_logits = True
+    takes_divided_tokens = True
 
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)

@@ -37,6 +37,7 @@ class MaskedLanguageModelling:
     """
 
     takes_divided_logits = True
+    takes_divided_tokens = True
 
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)

@@ -1,0 +1,89 @@
+"""Seconds that the ranks of one replica spend on exchanges inside their computations.
+
+Tensor ranks all-reduce in every pass of a layer. Context ranks gather keys and values in a forward pass and
+reduce and scatter their gradients in a backward pass (Llama 3, arXiv 2407.21783, section 3.3.2); where the
+loss takes its share of the tokens they exchange two numbers for it; and before replicas reduce a stage's
+gradient they add up theirs, of all its parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple
+
+from weft.describe.amount import Shape
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.predict.cost.memory import gradient_element_bytes, own_parameters
+from weft.predict.cost.network import Network
+
+# Context ranks exchange the sum of the loss over the own tokens and the count of these, in fp64.
+LOSS_BYTES = 16
+
+Ranks = tuple[int, ...]
+
+
+class Exchanges(NamedTuple):
+    """Of one micro-batch in a forward pass, a backward pass and a forward pass that is run again; and of one
+    sum of a stage's gradient."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    again_s: float = 0.0
+    gradient_s: float = 0.0
+
+
+def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:
+    """Bytes of the keys and values of a layer that all context ranks together gather on each of them."""
+    return round(shape.context_parallel * graph.layers[layer].gathered(shape) * element_bytes)
+
+
+def stage_exchanges(
+    plan: Plan, graph: LayerGraph, network: Network, place_of: Callable[[Ranks], Hashable]
+) -> Mapping[tuple[int, int], Exchanges]:
+    """By (stage, replica), for stages whose replicas have several ranks.
+
+    `place_of`: ranks with the same place take the same time.
+    """
+    found: dict[tuple[int, int], Exchanges] = {}
+    for stage, described in enumerate(plan.stages):
+        if len(described.replicas[0].ranks) == 1:
+            continue
+        seconds_of = (_tensor if plan.context_parallel == 1 else _context)(plan, graph, network, stage)
+        known: dict[Hashable, Exchanges] = {}
+        for copy, replica in enumerate(described.replicas):
+            place = place_of(replica.ranks)
+            if place not in known:
+                known[place] = seconds_of(replica.ranks)
+            found[stage, copy] = known[place]
+    return found
+
+
+def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
+    shape = plan.shape(stage)
+    reduced = (graph.layers[layer].tensor_reduced(shape) for layer in plan.stages[stage].layers)
+    sizes = Counter(round(elements * plan.element_bytes) for elements in reduced if elements)
+
+    def seconds_of(ranks: Ranks) -> Exchanges:
+        seconds = sum(count * network.all_reduce_s(ranks, size) for size, count in sizes.items())
+        return Exchanges(seconds, seconds, seconds)
+
+    return seconds_of
+
+
+def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
+    shape, layers = plan.shape(stage), plan.stages[stage].layers
+    gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
+    sizes = Counter(size for size in gathered if size)
+    loss_bytes = LOSS_BYTES * plan.context_parallel if len(graph.layers) - 1 in layers else 0
+    gradient_bytes = gradient_element_bytes(plan.precision) * own_parameters(graph, layers, shape)
+
+    def seconds_of(ranks: Ranks) -> Exchanges:
+        gathers_s = sum(count * network.all_gather(ranks, size).seconds for size, count in sizes.items())
+        scatters_s = sum(count * network.reduce_scatter(ranks, size).seconds for size, count in sizes.items())
+        loss_s = network.all_gather(ranks, loss_bytes).seconds if loss_bytes else 0.0
+        gradient_s = network.all_reduce_s(ranks, gradient_bytes) if gradient_bytes else 0.0
+        return Exchanges(gathers_s + loss_s, scatters_s, gathers_s, gradient_s)
+
+    return seconds_of

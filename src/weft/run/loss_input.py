@@ -1,0 +1,34 @@
+"""What a loss function is given of a last stage's output, of which this rank may have a share only."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from weft.run.divided_logits import DividedLogits
+from weft.run.divided_tokens import DividedTokens
+from weft.run.precision import at_least_fp32
+
+Divided = DividedLogits | DividedTokens
+
+
+@runtime_checkable
+class DividesOutput(Protocol):
+    """A last stage whose output may be a share."""
+
+    def divided(self, output: torch.Tensor) -> Divided | None:
+        """Its output with what it is a share of, or None where it is whole."""
+        ...
+
+
+def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | Divided:
+    """What a last stage's output is to a loss function, in fp32 or wider.
+
+    One that has `takes_divided_logits` or `takes_divided_tokens` is given such a share as it is, any other
+    all logits.
+    """
+    share = module.divided(at_least_fp32(output)) if isinstance(module, DividesOutput) else None
+    if share is None:
+        return at_least_fp32(output)
+    return share if getattr(loss_function, share.declared, False) else share.whole()

@@ -1,0 +1,275 @@
+"""Law: stages whose tokens context ranks divide train like one process, whatever else the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from context_jobs import TokenLoss, alone, context_plan, samples, train
+from pool import WorkerPool
+from small_jobs import SEED, descent, make_program, make_runtime, tiny
+from tensor_jobs import divisible, samples_of, whole_loss
+
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
+from weft.errors import InputError
+from weft.planning.compile import compile_evaluation
+from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
+from weft.predict.cost.memory import own_parameters, stage_kept_bytes
+from weft.program.kinds import MESSAGES
+from weft.program.verify import require_valid
+from weft.run.channels import Channels
+from weft.run.context_parallel import ContextRanks
+from weft.run.failures import PeerLostError
+from weft.run.runtime import Runtime
+from weft.run.stages import build_stage
+
+pytestmark = pytest.mark.processes
+
+
+def require_equal(pool: WorkerPool, config: ModelConfig, plan: Plan, *options: Any) -> None:
+    require_valid(make_program(config, plan))
+    expected_losses, expected = alone(config, plan, *options)
+    seen: set[str] = set()
+    for losses, parameters in pool.run(train, config, plan, *options, ranks=plan.ranks):
+        assert losses == pytest.approx(expected_losses, rel=1e-12)
+        for name, value in parameters.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
+        seen |= set(parameters)
+    assert seen == set(expected)
+
+
+@pytest.mark.parametrize("loss", ["tokens", "own"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
+def test_two_context_ranks_train_like_one_process(worker_pool: WorkerPool, family: str, loss: str) -> None:
+    config = divisible(family)
+    require_equal(worker_pool, config, context_plan(config), loss)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt", {"pp": 2, "schedule": "1f1b", "recompute": "full"}),
+        ("bert", {"pp": 2, "schedule": "1f1b", "recompute": "selective"}),
+        ("llama", {"pp": 2, "schedule": "zb-h1", "recompute": "full"}),
+        ("gpt", {"pp": 2, "loops": 2, "schedule": "zb-v"}),
+        ("llama", {"pp": 2, "schedule": "chimera", "sharding": "zero-1"}),
+        ("gpt", {"dp": 2, "sharding": "zero-1", "recompute": "selective"}),
+        ("bert", {"dp": 2, "sharding": "zero-3"}),
+        ("llama", {"dp": 2, "loops": 4, "schedule": "depth-first", "sharding": "zero-2"}),
+        ("gpt", {"dp": 2, "loops": 2, "schedule": "breadth-first", "sharding": "zero-3"}),
+    ],
+)
+def test_with_pipelines_and_replicas(worker_pool: WorkerPool, family: str, options: dict[str, Any]) -> None:
+    config = divisible(family)
+    require_equal(worker_pool, config, context_plan(config, **options))
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_four_context_ranks(worker_pool: WorkerPool, family: str) -> None:
+    config = divisible(family, sequence=16)
+    require_equal(worker_pool, config, context_plan(config, cp=4))
+
+
+@pytest.mark.parametrize("loss", ["tokens", "whole"])
+def test_ranks_may_have_more_targets_than_others_or_none(worker_pool: WorkerPool, loss: str) -> None:
+    config = divisible("bert", sequence=16)
+    require_equal(worker_pool, config, context_plan(config, cp=4), loss, None, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp": 2, "schedule": "1f1b"},
+        {"dp": 2, "sharding": "zero-1"},
+        {"dp": 2, "loops": 4, "schedule": "breadth-first", "sharding": "zero-2"},
+    ],
+)
+def test_tied_embeddings_and_the_norm_count_once(worker_pool: WorkerPool, options: dict[str, Any]) -> None:
+    config = divisible("llama", tied=True)
+    plan = context_plan(config, **options).model_copy(update={"gradient_norm": True})
+    require_equal(worker_pool, config, plan, "tokens", 0.2)
+
+
+def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, tuple[list[int], list[int]]]:
+    """Bytes of a step's exchanges and what is announced of them, by what they carry."""
+    program = make_program(config, plan)
+    graph, mine = layer_graph(config), program.columns.rank == rank
+    sends = [kind for kind, _ in MESSAGES]
+    messages = [
+        int(size)
+        for kind, size in zip(program.columns.kind[mine], program.columns.bytes[mine], strict=True)
+        if kind in sends
+    ]
+    [index] = [i for i, stage in enumerate(plan.stages) if any(rank in one.ranks for one in stage.replicas)]
+    layers, shape = plan.stages[index].layers, plan.shape(index)
+    exchanged = [gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers]
+    keys = plan.micro_batches * [size for size in exchanged if size]
+    gathered = list(keys)
+    if len(graph.layers) - 1 in layers:
+        gathered += plan.micro_batches * [LOSS_BYTES * plan.context_parallel]
+    announced = {
+        "messages": messages,
+        "gather": gathered,
+        "scatter_sum": keys,
+        "add_up": [plan.element_bytes * own_parameters(graph, layers, shape)],
+    }
+    found: dict[str, list[int]] = {name: [] for name in announced}
+    send, calls = (
+        Channels.send,
+        {name: getattr(ContextRanks, name) for name in announced if name != "messages"},
+    )
+
+    def sent(channels: Channels, tensor: torch.Tensor, *arguments: Any) -> Any:
+        found["messages"].append(tensor.nbytes)
+        return send(channels, tensor, *arguments)
+
+    def counted(name: str, times: int) -> Any:
+        def call(group: ContextRanks, value: torch.Tensor) -> torch.Tensor:
+            found[name].append(times * value.nbytes)
+            return calls[name](group, value)
+
+        return call
+
+    runtime = make_runtime(rank, config, plan, program, loss_fn=TokenLoss())
+    with (
+        patch.object(Channels, "send", sent),
+        patch.object(ContextRanks, "gather", counted("gather", plan.context_parallel)),
+        patch.object(ContextRanks, "scatter_sum", counted("scatter_sum", 1)),
+        patch.object(ContextRanks, "add_up", counted("add_up", 1)),
+    ):
+        runtime.step(0, samples_of(config, plan, 0)).loss  # noqa: B018  (waits for the others)
+    runtime.close()
+    return {name: (sorted(found[name]), sorted(announced[name])) for name in announced}
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_exchanges_have_the_predicted_bytes(worker_pool: WorkerPool, family: str) -> None:
+    config = divisible(family)
+    plan = context_plan(config, pp=2, schedule="1f1b")
+    for exchanges in worker_pool.run(watch, config, plan, ranks=4):
+        for found, announced in exchanges.values():
+            assert found == announced
+            assert found
+        messages, _ = exchanges["messages"]
+        assert set(messages) == {8 * plan.micro_batch_size * config.sequence // 2 * config.hidden}
+
+
+def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
+    program = compile_evaluation(plan, layer_graph(config))
+    evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
+    trained = runtime.step(0, samples_of(config, plan, 0)).loss
+    runtime.close()
+    return evaluated, trained
+
+
+def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
+    config = divisible("gpt")
+    for evaluated, trained in worker_pool.run(evaluate, config, context_plan(config), ranks=2):
+        assert evaluated == trained
+
+
+def train_in_bf16(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[float]:
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
+    losses = [runtime.step(step, samples(config, plan, 0, False)).loss for step in range(3)]
+    runtime.close()
+    return losses
+
+
+def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool) -> None:
+    config = divisible("llama")
+    plan = context_plan(config).model_copy(update={"precision": "bf16"})
+    first, again = (worker_pool.run(train_in_bf16, config, plan, ranks=2) for _ in range(2))
+    assert first == again
+    assert first[0] == first[1]
+    assert first[0][2] < first[0][0]
+
+
+def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
+    stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
+    with pytest.raises(InputError) as caught:
+        Runtime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
+    return str(caught.value)
+
+
+def test_stages_must_compute_the_tokens_that_the_plan_gives(worker_pool: WorkerPool) -> None:
+    config = divisible("gpt")
+    assert worker_pool.run(give_whole_stages, config, context_plan(config), ranks=2) == [
+        f"stage 0: rank {rank} was given share 0 of 1, the program gives it {rank} of 2" for rank in range(2)
+    ]
+
+
+def leave_early(rank: int, ranks: int) -> str:
+    """The second rank never comes to the exchange."""
+    if rank == 1:
+        return ""
+    group = ContextRanks(rank, ranks)
+    group.connect(dist.group.WORLD)
+    with pytest.raises(PeerLostError) as caught:
+        group.gather(torch.ones(3))
+    return str(caught.value)
+
+
+def test_a_rank_that_is_gone_is_named_as_such(worker_pool: WorkerPool) -> None:
+    said, _ = worker_pool.run(leave_early, ranks=2)
+    assert said.startswith("lost another context rank: ")
+
+
+def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
+    """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
+    stage = build_stage(config, range(1, 3), SEED, torch.float32, context_share=(rank, ranks))
+    stage.context.connect(dist.group.WORLD)
+    inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
+    stage(inputs)
+    # The first pass has made the mask of all blocks, which stays.
+    masks = [part.context_attention._mask for part in stage.modules() if hasattr(part, "context_attention")]
+    staying = [*stage.parameters(), *(mask for mask in masks if mask is not None)]
+    others = {tensor.untyped_storage().data_ptr() for tensor in staying}
+    found: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in others:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = stage(inputs)
+    assert output.shape == stage.output_shape(3, config.sequence)
+    shape = Shape(3, config.sequence, context_parallel=ranks)
+    return sum(found.values()), stage_kept_bytes(layer_graph(config), range(1, 3), shape, "fp32")
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_blocks_keep_what_is_predicted(worker_pool: WorkerPool, family: str) -> None:
+    config = replace(divisible(family, sequence=32), hidden=64, feed_forward=128)
+    for kept, predicted in worker_pool.run(kept_bytes, config, ranks=2):
+        assert kept == pytest.approx(predicted, rel=0.02)
+
+
+def test_the_values_of_the_parameters_are_those_of_one_rank() -> None:
+    config = divisible("bert")
+    whole = build_stage(config, range(4), 3, torch.float32)
+    own = build_stage(config, range(4), 3, torch.float32, context_share=(1, 2))
+    expected = dict(whole.named_parameters())
+    for name, value in own.named_parameters():
+        assert torch.equal(value, expected.pop(name)), name
+    assert not expected
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    for config, shares, problem in (
+        (tiny(), {"context_share": (0, 3)}, "cp 3: sequence 8 is not a multiple of 2 x cp = 6; "),
+        (divisible("vit"), {"context_share": (0, 2)}, "cp 2: no ranks can divide the tokens of this model; "),
+        (tiny(), {"context_share": (0, 2), "tensor_share": (0, 2)}, "cp 2 with tp 2: "),
+    ):
+        with pytest.raises(InputError) as caught:
+            build_stage(config, range(4), 0, torch.float32, **shares)
+        assert str(caught.value).startswith(f"model {config.name}: {problem}")
