@@ -83,7 +83,7 @@ class Network:
             return flat
         return min(flat, self._hierarchical(sorted(ranks), counts.pop(), total_bytes))
 
-    def _ring(self, ranks: Sequence[int], total_bytes: int, rings: int = 1) -> CollectiveTime:
+    def _ring(self, ranks: Sequence[int], total_bytes: float, rings: int = 1) -> CollectiveTime:
         """(n - 1) turns, each as slow as the slowest link of the ring; `rings` leave each node at once."""
         ring = [*pairwise(ranks), (ranks[-1], ranks[0])]
         links = {self._link(rank, peer, rings) for rank, peer in ring}
@@ -96,7 +96,7 @@ class Network:
         nodes = [ranks[index : index + on_a_node] for index in range(0, len(ranks), on_a_node)]
         inside = max(self._ring(node, total_bytes).seconds for node in nodes)
         # All devices of a node talk to their twins on the other nodes at once.
-        between = self._ring([node[0] for node in nodes], total_bytes // on_a_node, on_a_node)
+        between = self._ring([node[0] for node in nodes], total_bytes / on_a_node, on_a_node)
         return CollectiveTime(inside + between.seconds, between.link_s)
 
     def _trees(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
