@@ -86,6 +86,15 @@ class Layer:
     gathered: Amount = ZERO
     context_kept: Amount = ZERO
 
+    @property
+    def tensor_exchanges(self) -> int:
+        """How many all-reduces of equal size `tensor_reduced` is made of.
+
+        One follows every product that tensor ranks divide along the side over which it adds up.
+        """
+        divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
+        return max(1, sum(divided))
+
     def flops(self, shape: Shape) -> float:
         """Floating-point operations of forward and backward of one micro-batch."""
         return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))

@@ -139,9 +139,11 @@ def device_s(
         for some in (layers, again)
     )
     network = Network(cluster=run.cluster)
-    reduced = [round(2 * layers[position].tensor_reduced(shape)) for position in positions]
     passes = 3 if run.row["recompute"] == "full" else 2
-    tensor_s = passes * sum(network.all_reduce_s(range(8), some) for some in reduced)
+    tensor_s = 0.0
+    for layer in (layers[position] for position in positions):
+        size = round(2 * layer.tensor_reduced(shape) / layer.tensor_exchanges)
+        tensor_s += passes * layer.tensor_exchanges * network.all_reduce_s(range(8), size)
     seconds = times.forward_s + times.backward_input_s + times.backward_weight_s + extra.forward_s + tensor_s
     return seconds, times.update_s
 

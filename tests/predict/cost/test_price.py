@@ -147,8 +147,11 @@ def test_tensor_ranks_pay_for_their_reductions() -> None:
     costs = price(program, plan, GRAPH, where).costs
     layers = plan.stages[0].layers
     times = ComputeModel().stage_times(GRAPH, layers, shape, "fp32", GPU)
-    reduced = [round(4 * GRAPH.layers[layer].tensor_reduced(shape)) for layer in layers]
-    seconds = times.forward_s + sum(Network(cluster=where).all_reduce_s((0, 1), size) for size in reduced)
+    # A block all-reduces twice: after its attention and after its feed-forward.
+    assert [GRAPH.layers[layer].tensor_exchanges for layer in layers] == [1, *[2] * (len(layers) - 1)]
+    tokens_bytes = 4 * shape.micro_batch_size * shape.sequence * MODEL.hidden
+    sizes = [tokens_bytes // 2, *[tokens_bytes] * 2 * (len(layers) - 1)]
+    seconds = times.forward_s + sum(Network(cluster=where).all_reduce_s((0, 1), size) for size in sizes)
     mine = (program.columns.kind == FORWARD) & (program.columns.stage == 0)
     assert set(costs.occupancy[mine].tolist()) == {round(seconds * 1e9)}
 

@@ -62,8 +62,10 @@ def stage_exchanges(
 
 def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
     shape = plan.shape(stage)
-    reduced = (graph.layers[layer].tensor_reduced(shape) for layer in plan.stages[stage].layers)
-    sizes = Counter(round(elements * plan.element_bytes) for elements in reduced if elements)
+    sizes: Counter[int] = Counter()
+    for layer in (graph.layers[index] for index in plan.stages[stage].layers):
+        if size := round(layer.tensor_reduced(shape) * plan.element_bytes / layer.tensor_exchanges):
+            sizes[size] += layer.tensor_exchanges
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         seconds = sum(count * network.all_reduce_s(ranks, size) for size, count in sizes.items())
