@@ -13,6 +13,8 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from weft.run.work_queue import nothing_to_wait_for
+
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
@@ -127,7 +129,7 @@ class GradientBuffer:
     def __init__(self, layouts: list[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
         self.holder: GradientBucket | None = None
-        self.until_empty: Callable[[], object] = _nothing_to_wait_for
+        self.until_empty: Callable[[], object] = nothing_to_wait_for  # nobody has used the buffer yet
 
 
 def make_buckets(
@@ -146,7 +148,3 @@ def make_buckets(
         if len(turns) == 1:
             buckets[turns[0]].claim()
     return buckets
-
-
-def _nothing_to_wait_for() -> None:
-    """Nobody has used the buffer yet."""

@@ -24,6 +24,10 @@ def unstamped(start_ns: int, end_ns: int) -> None:
     """The stamp of a transfer whose times nobody keeps."""
 
 
+def nothing_to_wait_for() -> None:
+    """What is read is there."""
+
+
 class Handle(Protocol):
     """A result on its way."""
 

@@ -43,6 +43,7 @@ from weft.training.manifest import (
     generations,
     manifest,
     newest_complete,
+    untold,
 )
 from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
 from weft.training.tensor_shares import join_shares, read_shares
@@ -220,12 +221,8 @@ def _waiting(
 ) -> tuple[dist.ProcessGroup | None, Callable[[], None], Callable[[], None]]:
     """Where the ranks agree, how they wait for each other, and how one says that it gets on."""
     if ranks is None:
-        return None, _nothing, _nothing
+        return None, untold, untold
     return ranks.group, partial(ranks.meet, where, idle, timeout_s), ranks.progress
-
-
-def _nothing() -> None:
-    pass
 
 
 def _write(path: Path, content: bytes) -> None:

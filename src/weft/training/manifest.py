@@ -33,13 +33,11 @@ def generations(directory: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
-def _nothing() -> None:
-    pass
+def untold() -> None:
+    """The progress of whom nobody waits for."""
 
 
-def newest_complete(
-    directory: Path, progress: Callable[[], None] = _nothing
-) -> tuple[Path | None, list[str]]:
+def newest_complete(directory: Path, progress: Callable[[], None] = untold) -> tuple[Path | None, list[str]]:
     """The newest checkpoint whose every byte is right, and one line for each newer one that was skipped.
 
     None where no checkpoint was ever finished. Reads only; may be called without a process group. `progress`
@@ -61,7 +59,7 @@ def newest_complete(
     return None, []
 
 
-def verify(path: Path, progress: Callable[[], None] = _nothing) -> None:
+def verify(path: Path, progress: Callable[[], None] = untold) -> None:
     """Check a checkpoint's files against its manifest.
 
     Raises:
@@ -91,7 +89,7 @@ def canonical(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
-def digest_of(path: Path, progress: Callable[[], None] = _nothing) -> str:
+def digest_of(path: Path, progress: Callable[[], None] = untold) -> str:
     """SHA-256 of a file, in hex; `progress` is called after every few megabytes."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:

@@ -34,7 +34,3 @@ Handler = Callable[[Workspace, Instruction], Compute | Transfer]
 OUTPUT, INPUT_GRADIENT = "output", "input_gradient"
 SAVED, MICRO_BATCH, REDUCED, GATHERED = "saved", "micro_batch", "reduced_gradient", "gathered_weights"
 WEIGHT_PART, REDUCED_TIED, NORM = "saved_for_weight", "reduced_tied_gradient", "gradient_norm"
-
-
-def nothing_to_wait_for() -> None:
-    """What is read is there."""

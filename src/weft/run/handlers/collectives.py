@@ -12,9 +12,8 @@ from weft.run.handlers.base import (
     REDUCED_TIED,
     Compute,
     Transfer,
-    nothing_to_wait_for,
 )
-from weft.run.work_queue import Handle, Job, Promise, Stamp
+from weft.run.work_queue import Handle, Job, Promise, Stamp, nothing_to_wait_for
 from weft.run.workspace import Workspace
 
 

@@ -17,11 +17,11 @@ from weft.run.handlers.base import (
     SAVED,
     WEIGHT_PART,
     Compute,
-    nothing_to_wait_for,
 )
 from weft.run.loss_input import loss_input
 from weft.run.recompute import LayerFunction, layer_functions, run_layers
 from weft.run.tensor_stage import replica_ranks
+from weft.run.work_queue import nothing_to_wait_for
 from weft.run.workspace import Workspace
 
 
