@@ -125,6 +125,14 @@ def test_the_spread_is_relative():
     assert summarise([0.9, 1.0, 1.1]).spread == pytest.approx(summarise([9.0, 10.0, 11.0]).spread)
 
 
+def test_calls_that_take_longer_now_and_then_count_as_a_step_meets_them():
+    assert summarise([1.0] * 8 + [2.0, 2.0]).seconds == pytest.approx(1.2)
+
+
+def test_one_call_that_met_something_else_counts_as_three_usual_ones():
+    assert summarise([1.0] * 9 + [500.0]).seconds == pytest.approx(1.2)
+
+
 def test_the_doctor_names_the_remedy_for_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     present = {finding.part: finding for finding in doctor.examine()}

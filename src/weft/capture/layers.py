@@ -26,7 +26,7 @@ from weft.run.stages import build_stage
 from weft.run.states import make_states
 
 LAYERS_PER_KIND = 4
-ROUNDS = 6
+ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _messages(device: torch.device) -> list[tuple[float, float]]:
 
 
 def _message_seconds(channels: Channels, size: int, device: torch.device, rounds: int = 20) -> float:
-    """Half the median round trip, from one device to the other."""
+    """Half a round trip, from one device to the other."""
     rank = dist.get_rank()
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
 

@@ -234,7 +234,7 @@ class CheckpointTable(_Table):
     every: Count = Field(default=100, description="steps between two checkpoints")
     keep: Count = Field(default=2, description="how many of the newest are kept")
     load_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=120.0, description="how long ranks that have loaded one wait for a rank that reads nothing"
+        default=30.0, description="how long ranks that have loaded one wait for a rank that reads nothing"
     )
 
 
@@ -433,7 +433,7 @@ method = "dense"                # how replicas agree on the gradient
 [checkpoint]
 every = 100                     # steps between checkpoints; the last step is always saved
 keep = 2                        # how many of the newest stay
-# load_timeout_s = 120          # ranks that have loaded one wait so long for a rank that reads nothing
+# load_timeout_s = 30           # ranks that have loaded one wait so long for a rank that reads nothing
 
 [report]
 # log = ["csv", "tensorboard"]  # also "wandb", or "wandb:package.module" for what has its interface
