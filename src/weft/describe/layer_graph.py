@@ -16,15 +16,22 @@ from typing import Any
 from weft.describe.amount import ZERO, Amount, Shape
 from weft.errors import InputError, Violation
 
+PLAIN_PRODUCT = "product"
+
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """`count` products of a (rows x inner) by an (inner x columns) matrix."""
+    """`count` products of a (rows x inner) by an (inner x columns) matrix.
+
+    `kernel` says by what they are computed: a plain product, or one of the kernels of attention, whose speeds
+    `weft.predict.cost.speeds` knows.
+    """
 
     count: Amount
     rows: Amount
     inner: Amount
     columns: Amount
+    kernel: str = PLAIN_PRODUCT
 
     def flops(self, shape: Shape) -> float:
         if shape.context_parallel > 1:
@@ -62,6 +69,7 @@ class Layer:
         products, product_bytes: what of the results of its products (matrix products, convolutions, attention
             kernels) is needed to make everything kept again from the layer's input without calling them; None
             where this is not known.
+        again: what is run forward again where the layer keeps that; None: all of `forward` but its products.
         sent: elements of the layer's output, per micro-batch.
         tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
             backward pass).
@@ -81,6 +89,7 @@ class Layer:
     kept_bytes: Amount = ZERO
     products: Amount | None = None
     product_bytes: Amount = ZERO
+    again: Pass | None = None
     sent: Amount = ZERO
     tensor_reduced: Amount = ZERO
     gathered: Amount = ZERO
@@ -271,25 +280,39 @@ def _layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     if context and layer.gathered.terms:
         record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
-    for key in _PASSES:
-        work: Pass = getattr(layer, key)
+    works = {key: getattr(layer, key) for key in _PASSES}
+    if layer.again is not None:
+        works["again"] = layer.again
+    for key, work in works.items():
         record[key] = {
-            "matmuls": [[str(m.count), str(m.rows), str(m.inner), str(m.columns)] for m in work.matmuls],
+            "matmuls": [_matmul_record(matmul) for matmul in work.matmuls],
             "memory": str(work.memory),
             "kernels": work.kernels,
         }
     return record
 
 
+def _matmul_record(matmul: Matmul) -> list[str]:
+    """The four amounts, and the kernel where it is no plain product."""
+    amounts = [str(amount) for amount in (matmul.count, matmul.rows, matmul.inner, matmul.columns)]
+    return amounts if matmul.kernel == PLAIN_PRODUCT else [*amounts, matmul.kernel]
+
+
+def _matmul_from(record: list[str]) -> Matmul:
+    count, rows, inner, columns = (Amount.parse(text) for text in record[:4])
+    return Matmul(count, rows, inner, columns, *record[4:])
+
+
 def _layer_from(record: dict[str, Any]) -> Layer:
     # Typed loosely because Layer takes both kinds of value by name.
     passes: dict[str, Any] = {
         key: Pass(
-            matmuls=tuple(Matmul(*(Amount.parse(text) for text in item)) for item in record[key]["matmuls"]),
+            matmuls=tuple(_matmul_from(item) for item in record[key]["matmuls"]),
             memory=Amount.parse(record[key]["memory"]),
             kernels=int(record[key]["kernels"]),
         )
-        for key in _PASSES
+        for key in (*_PASSES, "again")
+        if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
     if "products" in record:

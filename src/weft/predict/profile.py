@@ -5,7 +5,10 @@ Both are plain files in `WEFT_HOME`, written by `weft measure` and readable from
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 PROFILE_COLUMNS = (
     "device",
@@ -21,7 +24,10 @@ PROFILE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTiming:
-    """Measured times of one layer kind at one micro-batch size; the columns of a profile file."""
+    """Measured times of one layer kind at one micro-batch size; the columns of a profile file.
+
+    `layer` is a kind of layer, or the name of one. Times with `tp` above 1 contain what its ranks exchange.
+    """
 
     device: str
     layer: str
@@ -33,11 +39,12 @@ class LayerTiming:
     activation_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerProfile:
     """Measured layers of one model at one sequence length and precision.
 
-    `model_fingerprint` ties it to a LayerGraph. `spread` is the relative half-width of 90 % of the repeated
+    `model_fingerprint` ties it to a LayerGraph; one that is empty, as a `sequence` of 0 and an empty
+    `precision`, ties it to nothing. `spread` is the relative half-width of 90 % of the repeated
     measurements around their median.
     """
 
@@ -46,6 +53,14 @@ class LayerProfile:
     precision: str
     timings: tuple[LayerTiming, ...]
     spread: float
+
+    @cached_property
+    def rows(self) -> Mapping[tuple[str, str, int], tuple[LayerTiming, ...]]:
+        """By (device, layer, tensor degree), rising in micro-batch size."""
+        rows: dict[tuple[str, str, int], list[LayerTiming]] = defaultdict(list)
+        for timing in sorted(self.timings, key=lambda timing: timing.micro_batch_size):
+            rows[timing.device, timing.layer, timing.tp].append(timing)
+        return {key: tuple(timings) for key, timings in rows.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from weft.predict.cost.compute import (
     PROFILE_HALF_WIDTH,
     ComputeModel,
     StageTimes,
-    pass_s,
 )
+from weft.predict.cost.layer_times import pass_s
 from weft.predict.cost.memory import stage_input_bytes
 from weft.predict.cost.speeds import MATMUL_SHARE, MEMORY_SHARE, DataSheetSpeeds, MeasuredSpeeds
 from weft.predict.cost.tables import value_at

@@ -6,9 +6,10 @@ A new family is one file with a function ``layer_graph(config) -> LayerGraph`` a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from weft.describe.families import alexnet, bert, gpt, llama, own, resnet, vgg, vit
-from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_graph import Layer, LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import require_choice
 
@@ -32,4 +33,10 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         InputError: when the family is unknown.
     """
     require_choice("model family", config.family, FAMILIES)
-    return FAMILIES[config.family](config)
+    graph = FAMILIES[config.family](config)
+    # Equal layers share their passes, so that those who cost them know them by their identity.
+    known: dict[Layer, Layer] = {}
+    layers = (
+        replace(known.setdefault(replace(layer, name=""), layer), name=layer.name) for layer in graph.layers
+    )
+    return replace(graph, layers=tuple(layers))

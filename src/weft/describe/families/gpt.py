@@ -24,6 +24,9 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         config,
         embedding(config, learned_positions=True),
         # What two chunks of queries give is joined; queries keep keys and values of the own tokens alive.
-        (over_context(biased_block(config, index), keys=width, kept=width) for index in range(config.layers)),
+        (
+            over_context(biased_block(config, index, causal=True), keys=width, kept=width)
+            for index in range(config.layers)
+        ),
         head(config, norm_parameters=2 * width, norm_memory=LAYER_NORM * width, norm_kernels=1),
     )

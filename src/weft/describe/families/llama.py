@@ -79,7 +79,7 @@ def _block(config: ModelConfig, index: int) -> Layer:
         tensor_reduced=per_token(2.0 * width),
         **passes(
             weights,
-            attention_products(heads, width // heads),
+            attention_products(heads, width // heads, causal=True),
             memory=per_stream_token((2 * _NORM + 2 * _RESIDUAL) * width)
             + per_token(_ROTARY * (width + key_width) + _GATED_ACTIVATION * inner, divided=True),
             # Four per norm, three per rotated tensor, two residuals, activation and gate; three more

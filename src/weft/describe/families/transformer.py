@@ -56,13 +56,14 @@ def token_product(inner: float, columns: float, *, divided: str) -> Matmul:
     )
 
 
-def attention_products(heads: int, head_size: int) -> tuple[Matmul, ...]:
+def attention_products(heads: int, head_size: int, *, causal: bool) -> tuple[Matmul, ...]:
     """Scores and context of every head of every sample; keys shared by several heads count for each."""
     count = Amount.of(heads, batch=1, tensor=1)
     size = Amount.of(head_size)
+    kernel = "flash2-causal" if causal else "flash2"
     return (
-        Matmul(count=count, rows=SEQUENCE, inner=size, columns=SEQUENCE),
-        Matmul(count=count, rows=SEQUENCE, inner=SEQUENCE, columns=size),
+        Matmul(count=count, rows=SEQUENCE, inner=size, columns=SEQUENCE, kernel=kernel),
+        Matmul(count=count, rows=SEQUENCE, inner=SEQUENCE, columns=size, kernel=kernel),
     )
 
 
@@ -142,11 +143,19 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
     )
 
 
-def biased_block(config: ModelConfig, index: int, *, projections: int = 1, norms_last: bool = False) -> Layer:
+def biased_block(
+    config: ModelConfig,
+    index: int,
+    *,
+    causal: bool = False,
+    projections: int = 1,
+    norms_last: bool = False,
+) -> Layer:
     """A block of layer norms, attention and one wide feed-forward, all products with biases.
 
     Norms before or after their branch cost and keep the same. `projections`: kernels that compute queries,
-    keys and values; the splits of a joint one are views. `norms_last`: each norm follows its branch.
+    keys and values; the splits of a joint one are views. `causal`: tokens attend to those before.
+    `norms_last`: each norm follows its branch.
     """
     width, inner, heads = config.hidden, config.feed_forward, config.heads
     weights = (
@@ -179,7 +188,7 @@ def biased_block(config: ModelConfig, index: int, *, projections: int = 1, norms
         tensor_reduced=per_token(2.0 * width),
         **passes(
             weights,
-            attention_products(heads, width // heads),
+            attention_products(heads, width // heads, causal=causal),
             memory=per_stream_token((2 * LAYER_NORM + 2 * RESIDUAL) * width)
             + per_token(ACTIVATION * inner, divided=True),
             # Two norms, two residuals, the activation; one projection is counted as a product.

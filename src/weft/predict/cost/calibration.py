@@ -3,6 +3,9 @@
     measurements/machine-DEVICE.json           a MachineMeasurement
     measurements/profile-MODEL-...-NAME.csv    a LayerProfile: PROFILE_COLUMNS after one comment line of JSON
 
+The comment ties a profile to a model, a sequence and a precision. Anyone's own CSV file with these columns is
+a profile, too: without the comment it answers for every model that has its layers.
+
 Files are written beside their place and renamed, so that a reader never sees half of one.
 """
 
@@ -19,6 +22,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, TypeVar
 
+from weft.describe.catalogue import canonical_name
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
@@ -80,6 +84,18 @@ def load_profile(
     return _read(_profile_path(model_fingerprint, device, sequence, precision, home), _profile_from)
 
 
+def load_profile_file(path: Path) -> LayerProfile:
+    """A profile from a file of anyone's.
+
+    Raises:
+        InputError: when the file cannot be read or is not a profile.
+    """
+    profile = _read(path, _profile_from)
+    if profile is None:
+        raise InputError(Violation(str(path), "no such file"))
+    return profile
+
+
 def _machine_path(device: str, home: Path) -> Path:
     return home / FOLDER / f"machine-{_file_name(device)}.json"
 
@@ -139,19 +155,22 @@ def _machine_from(text: str) -> MachineMeasurement:
 
 
 def _profile_from(text: str) -> LayerProfile:
-    first, _, rest = text.partition("\n")
-    head: dict[str, Any] = json.loads(first.removeprefix("#"))
-    _require_version(head)
-    rows = list(csv.reader(io.StringIO(rest)))
-    if not rows or tuple(rows[0]) != PROFILE_COLUMNS:
+    head: dict[str, Any] = {"model_fingerprint": "", "sequence": 0, "precision": "", "spread": 0.0}
+    if text.startswith("#"):
+        first, _, text = text.partition("\n")
+        head = json.loads(first.removeprefix("#"))
+        _require_version(head)
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    if not set(PROFILE_COLUMNS) <= set(reader.fieldnames or ()):
         raise ValueError(f"columns must be {','.join(PROFILE_COLUMNS)}")
-    if len(rows) == 1:
+    timings = tuple(_timing([row[column] or "" for column in PROFILE_COLUMNS]) for row in reader)
+    if not timings:
         raise ValueError("no rows")
     return LayerProfile(
         model_fingerprint=str(head["model_fingerprint"]),
         sequence=int(head["sequence"]),
         precision=str(head["precision"]),
-        timings=tuple(_timing(row) for row in rows[1:]),
+        timings=timings,
         spread=_number(head["spread"]),
     )
 
@@ -159,14 +178,14 @@ def _profile_from(text: str) -> LayerProfile:
 def _timing(row: Sequence[str]) -> LayerTiming:
     device, layer, tp, size, forward, backward, update, kept = row
     timing = LayerTiming(
-        device=device,
+        device=canonical_name(device),
         layer=layer,
         tp=int(tp),
         micro_batch_size=int(size),
         forward_s=_number(forward),
         backward_s=_number(backward),
         update_s=_number(update),
-        activation_bytes=int(kept),
+        activation_bytes=round(_number(kept)),
     )
     if min(timing.tp, timing.micro_batch_size) < 1 or timing.activation_bytes < 0:
         raise ValueError(f"counts out of range in row {','.join(row)}")

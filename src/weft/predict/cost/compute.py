@@ -6,13 +6,15 @@ asynchronous device is never faster than its host can launch; on a synchronous o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
 from weft.describe.plan import Recompute
+from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
 from weft.predict.cost.memory import (
     context_kept,
     copied_parameters,
@@ -21,9 +23,14 @@ from weft.predict.cost.memory import (
     stage_product_bytes,
     state_bytes,
 )
-from weft.predict.cost.profiled import profile_rows, require_same_model
+from weft.predict.cost.profiled import (
+    Measured,
+    how_measured,
+    profiled_kept_bytes,
+    profiled_times,
+    require_same_model,
+)
 from weft.predict.cost.speeds import DataSheetSpeeds, MeasuredSpeeds, Speeds
-from weft.predict.cost.tables import value_at
 from weft.predict.profile import LayerProfile, MachineMeasurement
 
 # Relative half-widths of the 90 % interval. Data sheets say nothing about a machine's clocks, libraries and
@@ -32,6 +39,12 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 DATA_SHEET_HALF_WIDTH = 0.30
 MACHINE_HALF_WIDTH = 0.15
 PROFILE_HALF_WIDTH = 0.10
+# A profile of one micro-batch size says how fast layers are, and not how that grows.
+_PROFILED = {
+    Measured.EXACTLY: ("layer profile", PROFILE_HALF_WIDTH),
+    Measured.BETWEEN: ("layer profile, between its micro-batch sizes", PROFILE_HALF_WIDTH),
+    Measured.AT_ANOTHER_SIZE: ("layer profile of another micro-batch size", 0.20),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +62,6 @@ class StageTimes:
     read_gradients_s: float
     half_width: float
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerTimes:
-    forward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-    update_s: float = 0.0
-
-    def plus(self, other: _LayerTimes, times: int) -> _LayerTimes:
-        return _LayerTimes(
-            self.forward_s + times * other.forward_s,
-            self.backward_input_s + times * other.backward_input_s,
-            self.backward_weight_s + times * other.backward_weight_s,
-            self.update_s + times * other.update_s,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,25 +95,30 @@ class ComputeModel:
             InputError: when the device lacks the precision, or a profile of this device was taken of
                 another model, sequence, precision or range of micro-batch sizes.
         """
-        total = _LayerTimes()
+        total = LayerTimes()
+        speeds, source, half_width = self._speeds(device, precision)
         if self._profiles(device):
-            assert self.profile is not None
-            source, half_width = "layer profile", max(PROFILE_HALF_WIDTH, self.profile.spread)
-            require_same_model(self.profile, graph, shape, precision)
-            for layer, count in _distinct(graph, layers):
-                total = total.plus(_profiled(self.profile, layer, shape, device), count)
+            profile = self.profile
+            assert profile is not None
+            require_same_model(profile, graph, shape, precision)
+            nearness = Measured.EXACTLY
+            for layer, count in self._distinct(graph, layers):
+                taken = profiled_times(profile, layer, shape, precision, device, speeds)
+                total = total.plus(taken, count)
+                nearness = max(nearness, how_measured(profile, layer, shape, device.name))
             for one in copied_parameters(graph, layers):
                 owner = graph.layers[one.layers[0]]
                 copied = one.parameters(shape) / owner.parameters(shape)
-                update_s = copied * _profiled(self.profile, owner, shape, device).update_s
-                total = total.plus(_LayerTimes(update_s=update_s), 1)
+                taken = profiled_times(profile, owner, shape, precision, device, speeds)
+                total = total.plus(LayerTimes(update_s=copied * taken.update_s), 1)
+            source, least = _PROFILED[nearness]
+            half_width = max(least, profile.spread)
         else:
-            speeds, source, half_width = self._speeds(device, precision)
-            for layer, count in _distinct(graph, layers):
-                total = total.plus(_roofline(layer, shape, precision, device, speeds), count)
+            for layer, count in self._distinct(graph, layers):
+                total = total.plus(roofline(layer, shape, precision, device, speeds), count)
             for one in copied_parameters(graph, layers):
                 touched = one.parameters(shape) * state_bytes(precision).touched
-                total = total.plus(_LayerTimes(update_s=speeds.memory_s(touched)), 1)
+                total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
         again_s = total.forward_s if recompute == "full" else 0.0
         if recompute == "selective":
             again_s = self._without_products_s(graph, layers, shape, precision, device)
@@ -133,19 +135,21 @@ class ComputeModel:
     def _without_products_s(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> float:
-        """Seconds of the forward pass without its products.
+        """Seconds of what a selective recomputation runs: the forward pass without its products, usually.
 
-        A profile says what a whole pass takes; of it the products have the part that they have by the speeds.
+        A profile says what a whole pass takes; what is run again takes the part of it that it has by the
+        speeds.
         """
         speeds, total = self._speeds(device, precision)[0], 0.0
-        for layer, count in _distinct(graph, layers):
+        for layer, count in self._distinct(graph, layers):
             work = layer.forward
-            others = Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
-            seconds = pass_s(others, shape, precision, device, speeds)
+            again = layer.again or Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
+            seconds = pass_s(again, shape, precision, device, speeds)
             if self._profiles(device) and seconds:
                 assert self.profile is not None
                 whole_s = pass_s(work, shape, precision, device, speeds)
-                seconds *= _profiled(self.profile, layer, shape, device).forward_s / whole_s
+                taken = profiled_times(self.profile, layer, shape, precision, device, speeds)
+                seconds *= taken.forward_s / whole_s
             total += count * seconds
         return total
 
@@ -195,11 +199,9 @@ class ComputeModel:
             return stage_kept_bytes(graph, layers, shape, precision)
         assert self.profile is not None
         require_same_model(self.profile, graph, shape, precision)
-        size = float(shape.micro_batch_size)
         kept = 0.0
-        for layer, count in _distinct(graph, layers):
-            rows = profile_rows(self.profile, layer.kind, shape, device.name)
-            kept += count * value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], size)
+        for layer, count in self._distinct(graph, layers):
+            kept += count * profiled_kept_bytes(self.profile, layer, shape, device.name)
         if (ranks := shape.context_parallel) > 1:
             more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
             kept = kept / ranks + more * PRECISION_BYTES[precision]
@@ -253,65 +255,26 @@ class ComputeModel:
             return MeasuredSpeeds(machine), "measured machine", half_width
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH
 
+    def _distinct(self, graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:
+        """Each kind of work once, with how often it comes.
 
-def pass_s(work: Pass, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
-    """Seconds of one pass of one micro-batch through one layer."""
-    seconds = sum(speeds.matmul_s(matmul.flops(shape), precision) for matmul in work.matmuls)
-    moved = work.memory(shape) * PRECISION_BYTES[precision]
-    if moved:
-        kernels = max(1, work.kernels - len(work.matmuls))
-        seconds += kernels * speeds.memory_s(moved / kernels)
-    launches = work.kernels * speeds.launch_s
-    return seconds + launches if device.synchronous else max(seconds, launches)
+        Equal layers of one family share their passes, and comparing identities is far cheaper than comparing
+        amounts; layers that are equal without sharing are only evaluated more than once. A profile may know
+        layers by their names.
+        """
+        counts: dict[tuple[Hashable, ...], tuple[Layer, int]] = {}
+        for index in layers:
+            layer = graph.layers[index]
+            parts = (layer.parameters, layer.forward, layer.backward_input, layer.backward_weight)
+            key = (*(id(part) for part in parts), layer.name if layer.name in self._named else "")
+            counts[key] = (layer, counts.get(key, (layer, 0))[1] + 1)
+        yield from counts.values()
 
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        timings = self.profile.timings if self.profile is not None else ()
+        return frozenset(timing.layer for timing in timings)
 
-def _distinct(graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:
-    """Each kind of work once, with how often it comes.
-
-    Equal layers of one family share their passes, and comparing identities is far cheaper than comparing
-    amounts; layers that are equal without sharing are only evaluated more than once.
-    """
-    counts: dict[tuple[int, ...], tuple[Layer, int]] = {}
-    for index in layers:
-        layer = graph.layers[index]
-        parts = (layer.parameters, layer.forward, layer.backward_input, layer.backward_weight)
-        key = tuple(id(part) for part in parts)
-        counts[key] = (layer, counts.get(key, (layer, 0))[1] + 1)
-    yield from counts.values()
-
-
-def _roofline(layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds) -> _LayerTimes:
-    parameters = layer.parameters(shape)
-    return _LayerTimes(
-        pass_s(layer.forward, shape, precision, device, speeds),
-        pass_s(layer.backward_input, shape, precision, device, speeds),
-        pass_s(layer.backward_weight, shape, precision, device, speeds),
-        speeds.memory_s(parameters * state_bytes(precision).touched) if parameters else 0.0,
-    )
-
-
-def _profiled(profile: LayerProfile, layer: Layer, shape: Shape, device: Device) -> _LayerTimes:
-    timings = profile_rows(profile, layer.kind, shape, device.name)
-    size = float(shape.micro_batch_size)
-    # Whole sequences are profiled, of which a context rank computes its tokens.
-    ranks = shape.context_parallel
-    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in timings], size) / ranks
-    share = _weight_share(layer, shape)
-    return _LayerTimes(
-        value_at([(row.micro_batch_size, row.forward_s) for row in timings], size) / ranks,
-        backward_s * (1.0 - share),
-        backward_s * share,
-        value_at([(row.micro_batch_size, row.update_s) for row in timings], size),
-    )
-
-
-def _weight_share(layer: Layer, shape: Shape) -> float:
-    """Share of the backward pass that makes weight gradients, by flops, else by elements moved."""
-    input_part, weight_part = layer.backward_input, layer.backward_weight
-    for works in (
-        (input_part.flops(shape), weight_part.flops(shape)),
-        (input_part.memory(shape), weight_part.memory(shape)),
-    ):
-        if sum(works):
-            return works[1] / sum(works)
-    return 0.5
+    def contains_exchanges(self, device: Device, shape: Shape) -> bool:
+        """Whether times of the device contain what its tensor ranks exchange, as those of a profile do."""
+        return shape.tensor_parallel > 1 and self._profiles(device)

@@ -155,13 +155,21 @@ class Pricing:
     @cached_property
     def exchanges(self) -> Mapping[tuple[int, int], Exchanges]:
         """What the ranks of (stage, replica) spend on exchanges among them, if they are several."""
-        found = stage_exchanges(self.plan, self.graph, self.network, self._place_of)
+        found = {
+            place: one
+            for place, one in stage_exchanges(self.plan, self.graph, self.network, self._place_of).items()
+            if not self.compute.contains_exchanges(self._device_of(place), self.shape(place[0]))
+        }
         if KEPT_REPLICA not in self.program.meta:
             return found
         worst: dict[int, Exchanges] = {}
         for (stage, _), one in found.items():
             worst[stage] = Exchanges(*map(max, zip(worst.get(stage, one), one, strict=True)))
         return {place: worst[place[0]] for place in found}
+
+    def _device_of(self, place: tuple[int, int]) -> Device:
+        stage, replica = place
+        return self.cluster.device_of(self.plan.stages[stage].replicas[replica].ranks[0])
 
     @cached_property
     def completes_gradient(self) -> Ints:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from enum import IntEnum
+
 from weft.describe.amount import Shape
-from weft.describe.layer_graph import LayerGraph
+from weft.describe.device import Device
+from weft.describe.layer_graph import Layer, LayerGraph
 from weft.errors import InputError, Violation
+from weft.predict.cost.layer_times import LayerTimes, roofline, weight_share
+from weft.predict.cost.speeds import Speeds
+from weft.predict.cost.tables import value_at
 from weft.predict.profile import LayerProfile, LayerTiming
+
+
+class Measured(IntEnum):
+    """How near a profile's rows are to what is asked for, best first."""
+
+    EXACTLY = 0
+    BETWEEN = 1
+    AT_ANOTHER_SIZE = 2
 
 
 def require_same_model(profile: LayerProfile, graph: LayerGraph, shape: Shape, precision: str) -> None:
@@ -22,34 +37,32 @@ def require_same_model(profile: LayerProfile, graph: LayerGraph, shape: Shape, p
     problems = [
         Violation("layer profile", f"was taken at {name} {measured}, but {asked} is asked for", str(measured))
         for name, measured, asked in wanted
-        if measured != asked
+        if measured and measured != asked
     ]
     if problems:
         raise InputError(problems)
 
 
-def profile_rows(profile: LayerProfile, kind: str, shape: Shape, device: str) -> list[LayerTiming]:
-    """Measured rows of a layer kind, rising in micro-batch size, if they enclose the shape's.
+def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> list[LayerTiming]:
+    """Measured rows of a layer, by its name or else its kind, rising in micro-batch size, if they enclose the
+    shape's or are a single one.
 
     Raises:
         InputError: when they do not, with the nearest measured size.
     """
-    rows = [
-        row
-        for row in profile.timings
-        if (row.device, row.layer, row.tp) == (device, kind, shape.tensor_parallel)
-    ]
-    sizes = sorted(row.micro_batch_size for row in rows)
+    keys = ((device, name, shape.tensor_parallel) for name in (layer.name, layer.kind))
+    rows = next((profile.rows[key] for key in keys if key in profile.rows), ())
+    sizes = [row.micro_batch_size for row in rows]
     if not sizes:
         known = sorted({row.layer for row in profile.timings if row.device == device})
         raise InputError(
             Violation(
                 "layer profile",
-                f"has no layer {kind!r} at tensor degree {shape.tensor_parallel} on {device}; "
+                f"has no layer {layer.kind!r} at tensor degree {shape.tensor_parallel} on {device}; "
                 f"it has {', '.join(known)}",
             )
         )
-    if not sizes[0] <= shape.micro_batch_size <= sizes[-1]:
+    if len(sizes) > 1 and not sizes[0] <= shape.micro_batch_size <= sizes[-1]:
         near = sizes[0] if shape.micro_batch_size < sizes[0] else sizes[-1]
         raise InputError(
             Violation(
@@ -59,4 +72,62 @@ def profile_rows(profile: LayerProfile, kind: str, shape: Shape, device: str) ->
                 str(near),
             )
         )
-    return sorted(rows, key=lambda row: row.micro_batch_size)
+    return list(rows)
+
+
+def profiled_times(
+    profile: LayerProfile, layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds
+) -> LayerTimes:
+    """Measured times of a layer, by straight lines between the measured micro-batch sizes.
+
+    Where one size was measured, others take as many times longer as they do by the speeds.
+
+    Raises:
+        InputError: as `profile_rows` does.
+    """
+    rows = profile_rows(profile, layer, shape, device.name)
+    size = float(shape.micro_batch_size)
+    # Whole sequences are profiled, of which a context rank computes its tokens.
+    ranks = shape.context_parallel
+    forward_s = value_at([(row.micro_batch_size, row.forward_s) for row in rows], size) / ranks
+    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in rows], size) / ranks
+    if len(rows) == 1 and rows[0].micro_batch_size != shape.micro_batch_size:
+        one = rows[0]
+        now, then = (
+            roofline(layer, replace(shape, micro_batch_size=count), precision, device, speeds)
+            for count in (shape.micro_batch_size, one.micro_batch_size)
+        )
+        if then.forward_s and then.backward_s:
+            forward_s = one.forward_s * now.forward_s / then.forward_s / ranks
+            backward_s = one.backward_s * now.backward_s / then.backward_s / ranks
+    share = weight_share(layer, shape)
+    return LayerTimes(
+        forward_s,
+        backward_s * (1.0 - share),
+        backward_s * share,
+        value_at([(row.micro_batch_size, row.update_s) for row in rows], size),
+    )
+
+
+def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> float:
+    """Bytes that one micro-batch of whole sequences leaves in a layer.
+
+    Raises:
+        InputError: as `profile_rows` does.
+    """
+    rows = profile_rows(profile, layer, shape, device)
+    if len(rows) == 1:
+        return rows[0].activation_bytes * shape.micro_batch_size / rows[0].micro_batch_size
+    return value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], shape.micro_batch_size)
+
+
+def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Measured:
+    """How near the measured rows are to the shape.
+
+    Raises:
+        InputError: as `profile_rows` does.
+    """
+    sizes = {row.micro_batch_size for row in profile_rows(profile, layer, shape, device)}
+    if shape.micro_batch_size in sizes:
+        return Measured.EXACTLY
+    return Measured.BETWEEN if len(sizes) > 1 else Measured.AT_ANOTHER_SIZE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from weft.describe.device import Device
-from weft.errors import InputError, Violation
+from weft.describe.layer_graph import PLAIN_PRODUCT
+from weft.errors import InputError, Violation, require_choice
 from weft.predict.cost.tables import seconds_of_speeds, value_at
 from weft.predict.profile import MachineMeasurement
 
@@ -18,6 +20,19 @@ MATMUL_SHARE = 0.82
 MEMORY_SHARE = 0.60
 START_UP_LAUNCHES = 1.0
 
+# Speed of a kernel against a large plain product, in products of the whole square of scores. FlashAttention
+# is stated to reach 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 % (its release notes), where
+# a backward pass makes the scores once more: 3.5 forward passes are done and 3 counted. With causal masks
+# both skip half of the square, at the lower end of these. Scores that are stored are many small products.
+KERNEL_SPEEDS: Mapping[str, float] = {
+    PLAIN_PRODUCT: 1.0,
+    "scores": 0.7,
+    "flash1": 0.37,
+    "flash1-causal": 0.56,
+    "flash2": 0.63,
+    "flash2-causal": 1.05,
+}
+
 
 class Speeds(Protocol):
     """Seconds of one kernel on an idle device, its launch by the host excluded."""
@@ -25,7 +40,7 @@ class Speeds(Protocol):
     @property
     def launch_s(self) -> float: ...
 
-    def matmul_s(self, flops: float, precision: str) -> float: ...
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float: ...
 
     def memory_s(self, moved_bytes: float) -> float: ...
 
@@ -40,15 +55,16 @@ class DataSheetSpeeds:
     def launch_s(self) -> float:
         return self.device.launch_s
 
-    def matmul_s(self, flops: float, precision: str) -> float:
-        """Raises InputError where the device does not have the precision."""
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+        """Raises InputError where the device does not have the precision, or for an unknown kernel."""
         peak = self.device.flops_per_s.get(precision)
         if peak is None:
             has = ", ".join(sorted(self.device.flops_per_s))
             raise InputError(
                 Violation("precision", f"{precision!r} is not supported by {self.device.name}; it has {has}")
             )
-        return flops / (peak * MATMUL_SHARE) + self._start_up_s
+        require_choice("kernel", kernel, KERNEL_SPEEDS)
+        return flops / (peak * MATMUL_SHARE * KERNEL_SPEEDS[kernel]) + self._start_up_s
 
     def memory_s(self, moved_bytes: float) -> float:
         return moved_bytes / (self.device.memory_bytes_per_s * MEMORY_SHARE) + self._start_up_s
@@ -60,14 +76,17 @@ class DataSheetSpeeds:
 
 
 class MeasuredSpeeds:
-    """Tables measured kernel by kernel; each of their times contains one launch, which is taken out."""
+    """Tables measured kernel by kernel; each of their times contains one launch, which is taken out.
+
+    Products of attention count as plain ones: only a profile of the layers knows its kernels better.
+    """
 
     def __init__(self, machine: MachineMeasurement) -> None:
         self.launch_s = machine.launch_s
         self._matmul = {name: seconds_of_speeds(table) for name, table in machine.matmul.items()}
         self._memory = seconds_of_speeds(machine.memory)
 
-    def matmul_s(self, flops: float, precision: str) -> float:
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
         return max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
 
     def memory_s(self, moved_bytes: float) -> float:

@@ -1,0 +1,240 @@
+"""`Kernels`: with which kernels another program computes a model, and what its tensor ranks divide.
+
+The graphs of `weft.describe.families` say what weft's own runtime does. `with_kernels` says what a program
+with other kernels does: the same mathematics in other time and memory. Sources: Korthikanti et al., arXiv
+2205.05198 (sequence parallelism, selective recomputation, fused scores); Hagemann et al., arXiv 2311.05610
+(why the kernel of a norm decides what fits); Dao, arXiv 2307.08691 (attention that never stores its scores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from weft.describe.amount import ZERO, Amount
+from weft.describe.layer_graph import PLAIN_PRODUCT, Layer, LayerGraph, Matmul, Pass
+from weft.describe.model import ModelConfig
+
+Attention = Literal["math", "fused", "flash1", "flash2"]
+Norm = Literal["unfused", "fused"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+NORMS: tuple[Norm, ...] = get_args(Norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What attention does with scores that it stores, per score.
+
+    `memory`: elements read and written forward, by `kernels` kernels. `kept_bytes` stay for backward.
+    """
+
+    memory: float
+    kernels: int
+    kept_bytes: float
+
+
+# One kernel scales, masks and takes the softmax: the product writes, it reads and writes, the second product
+# reads; scores and their softmax stay in 16 bits. Separate kernels each read and write, with the softmax in
+# fp32, which stays too.
+_STORED_SCORES = {
+    "fused": _Scores(memory=4.0, kernels=1, kept_bytes=4.0),
+    "math": _Scores(memory=16.0, kernels=6, kept_bytes=8.0),
+}
+# fp32 log-sum-exp per token and head, which only kernels without stored scores need.
+_LOG_SUM_EXP_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class _RootNorm:
+    """What one RMS norm costs, per element of the stream; see `Layer` for the units."""
+
+    memory: float
+    kernels: int
+    kept_bytes: float
+
+
+# What `weft.describe.families.llama` counts; one kernel that reads and writes; one kernel per operation of
+# the definition, of which the squares, the roots and the product are fp32.
+_OWN_ROOT_NORM = _RootNorm(memory=4.0, kernels=4, kept_bytes=4.0)
+_ROOT_NORMS = {
+    "fused": _RootNorm(memory=2.0, kernels=1, kept_bytes=0.0),
+    "unfused": _RootNorm(memory=16.0, kernels=6, kept_bytes=8.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How a program computes a transformer.
+
+    Attributes:
+        attention: `math` stores scores in fp32 and in 16 bits, `fused` in 16 bits; `flash1` and `flash2`
+            never do.
+        norm: of RMS norms, one kernel or one per operation. Layer norms are one kernel everywhere.
+        sequence_parallel: tensor ranks divide the tokens of the stream between divided products, and gather
+            them again for backward instead of keeping them.
+        loss_parallel: the loss is taken of divided logits; else they are gathered.
+    """
+
+    attention: Attention = "flash2"
+    norm: Norm = "fused"
+    sequence_parallel: bool = True
+    loss_parallel: bool = True
+
+
+def with_kernels(graph: LayerGraph, config: ModelConfig, kernels: Kernels) -> LayerGraph:
+    """The graph of a transformer, as `layer_graph(config)` made it, with other kernels."""
+    known: dict[Layer, Layer] = {}
+    layers = []
+    for own in graph.layers:
+        alike = replace(own, name="")
+        if alike not in known:
+            known[alike] = _with_kernels(own, config, kernels)
+        layers.append(replace(known[alike], name=own.name))
+    return replace(graph, layers=tuple(layers))
+
+
+def _with_kernels(layer: Layer, config: ModelConfig, kernels: Kernels) -> Layer:
+    if config.family == "llama" and layer.kind in ("block", "head"):
+        layer = _with_norm(layer, config, kernels.norm)
+    if layer.kind == "block":
+        layer = _with_attention(layer, config, kernels.attention)
+    if layer.kind == "head" and not kernels.loss_parallel:
+        layer = _with_gathered_logits(layer, config)
+    return _with_stream(layer, config, divided=kernels.sequence_parallel)
+
+
+def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> Layer:
+    """Selective recomputation makes the scores again and keeps the rest (Korthikanti et al., section 5)."""
+    attends = tuple(matmul for matmul in layer.forward.matmuls if matmul.kernel != PLAIN_PRODUCT)
+    # The input is kept in any case.
+    rest = layer.kept + Amount.of(-config.hidden, batch=1, sequence=1, stream=1)
+    stored = _STORED_SCORES.get(attention)
+    if stored is None:
+        layer = replace(layer, products=rest, product_bytes=layer.kept_bytes, again=Pass(attends, kernels=1))
+        return _each_pass(layer, lambda work: replace(work, matmuls=_renamed(work.matmuls, attention)))
+    scores = Amount.of(config.heads, batch=1, sequence=2, tensor=1)
+    core = _renamed(attends, "scores")
+    again = Pass(matmuls=core, memory=scores * stored.memory, kernels=len(core) + stored.kernels)
+
+    def computed(work: Pass, times: float) -> Pass:
+        return Pass(
+            matmuls=_renamed(work.matmuls, "scores"),
+            memory=work.memory + scores * (times * stored.memory),
+            kernels=work.kernels + round(times * stored.kernels),
+        )
+
+    without = Amount.of(-_LOG_SUM_EXP_BYTES * config.heads, batch=1, sequence=1, tensor=1)
+    return replace(
+        layer,
+        forward=computed(layer.forward, 1.0),
+        backward_input=computed(layer.backward_input, 2.0),
+        kept_bytes=layer.kept_bytes + without + scores * stored.kept_bytes,
+        products=rest,
+        product_bytes=layer.kept_bytes + without,
+        again=again,
+    )
+
+
+def _renamed(matmuls: tuple[Matmul, ...], kernel: str) -> tuple[Matmul, ...]:
+    """With that kernel in place of attention's; kernels of flash skip what is masked, as before."""
+    return tuple(
+        one if one.kernel == PLAIN_PRODUCT else replace(one, kernel=_flavour(one.kernel, kernel))
+        for one in matmuls
+    )
+
+
+def _flavour(own: str, kernel: str) -> str:
+    return f"{kernel}-causal" if kernel != "scores" and own.endswith("-causal") else kernel
+
+
+def _with_norm(layer: Layer, config: ModelConfig, norm: Norm) -> Layer:
+    count = 2 if layer.kind == "block" else 1
+    other = _ROOT_NORMS[norm]
+
+    def per_stream_token(elements: float) -> Amount:
+        return Amount.of(count * elements * config.hidden, batch=1, sequence=1, stream=1)
+
+    memory = per_stream_token(other.memory - _OWN_ROOT_NORM.memory)
+    launched = count * (other.kernels - _OWN_ROOT_NORM.kernels)
+    return replace(
+        layer,
+        forward=_more(layer.forward, memory, launched),
+        backward_input=_more(layer.backward_input, 2.0 * memory, 2 * launched),
+        kept_bytes=layer.kept_bytes + per_stream_token(other.kept_bytes - _OWN_ROOT_NORM.kept_bytes),
+    )
+
+
+def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:
+    """Every tensor rank takes the whole loss: an all-gather is half of an all-reduce, and there is one."""
+    vocabulary = config.vocabulary
+
+    def undivided(amount: Amount) -> Amount:
+        return _mapped(amount, lambda powers: powers | {"tensor": 0} if powers["batch"] else powers)
+
+    return replace(
+        layer,
+        kept=undivided(layer.kept),
+        kept_bytes=undivided(layer.kept_bytes),
+        forward=replace(layer.forward, memory=undivided(layer.forward.memory)),
+        backward_input=replace(layer.backward_input, memory=undivided(layer.backward_input.memory)),
+        tensor_reduced=layer.tensor_reduced + Amount.of(0.25 * vocabulary, batch=1, sequence=1),
+    )
+
+
+def _with_stream(layer: Layer, config: ModelConfig, *, divided: bool) -> Layer:
+    """Tokens between divided products in full on every rank, or divided and not kept where gathered."""
+    if not divided:
+
+        def whole(amount: Amount) -> Amount:
+            return _mapped(amount, lambda powers: powers | {"stream": 0})
+
+        layer = _each_pass(layer, lambda work: replace(work, memory=whole(work.memory)))
+        return replace(
+            layer,
+            kept=whole(layer.kept),
+            kept_bytes=whole(layer.kept_bytes),
+            products=whole(layer.products) if layer.products is not None else None,
+            product_bytes=whole(layer.product_bytes),
+            sent=whole(layer.sent),
+        )
+    gathered = {"block": 2.0, "head": 1.0}.get(layer.kind, 0.0) * config.hidden
+    kept_whole = Amount.of(-gathered, batch=1, sequence=1) + Amount.of(
+        gathered, batch=1, sequence=1, stream=1
+    )
+    kept = layer.products
+    return replace(
+        layer,
+        kept=layer.kept + kept_whole,
+        products=kept + kept_whole if kept is not None and layer.again is not None else kept,
+        # One more all-gather per gathered input, backward; the amount counts half of the all-reduces of both.
+        tensor_reduced=layer.tensor_reduced + Amount.of(0.25 * gathered, batch=1, sequence=1),
+    )
+
+
+def _more(work: Pass, memory: Amount, kernels: int) -> Pass:
+    return replace(work, memory=work.memory + memory, kernels=work.kernels + kernels)
+
+
+def _each_pass(layer: Layer, edit: Callable[[Pass], Pass]) -> Layer:
+    return replace(
+        layer,
+        forward=edit(layer.forward),
+        backward_input=edit(layer.backward_input),
+        backward_weight=edit(layer.backward_weight),
+        again=edit(layer.again) if layer.again is not None else None,
+    )
+
+
+def _mapped(amount: Amount, edit: Callable[[dict[str, int]], dict[str, int]]) -> Amount:
+    """The amount with edited powers of every term."""
+    edited = (
+        Amount.of(
+            term.coefficient,
+            **edit(
+                {"batch": term.batch, "sequence": term.sequence, "tensor": term.tensor, "stream": term.stream}
+            ),
+        )
+        for term in amount.terms
+    )
+    return sum(edited, ZERO)

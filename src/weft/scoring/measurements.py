@@ -1,0 +1,142 @@
+"""CSV files of measured training steps: one row says what ran, where, and how long its step took.
+
+The columns are those of `Measurement`; a column that is missing, or a cell that is empty, takes the default.
+Rows are numbered from 1, without the heading.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from weft.describe.kernels import Attention, Norm
+from weft.describe.plan import Recompute, Sharding
+from weft.describe.reading import read_text, violations_of
+from weft.errors import InputError, Violation
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Status = Literal["ok", "oom", "other"]
+
+
+class Measurement(BaseModel):
+    """One row: a training run of somebody's.
+
+    The model is a file with a LayerGraph, or sizes of a family. The layout is a Plan file, or degrees. The
+    cluster is a file or expression, or a device and how many there are.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str = ""
+    group: str = ""
+    model: str | None = None
+    family: Literal["gpt", "llama", "bert"] = "gpt"
+    layers: Count | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn: Count | None = None
+    gated: bool | None = None
+    vocab: Count | None = None
+    tied_embeddings: bool | None = None
+    seq: Count | None = None
+    global_batch: Count | None = None
+    micro_batch_size: Count = 1
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count | None = None
+    loops: Count = 1
+    schedule: str = "1f1b"
+    recompute: Recompute = "none"
+    sequence_parallel: bool | None = None
+    attention: Attention = "flash2"
+    norm: Norm = "fused"
+    loss_parallel: bool = True
+    sharding: Sharding = "zero-0"
+    precision: Precision = "bf16"
+    gpu: str | None = None
+    gpus_per_node: Count | None = None
+    nodes: Count | None = None
+    intra_bytes_per_s: Positive | None = None
+    inter_bytes_per_s: Positive | None = None
+    plan: str | None = None
+    cluster: str | None = None
+    profile: str | None = None
+    measured_step_s: Positive | None = None
+    status: Status = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementFile:
+    """The rows of a file by number, what is wrong with the others, and columns that say nothing to weft.
+
+    `cells` are all rows as they were written.
+    """
+
+    path: Path
+    rows: Mapping[int, Measurement]
+    problems: Mapping[int, str]
+    ignored: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[Mapping[str, str], ...]
+
+
+def read_measurements(path: Path) -> MeasurementFile:
+    """Read a file; rows that are wrong are reported and the others kept.
+
+    Raises:
+        InputError: when the file cannot be read, or has no heading or no row.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
+    columns = [(column or "").strip() for column in reader.fieldnames or ()]
+    known = [column for column in columns if column in Measurement.model_fields]
+    if not known:
+        allowed = ", ".join(Measurement.model_fields)
+        raise InputError(Violation(str(path), f"line 1 is not a heading of measurements: {allowed}"))
+    twice = sorted({column for column in known if columns.count(column) > 1})
+    if twice:
+        raise InputError(Violation(str(path), f"line 1 has {', '.join(twice)} more than once"))
+    reader.fieldnames = columns
+    rows: dict[int, Measurement] = {}
+    problems: dict[int, str] = {}
+    cells = []
+    for number, record in enumerate(reader, start=1):
+        given = {
+            key: value.strip() for key, value in record.items() if isinstance(value, str) and value.strip()
+        }
+        cells.append(given)
+        try:
+            rows[number] = _row(given, too_many=None in record)
+        except InputError as error:
+            problems[number] = "; ".join(str(violation) for violation in error.violations)
+    if not cells:
+        raise InputError(Violation(str(path), "has no row below its heading"))
+    return MeasurementFile(
+        path=path,
+        rows=rows,
+        problems=problems,
+        ignored=tuple(column for column in columns if column and column not in known),
+        columns=tuple(column for column in columns if column),
+        cells=tuple(cells),
+    )
+
+
+def _row(given: Mapping[str, str], *, too_many: bool) -> Measurement:
+    if too_many:
+        raise InputError(Violation("row", "has more values than the heading has columns"))
+    try:
+        row = Measurement.model_validate(dict(given))
+    except ValidationError as error:
+        raise InputError(violations_of(error, "", Measurement)) from None
+    if row.status == "ok" and row.measured_step_s is None:
+        problem = "missing; a row that is ok has a measured step"
+        raise InputError(Violation("measured_step_s", problem))
+    return row

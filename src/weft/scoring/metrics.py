@@ -1,0 +1,149 @@
+"""Figures that say how good predictions are: of times, of rankings, and of what fits.
+
+Spearman's and Kendall's correlations take ties as `scipy.stats` does (average ranks; tau-b). Fractions, not
+percents. A figure that no row can answer is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One scored row: seconds measured (None: it ran out of memory) and predicted, with the interval."""
+
+    measured_s: float | None
+    predicted_s: float
+    low_s: float
+    high_s: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How a set of points was predicted.
+
+    Attributes:
+        n: points with a measured time.
+        mape, median_ape, max_ape: mean, median and largest absolute relative error of the time.
+        mape_scaled: the mean when all predictions are multiplied by the median of measured over predicted.
+        spearman, kendall: correlation of the ranks of predicted and measured times.
+        regret: time of the point predicted to be fastest over the fastest, minus 1.
+        oom_accuracy: share of all points of which it was said rightly whether they fit.
+        oom_missed, oom_false: points that were to fit and did not, and the other way round.
+        coverage: share of the measured times inside the predicted interval.
+        half_width: median relative half-width of that interval.
+    """
+
+    n: int
+    mape: float | None
+    mape_scaled: float | None
+    median_ape: float | None
+    max_ape: float | None
+    spearman: float | None
+    kendall: float | None
+    regret: float | None
+    oom_accuracy: float | None
+    oom_missed: int
+    oom_false: int
+    coverage: float | None
+    half_width: float | None
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_RANKED = ("spearman", "kendall", "regret")
+_SCALED = "mape_scaled"
+
+
+def figures_of(points: Sequence[Point]) -> Figures:
+    """The figures of one group of points that belong together, such as all layouts of one model."""
+    timed = [point for point in points if point.measured_s is not None]
+    measured = np.array([point.measured_s for point in timed], dtype=np.float64)
+    predicted = np.array([point.predicted_s for point in timed], dtype=np.float64)
+    missed = sum(point.measured_s is None and point.fits for point in points)
+    refused = sum(point.measured_s is not None and not point.fits for point in points)
+    found = Figures(
+        n=len(timed),
+        mape=None,
+        mape_scaled=None,
+        median_ape=None,
+        max_ape=None,
+        spearman=spearman(predicted, measured),
+        kendall=kendall(predicted, measured),
+        regret=None,
+        oom_accuracy=1.0 - (missed + refused) / len(points) if points else None,
+        oom_missed=missed,
+        oom_false=refused,
+        coverage=None,
+        half_width=None,
+    )
+    if not timed:
+        return found
+    errors = np.abs(predicted / measured - 1.0)
+    scale = float(np.median(measured / predicted))
+    inside = [point.low_s <= time <= point.high_s for point, time in zip(timed, measured, strict=True)]
+    widths = [(point.high_s - point.low_s) / (2.0 * point.predicted_s) for point in timed]
+    return Figures(
+        **found.as_record()
+        | {
+            "mape": float(errors.mean()),
+            "mape_scaled": float(np.abs(scale * predicted / measured - 1.0).mean()),
+            "median_ape": float(np.median(errors)),
+            "max_ape": float(errors.max()),
+            "regret": float(measured[int(np.argmin(predicted))] / measured.min() - 1.0),
+            "coverage": fmean(inside),
+            "half_width": median(widths),
+        }
+    )
+
+
+def pooled_figures(groups: Mapping[str, Sequence[Point]]) -> Figures:
+    """The figures of all points together; what compares points is taken in each group, and weighted by n."""
+    every = figures_of([point for points in groups.values() for point in points])
+    parts = [figures_of(points) for points in groups.values()]
+    weighted: dict[str, float | None] = {}
+    for name in (*_RANKED, _SCALED):
+        known = [(part.n, getattr(part, name)) for part in parts if getattr(part, name) is not None]
+        total = sum(n for n, _ in known)
+        weighted[name] = sum(n * value for n, value in known) / total if total else None
+    return Figures(**every.as_record() | weighted)
+
+
+def spearman(left: Floats, right: Floats) -> float | None:
+    """Spearman's rank correlation; None where there are fewer than two points, or all are equal."""
+    if len(left) < 2:
+        return None
+    ranks = [_average_ranks(values) for values in (left, right)]
+    if any(np.ptp(values) == 0.0 for values in ranks):
+        return None
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def kendall(left: Floats, right: Floats) -> float | None:
+    """Kendall's tau-b; None as `spearman`. Takes memory in the square of the points."""
+    if len(left) < 2:
+        return None
+    upper = np.triu_indices(len(left), 1)
+    signs = [np.sign(values[:, None] - values[None, :])[upper] for values in (left, right)]
+    untied = [np.count_nonzero(values) for values in signs]
+    if not all(untied):
+        return None
+    return float((signs[0] * signs[1]).sum() / np.sqrt(float(untied[0]) * float(untied[1])))
+
+
+def _average_ranks(values: Floats) -> Floats:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = (last - (counts - 1) / 2.0)[which]
+    return ranks

@@ -1,0 +1,156 @@
+"""`score`: predict every row of a file of measurements, and say how good that was."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.planning.compile import compile_folded
+from weft.predict.predict import predict
+from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
+from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
+from weft.scoring.subject import Subject, Subjects
+
+UNGROUPED = "all"
+PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """What weft says of a row; seconds of a step with the ends of the 90 % interval, bytes of a rank's peak.
+
+    `room_bytes` is the memory of the device that has the least left.
+    """
+
+    row: Measurement
+    step_s: float
+    low_s: float
+    high_s: float
+    peak_bytes: int
+    room_bytes: int
+    source: str
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.room_bytes
+
+    @property
+    def point(self) -> Point:
+        measured_s = self.row.measured_step_s if self.row.status == "ok" else None
+        return Point(
+            measured_s=measured_s,
+            predicted_s=self.step_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            fits=self.fits,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """All rows of a file by number: what was predicted, and why not."""
+
+    file: MeasurementFile
+    rows: Mapping[int, ScoredRow]
+    problems: Mapping[int, str]
+
+    @cached_property
+    def groups(self) -> Mapping[str, tuple[ScoredRow, ...]]:
+        """Rows that count, by group; those whose status is `other` do not."""
+        groups: dict[str, list[ScoredRow]] = defaultdict(list)
+        for scored in self.rows.values():
+            if scored.row.status != "other":
+                groups[scored.row.group or UNGROUPED].append(scored)
+        return {name: tuple(rows) for name, rows in sorted(groups.items())}
+
+    @cached_property
+    def figures(self) -> Mapping[str, Figures]:
+        """By group."""
+        return {name: figures_of([one.point for one in rows]) for name, rows in self.groups.items()}
+
+    @cached_property
+    def pooled(self) -> Figures:
+        return pooled_figures({name: [one.point for one in rows] for name, rows in self.groups.items()})
+
+    def as_record(self) -> dict[str, Any]:
+        """The JSON answer."""
+        return {
+            "pooled": self.pooled.as_record(),
+            "groups": {name: figures.as_record() for name, figures in self.figures.items()},
+            "errors": {str(number): problem for number, problem in self.problems.items()},
+            "ignored_columns": list(self.file.ignored),
+        }
+
+    def to_csv(self) -> str:
+        """The file again with `PREDICTED_COLUMNS`; those of rows with errors are empty."""
+        text = io.StringIO()
+        columns = [column for column in self.file.columns if column not in PREDICTED_COLUMNS]
+        writer = csv.DictWriter(
+            text, [*columns, *PREDICTED_COLUMNS], extrasaction="ignore", lineterminator="\n"
+        )
+        writer.writeheader()
+        for number, cells in enumerate(self.file.cells, start=1):
+            found = self.rows.get(number)
+            answer: dict[str, object] = dict.fromkeys(PREDICTED_COLUMNS, "")
+            if found is not None:
+                values = (found.step_s, found.low_s, found.high_s, found.peak_bytes, int(found.fits))
+                answer = dict(zip(PREDICTED_COLUMNS, values, strict=True))
+            writer.writerow({**cells, **answer})
+        return text.getvalue()
+
+
+def score(path: Path, *, cluster: str | None = None, profile: Path | None = None) -> Scores:
+    """Predict every row of a file; rows that cannot be are reported by number, and the others scored.
+
+    `cluster` and `profile` take the place of those of all rows.
+
+    Raises:
+        InputError: when the file cannot be read, or no row of it can be predicted.
+    """
+    file = read_measurements(path)
+    subjects = Subjects(folder=path.parent, cluster=cluster, profile=profile)
+    known: dict[object, ScoredRow] = {}
+    rows: dict[int, ScoredRow] = {}
+    problems = dict(file.problems)
+    for number, row in file.rows.items():
+        try:
+            rows[number] = _scored(row, subjects, known)
+        except InputError as error:
+            problems[number] = "; ".join(str(violation) for violation in error.violations)
+    if not rows:
+        first = min(problems)
+        raise InputError(f"{path}: no row can be predicted; row {first}: {problems[first]}")
+    return Scores(file=file, rows=rows, problems=dict(sorted(problems.items())))
+
+
+def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]) -> ScoredRow:
+    subject = subjects.of(row)
+    # Rows that differ in what was measured only, such as repeated runs, are predicted once.
+    key = (subject.graph.fingerprint, subject.cluster.fingerprint, subject.plan.plan_id, id(subject.profile))
+    if key not in known:
+        known[key] = _predicted(row, subject)
+    return replace(known[key], row=row)
+
+
+def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
+    plan, graph, cluster = subject.plan, subject.graph, subject.cluster
+    program = compile_folded(plan, graph, cluster)
+    prediction = predict(plan, program, graph, cluster, profile=subject.profile).prediction
+    held = [(peak, cluster.device_of(rank).memory_bytes) for rank, peak in enumerate(prediction.peak_bytes)]
+    peak, room = min(held, key=lambda one: one[1] - one[0])
+    return ScoredRow(
+        row=row,
+        step_s=prediction.step_s,
+        low_s=prediction.step_low_s,
+        high_s=prediction.step_high_s,
+        peak_bytes=peak,
+        room_bytes=room,
+        source=prediction.source,
+    )

@@ -1,0 +1,200 @@
+"""From a measured row to what weft predicts: a model, a cluster and a plan.
+
+Rows describe programs of other people. Their kernels are the row's; their layers are dealt out by count, with
+the embedding before the first block and the head after the last; they reduce gradients at a step's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from weft.describe.catalogue import find_device
+from weft.describe.cluster import Cluster, Link, NodeGroup
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.kernels import Kernels, with_kernels
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
+from weft.describe.plan_file import check_plan, load_plan
+from weft.describe.reading import read_text
+from weft.errors import InputError, Violation
+from weft.moves.layout import Job, Layout, build_plan
+from weft.predict.cost.calibration import load_profile_file
+from weft.predict.profile import LayerProfile
+from weft.scoring.measurements import Measurement
+
+# What a family has where a row does not say: Llama's feed-forward is gated and 8/3 as wide as the stream.
+_VOCABULARY = {"gpt": 50257, "llama": 32000, "bert": 30522}
+_TIED = {"gpt": True, "llama": False, "bert": True}
+_SEQUENCE = {"gpt": 1024, "llama": 2048, "bert": 512}
+_FFN_MULTIPLE = 256
+# Layers are dealt out by count; the ends, which no program counts, break ties: a head is more than an
+# embedding.
+_EMBEDDING_WEIGHT, _HEAD_WEIGHT = 1e-3, 2e-3
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is predicted of a row."""
+
+    graph: LayerGraph
+    cluster: Cluster
+    plan: Plan
+    profile: LayerProfile | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """Makes subjects of the rows of one file, reading every other file once.
+
+    `folder` is where the rows' relative paths begin; `cluster` and `profile` replace those of all rows.
+    """
+
+    folder: Path
+    cluster: str | None = None
+    profile: Path | None = None
+    _known: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def of(self, row: Measurement) -> Subject:
+        """The subject of a row.
+
+        Raises:
+            InputError: when the row does not say enough, or says what cannot be.
+        """
+        config = None if row.model is not None else _config(row)
+        graph = self._graph(row, config)
+        cluster = self._cluster(row)
+        profile_path = self.profile or (self.folder / row.profile if row.profile else None)
+        profile = self._once(profile_path, partial(load_profile_file, profile_path)) if profile_path else None
+        if row.plan is not None:
+            path = self.folder / row.plan
+            plan = self._once(("plan", path), partial(load_plan, path))
+            if problems := check_plan(plan, graph, cluster):
+                raise InputError(problems)
+        else:
+            plan = _plan(row, graph, cluster)
+        return Subject(graph=graph, cluster=cluster, plan=plan, profile=profile)
+
+    def _graph(self, row: Measurement, config: ModelConfig | None) -> LayerGraph:
+        if config is None:
+            assert row.model is not None, "a row without sizes names a file"
+            path = self.folder / row.model
+            return self._once(path, lambda: LayerGraph.from_json(read_text(path), str(path)))
+        divided = row.tp > 1 if row.sequence_parallel is None else row.sequence_parallel
+        kernels = Kernels(
+            attention=row.attention,
+            norm=row.norm,
+            sequence_parallel=divided,
+            loss_parallel=row.loss_parallel,
+        )
+        return self._once((config, kernels), lambda: with_kernels(layer_graph(config), config, kernels))
+
+    def _cluster(self, row: Measurement) -> Cluster:
+        named = self.cluster
+        if named is None and row.cluster is not None:
+            path = self.folder / row.cluster
+            named = str(path) if path.is_file() else row.cluster
+        if named is not None:
+            return self._once(("cluster", named), lambda: parse_cluster(named))
+        wanted = (row.gpu, row.gpus_per_node, row.nodes, row.intra_bytes_per_s, row.inter_bytes_per_s)
+        return self._once(("devices", *wanted, _needed(row)), lambda: _cluster_of(row))
+
+    def _once(self, key: object, make: Callable[[], Found]) -> Found:
+        if key not in self._known:
+            self._known[key] = make()
+        found: Found = self._known[key]  # type: ignore[assignment]  # each key has one type
+        return found
+
+
+def _config(row: Measurement) -> ModelConfig:
+    sizes = {"layers": row.layers, "hidden": row.hidden, "heads": row.heads}
+    if missing := [name for name, size in sizes.items() if size is None]:
+        problem = "missing; or name a file of a LayerGraph as model"
+        raise InputError([Violation(name, problem) for name in missing])
+    assert row.layers is not None
+    assert row.hidden is not None
+    assert row.heads is not None
+    family = row.family
+    gated = family == "llama" if row.gated is None else row.gated
+    if gated != (family == "llama"):
+        near = "llama" if gated else "gpt"
+        problem = f"{int(gated)}: the feed-forward of a {family} is {'not ' if gated else ''}gated"
+        raise InputError(Violation("gated", problem, near))
+    if row.hidden % row.heads:
+        raise InputError(Violation("hidden", f"{row.hidden} is not divisible by heads = {row.heads}"))
+    groups = row.kv_heads or row.heads
+    if row.heads % groups:
+        raise InputError(Violation("kv_heads", f"{groups} does not divide heads = {row.heads}"))
+    wide = 4 * row.hidden
+    if gated:
+        wide = -(-8 * row.hidden // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE
+    return ModelConfig(
+        name=row.name or f"{family}-{row.layers}x{row.hidden}",
+        family=family,
+        layers=row.layers,
+        hidden=row.hidden,
+        heads=row.heads,
+        key_value_heads=groups,
+        feed_forward=row.ffn or wide,
+        vocabulary=row.vocab or _VOCABULARY[family],
+        sequence=row.seq or _SEQUENCE[family],
+        tied_embeddings=_TIED[family] if row.tied_embeddings is None else row.tied_embeddings,
+    )
+
+
+def _needed(row: Measurement) -> int:
+    return row.tp * row.pp * (row.dp or 1)
+
+
+def _cluster_of(row: Measurement) -> Cluster:
+    if row.gpu is None:
+        raise InputError(Violation("gpu", "missing; or name a cluster"))
+    entry = find_device(row.gpu, "gpu")
+    devices = row.gpus_per_node or entry.devices
+    if row.nodes is None:
+        devices = min(devices, _needed(row))
+    nodes = row.nodes or -(-_needed(row) // devices)
+    link = replace(entry.link, bytes_per_s=row.intra_bytes_per_s or entry.link.bytes_per_s)
+    network = replace(entry.network, bytes_per_s=row.inter_bytes_per_s or entry.network.bytes_per_s)
+    group = NodeGroup(name=entry.device.name, count=nodes, device=entry.device, devices=devices, link=link)
+    links: dict[tuple[str, str], Link] = {(group.name, group.name): network} if nodes > 1 else {}
+    return Cluster(name=f"{nodes}x{devices}x{group.name}", groups=(group,), links=links)
+
+
+def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
+    if row.global_batch is None:
+        raise InputError(Violation("global_batch", "missing; or name a file of a Plan as plan"))
+    dp = row.dp
+    if dp is None:
+        if cluster.ranks % (row.tp * row.pp):
+            problem = f"missing, and tp {row.tp} x pp {row.pp} do not divide {cluster.ranks} devices"
+            raise InputError(Violation("dp", problem))
+        dp = cluster.ranks // (row.tp * row.pp)
+    layout = Layout(
+        pipeline_parallel=row.pp,
+        data_parallel=dp,
+        tensor_parallel=row.tp,
+        loops=row.loops,
+        micro_batch_size=row.micro_batch_size,
+        schedule=row.schedule,
+        # Nobody shares with a replica that does not exist.
+        sharding=row.sharding if dp > 1 else "zero-0",
+        recompute=row.recompute,
+        blocking=() if row.sharding in ("zero-2", "zero-3") and dp > 1 else ("reductions",),
+    )
+    job = Job(
+        graph=graph,
+        cluster=cluster,
+        global_batch=row.global_batch,
+        sequence=row.seq or graph.sequence,
+        precision=row.precision,
+    )
+    kinds = {"embedding": _EMBEDDING_WEIGHT, "head": _HEAD_WEIGHT}
+    return build_plan(job, layout, [kinds.get(layer.kind, 1.0) for layer in graph.layers])
