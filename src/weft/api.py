@@ -13,7 +13,8 @@ from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.describe.tasks import default_task
 from weft.errors import InputError, Violation
-from weft.moves.layout import layout_of
+from weft.moves.layout import flops_per_layer
+from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch import require_torch
@@ -56,8 +57,10 @@ class Planned:
         return path
 
     def _repr_html_(self) -> str:
-        title = f"{self.plan.model} on {self.plan.cluster}: {layout_of(self.plan)}"
-        return plan_html(self.plan, self.job.problem.job.cluster, self.simulate(), title=title)
+        job = self.job.problem.job
+        layout = layout_of(self.plan, flops_per_layer(job))
+        title = f"{self.plan.model} on {self.plan.cluster}: {layout}"
+        return plan_html(self.plan, job.cluster, self.simulate(), title=title)
 
 
 @dataclass(frozen=True)

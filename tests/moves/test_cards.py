@@ -1,5 +1,7 @@
 """Every move through the same laws: it says why not, or its plan is legal and owes the same work."""
 
+from dataclasses import replace
+
 import pytest
 from moves.contexts import context
 
@@ -8,7 +10,8 @@ from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, layout_of, refuse
+from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, job_of, refuse
+from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Contract
 from weft.moves.registry import all_moves, get_move
 from weft.planning.compile import compile_plan
@@ -81,8 +84,8 @@ def test_more_and_less_context_parallelism_undo_each_other():
 
 
 def test_a_layout_reads_back_from_its_plan():
-    plan = context(schedule="breadth-first", loops=2).plan
-    assert layout_of(plan) == Layout(
+    before = context(schedule="breadth-first", loops=2)
+    assert layout_of(before.plan, flops_per_layer(job_of(before))) == Layout(
         pipeline_parallel=2, data_parallel=2, loops=2, micro_batch_size=2, schedule="breadth-first"
     )
 
@@ -117,3 +120,48 @@ def test_an_impossible_layout_says_why(changes, expected):
 def test_an_unknown_move_is_refused_with_the_nearest():
     with pytest.raises(InputError, match="nearest valid: more loops"):
         get_move("more loop")
+
+
+def uneven(**changes):
+    """Two stages of one and five layers, replicas of six and two micro-batches, devices in another order."""
+    before = context()
+    layout = Layout(
+        **{
+            "pipeline_parallel": 2,
+            "data_parallel": 2,
+            "loops": 1,
+            "micro_batch_size": 2,
+            "schedule": "1f1b",
+            "layers_per_stage": (1, 5),
+            "micro_batches_per_replica": (6, 2),
+            "rank_order": (3, 1, 2, 0),
+            **changes,
+        }
+    )
+    job = job_of(before)
+    plan = build_plan(job, layout, flops_per_layer(job))
+    return Context(plan=plan, graph=before.graph, cluster=before.cluster)
+
+
+def after(name, before):
+    assert MOVES[name].applies(before) is None
+    return layout_of(MOVES[name].apply(before), flops_per_layer(job_of(before)))
+
+
+def test_another_schedule_leaves_layers_shares_and_devices_as_they_are():
+    there = after("schedule gpipe", uneven())
+    assert there == replace(layout_of(uneven().plan), schedule="gpipe")
+
+
+def test_other_micro_batches_are_as_many_samples_of_every_replica():
+    smaller = after("smaller micro-batches", uneven())
+    assert (smaller.micro_batches_per_replica, smaller.layers_per_stage) == ((12, 4), (1, 5))
+    assert after("larger micro-batches", uneven()).micro_batches_per_replica == (3, 1)
+    odd = uneven(micro_batches_per_replica=(5, 3))
+    assert MOVES["larger micro-batches"].applies(odd) == "a replica has an odd number of micro-batches"
+
+
+def test_another_mesh_is_balanced_anew():
+    assert after("more data parallelism", uneven()) == Layout(
+        pipeline_parallel=1, data_parallel=4, loops=1, micro_batch_size=2, schedule="1f1b"
+    )

@@ -1,5 +1,8 @@
 """A layout and its plan say the same; tensor ranks are neighbours; what cannot be is refused and why."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -9,8 +12,10 @@ from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan, parse_plan
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, layout_of, refuse
-from weft.planning.compile import compile_plan
+from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout_of_plan import layout_of
+from weft.planning.compile import compile_folded, compile_plan
+from weft.predict.predict import predict
 from weft.program.verify import verify
 
 CLUSTER = parse_cluster("16xa100-80gb")
@@ -56,8 +61,55 @@ def test_a_legal_layout_is_a_legal_plan_and_reads_back(wanted):
     assume(refuse(JOB, wanted) is None)
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     assert check_plan(plan, JOB.graph, CLUSTER) == []
-    assert layout_of(plan) == wanted
+    assert layout_of(plan, flops_per_layer(JOB)) == wanted
     assert plan.ranks == wanted.ranks
+
+
+@st.composite
+def uneven_layouts(draw):
+    """Layouts whose stages, replicas and ranks are unlike each other; most can run the job."""
+    wanted = draw(layouts)
+    shares = [1] * wanted.data_parallel
+    for _ in range(JOB.global_batch // wanted.micro_batch_size - wanted.data_parallel):
+        shares[draw(st.integers(0, wanted.data_parallel - 1))] += 1
+    cuts = draw(st.permutations(range(1, len(JOB.graph.layers))))[: wanted.stages - 1]
+    borders = [0, *sorted(cuts), len(JOB.graph.layers)]
+    order = draw(st.permutations(range(min(wanted.ranks, CLUSTER.ranks))))
+    firsts = range(0, len(order), wanted.width)
+    return replace(
+        wanted,
+        layers_per_stage=tuple(last - first for first, last in pairwise(borders)),
+        micro_batches_per_replica=tuple(shares),
+        rank_order=tuple(rank for first in firsts for rank in sorted(order[first : first + wanted.width])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(uneven_layouts())
+def test_an_uneven_layout_is_a_legal_plan_and_reads_back(wanted):
+    assume(refuse(JOB, wanted) is None)
+    plan = build_plan(JOB, wanted, flops_per_layer(JOB))
+    assert check_plan(plan, JOB.graph, CLUSTER) == []
+    assert tuple(len(stage.layers) for stage in plan.stages) == wanted.layers_per_stage
+    found = layout_of(plan)
+    if len(set(wanted.micro_batches_per_replica)) == 1:
+        wanted = replace(wanted, micro_batches_per_replica=None)
+    if list(wanted.rank_order) == sorted(wanted.rank_order):
+        wanted = replace(wanted, rank_order=None)
+    assert found == wanted
+
+
+@settings(max_examples=15, deadline=None)
+@given(uneven_layouts())
+def test_programs_of_uneven_layouts_verify_and_can_be_simulated(wanted):
+    # Of replicas with unequal shares that share states out, some orders come to other collectives.
+    wanted = replace(wanted, sharding="zero-0", blocking=())
+    assume(refuse(JOB, wanted) is None)
+    plan = build_plan(JOB, wanted, flops_per_layer(JOB))
+    program = compile_plan(plan, JOB.graph)
+    assert verify(program) == []
+    predicted = predict(plan, compile_folded(plan, JOB.graph, CLUSTER), JOB.graph, CLUSTER)
+    assert len(predicted.prediction.peak_bytes) == wanted.ranks
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,6 +137,22 @@ def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
         ({"tensor_parallel": 3}, "nearest tp: 2"),
         ({"data_parallel": 1, "sharding": "zero-1"}, "nearest sharding: zero-0"),
         ({"sharding": "zero-2", "blocking": ("reductions",)}, "nearest sharding: zero-1"),
+        ({"layers_per_stage": (2, 2, 2)}, "layers for 3 stages are given, pp x loops = 2 stages"),
+        ({"layers_per_stage": (6, 0)}, "stage 1 is given no layer; at least 1 is needed"),
+        ({"layers_per_stage": (3, 4)}, "the stages are given 7 layers, the model has 6"),
+        ({"rank_order": (0, 1)}, "the rank order has 2 devices, the layout has 4 ranks"),
+        ({"rank_order": (0, 1, 1, 3)}, "leaves device 2 out; each of 0 to 3 must be named once"),
+        (
+            {"data_parallel": 1, "tensor_parallel": 2, "rank_order": (0, 2, 3, 1)},
+            "ranks of one replica of a stage sit on devices 3 1; nearest: 1 3",
+        ),
+        ({"micro_batches_per_replica": (8,)}, "shares for 1 replicas are given, dp is 2"),
+        ({"micro_batches_per_replica": (8, 0)}, "replica 1 is given no micro-batch; at least 1 is needed"),
+        (
+            {"micro_batches_per_replica": (5, 2)},
+            "7 micro-batches of 2 are 14 samples, the global batch is 16; nearest global batch: 14",
+        ),
+        ({"schedule": "chimera", "micro_batches_per_replica": (5, 3)}, "chimera"),
     ],
 )
 def test_what_cannot_be_divided_or_shared_says_why(changes, expected):
@@ -101,6 +169,39 @@ def test_the_text_names_what_is_not_the_default():
     assert str(islands) == "pp 2 x dp 4, 1f1b, micro-batch size 2, zero-3 in islands of 2"
 
 
+def test_the_text_is_brief_about_what_is_uneven():
+    wanted = layout(
+        pipeline_parallel=4,
+        layers_per_stage=(3, 1, 1, 1),
+        micro_batches_per_replica=(5, 3),
+        rank_order=(4, 5, 6, 7, 0, 1, 3, 2),
+    )
+    assert str(wanted) == (
+        "pp 4 x dp 2, 1f1b, micro-batch size 2, layers 3+1x3, shares 5+3, devices 4-7 0-1 3 2"
+    )
+    assert str(wanted.regular) == "pp 4 x dp 2, 1f1b, micro-batch size 2"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layers", "expected"),
+    [
+        ((4, 5), (3, 4, 5), "stages of device 0 of its pipelines lie on ranks 0 and 4"),
+        ((0, 1), (5, 4, 3), "no cuts of a chain of layers"),
+    ],
+)
+def test_plans_of_no_layout_say_why(ranks, layers, expected):
+    wanted = layout(loops=2, layers_per_stage=(1, 1, 1, 3), schedule="breadth-first")
+    plan = build_plan(JOB, wanted, flops_per_layer(JOB))
+    third = plan.stages[2]
+    copies = tuple(
+        copy.model_copy(update={"ranks": (rank,)}) for copy, rank in zip(third.replicas, ranks, strict=True)
+    )
+    third = third.model_copy(update={"replicas": copies})
+    last = plan.stages[3].model_copy(update={"layers": layers})
+    with pytest.raises(InputError, match=expected):
+        layout_of(plan.model_copy(update={"stages": (*plan.stages[:2], third, last)}))
+
+
 def test_stages_that_differ_in_recompute_have_no_layout():
     plan = build_plan(JOB, layout(), flops_per_layer(JOB))
     first = plan.stages[0].model_copy(update={"recompute": "full"})
@@ -113,4 +214,4 @@ def test_a_written_plan_keeps_every_choice():
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     read = parse_plan(plan.model_dump(mode="json"))
     assert read.plan_id == plan.plan_id
-    assert layout_of(read) == wanted
+    assert layout_of(read, flops_per_layer(JOB)) == wanted

@@ -8,10 +8,16 @@ import pytest
 from pool import WorkerPool
 from run.test_equality import require_equal
 from run.test_sharded import require_like_replicated
+from run.test_tensor_parallel import require_equal as require_equal_divided
 from small_jobs import make_plan, make_program, tiny
+from tensor_jobs import divisible
 
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
 from weft.program.verify import require_valid
 
 pytestmark = pytest.mark.processes
@@ -82,6 +88,71 @@ def test_unequal_layers(
     plan = cut_as(shared_as(make_plan(config, pp=2, dp=2, loops=loops, schedule=schedule), shares), counts)
     require_valid(make_program(config, plan))
     require_equal(worker_pool, config, plan, bitwise=False)
+
+
+def laid_out(
+    config: ModelConfig,
+    degrees: tuple[int, int, int],
+    layers: tuple[int, ...],
+    shares: tuple[int, ...],
+    devices: tuple[int, ...],
+    precision: str = "fp64",
+) -> Plan:
+    """The plan of (pp, dp, tp) with so many layers in each stage and micro-batches of each replica."""
+    pipeline_parallel, data_parallel, tensor_parallel = degrees
+    layout = Layout(
+        pipeline_parallel=pipeline_parallel,
+        data_parallel=data_parallel,
+        tensor_parallel=tensor_parallel,
+        loops=1,
+        micro_batch_size=2,
+        schedule="1f1b",
+        layers_per_stage=layers,
+        micro_batches_per_replica=shares,
+        rank_order=devices,
+    )
+    job = Job(
+        graph=layer_graph(config),
+        cluster=parse_cluster("4xa100-80gb"),
+        global_batch=sum(shares) * layout.micro_batch_size,
+        sequence=config.sequence,
+        precision=precision,
+    )
+    return build_plan(job, layout, flops_per_layer(job))
+
+
+def require_equal_whole(pool: WorkerPool, config: ModelConfig, plan: Plan) -> None:
+    """Float64 to nine digits."""
+    require_equal(pool, config, plan, bitwise=False)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "layers", "shares", "devices"),
+    [
+        ((2, 2, 1), (5, 3), (3, 1), (2, 0, 3, 1)),
+        ((4, 1, 1), (1, 4, 1, 2), (5,), (3, 0, 1, 2)),
+        ((1, 2, 2), (4,), (1, 4), (1, 3, 0, 2)),
+        ((2, 1, 2), (1, 3), (3,), (1, 3, 0, 2)),
+    ],
+    ids=["pp and dp", "pp", "dp and tp", "pp and tp"],
+)
+def test_unequal_stages_shares_and_an_order_of_devices(
+    worker_pool: WorkerPool,
+    degrees: tuple[int, int, int],
+    layers: tuple[int, ...],
+    shares: tuple[int, ...],
+    devices: tuple[int, ...],
+) -> None:
+    config = tiny() if degrees[2] == 1 else divisible("gpt")
+    plan = laid_out(config, degrees, layers, shares, devices)
+    equal = require_equal_divided if degrees[2] > 1 else require_equal_whole
+    equal(worker_pool, config, plan)
+
+
+def test_replicas_in_an_order_of_devices_share_states(worker_pool: WorkerPool) -> None:
+    config = tiny()
+    plan = laid_out(config, (2, 2, 1), (5, 3), (3, 1), (2, 0, 3, 1), precision="fp32")
+    require_like_replicated(worker_pool, config, plan)
 
 
 def test_shares_that_would_come_to_other_collectives_are_refused() -> None:

@@ -1,13 +1,15 @@
-"""From the degrees of a homogeneous layout to a Plan.
+"""From the degrees of a layout to a Plan.
 
 A `Layout` is what planners search: sizes of the mesh axes, loops, micro-batch size, schedule, sharding and
-recomputation. `build_plan` turns it into stages, ranks and shares; `refuse` says why it cannot.
+recomputation, and where stages, replicas or ranks are unlike each other, how. `build_plan` turns it into
+stages, ranks and shares; `refuse` says why it cannot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import gcd
 
 from weft.describe.amount import Shape
@@ -25,6 +27,7 @@ from weft.describe.plan import (
     shared_out,
 )
 from weft.errors import InputError, Violation
+from weft.moves import uneven
 from weft.moves.move import Context
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
@@ -48,9 +51,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees and choices of one homogeneous layout; `options` are the schedule's.
+    """Degrees and choices of one layout; `options` are the schedule's.
 
     `recompute` is that of all stages; see `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`.
+    `layers_per_stage` cuts the chain of layers; None balances the stages. `rank_order` says which device of
+    the cluster takes each rank of the mesh (axes pp, dp, cp, tp, outermost first), rising in each replica of
+    a stage; None: the device of the same number. `micro_batches_per_replica` are those of each of the
+    `data_parallel` pipelines; None shares the batch out equally.
     """
 
     pipeline_parallel: int
@@ -66,6 +73,14 @@ class Layout:
     island: int | None = None
     recompute: Recompute = "none"
     blocking: tuple[Blocking, ...] = ()
+    layers_per_stage: tuple[int, ...] | None = None
+    rank_order: tuple[int, ...] | None = None
+    micro_batches_per_replica: tuple[int, ...] | None = None
+
+    @property
+    def regular(self) -> Layout:
+        """The same degrees and choices with balanced stages, ranks in order and equal shares."""
+        return replace(self, layers_per_stage=None, rank_order=None, micro_batches_per_replica=None)
 
     @property
     def width(self) -> int:
@@ -96,6 +111,12 @@ class Layout:
             text += f", recompute {self.recompute}"
         if self.blocking:
             text += f", blocking {' and '.join(self.blocking)}"
+        if self.layers_per_stage is not None:
+            text += f", layers {uneven.counts_text(self.layers_per_stage)}"
+        if self.micro_batches_per_replica is not None:
+            text += f", shares {uneven.counts_text(self.micro_batches_per_replica)}"
+        if self.rank_order is not None:
+            text += f", devices {uneven.order_text(self.rank_order)}"
         return text
 
 
@@ -118,10 +139,29 @@ def flops_per_layer(job: Job) -> list[float]:
     return [layer.flops(shape) for layer in job.graph.layers]
 
 
+def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
+    """Micro-batches per step of each of the layout's `data_parallel` pipelines."""
+    if layout.micro_batches_per_replica is not None:
+        return layout.micro_batches_per_replica
+    share = job.global_batch // (layout.data_parallel * layout.micro_batch_size)
+    return (share,) * layout.data_parallel
+
+
 def pipeline_of(job: Job, layout: Layout) -> Pipeline:
-    """The abstract pipeline that one replica of the layout runs."""
-    micro_batches = job.global_batch // (layout.data_parallel * layout.micro_batch_size)
-    return Pipeline(layout.pipeline_parallel, layout.stages, micro_batches)
+    """The abstract pipeline of the replica that runs most micro-batches."""
+    return Pipeline(layout.pipeline_parallel, layout.stages, max(shares_of(job, layout)))
+
+
+def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
+    """Positions of each stage's layers; balanced by `layer_seconds` unless the layout cuts them itself.
+
+    Raises:
+        InputError: when there are fewer layers than stages.
+    """
+    if layout.layers_per_stage is None:
+        return balanced_partition(layer_seconds, layout.stages)
+    cuts = accumulate(layout.layers_per_stage, initial=0)
+    return [list(range(first, last)) for first, last in pairwise(cuts)]
 
 
 def replicas_of(layout: Layout) -> int:
@@ -146,18 +186,13 @@ def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
         return f"{' x '.join(_mesh(layout))} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
-    samples = layout.data_parallel * layout.micro_batch_size
-    if job.global_batch % samples:
-        near = max(samples, samples * round(job.global_batch / samples))
-        return (
-            f"global batch {job.global_batch} is not a multiple of dp {layout.data_parallel} x micro-batch "
-            f"size {layout.micro_batch_size} = {samples}; nearest global batch: {near}"
-        )
     layers = len(job.graph.layers)
     if layout.stages > layers:
         return f"pp x loops = {layout.stages} stages, the model has {layers} layers to spread"
     if not job.graph.is_chain and layout.stages > 1:
         return "the model's layers are not a chain; only one stage is supported for it"
+    if (unshared := _refuse_shared(job, layout)) is not None:
+        return unshared
     if layout.sharding != "zero-0" and replicas_of(layout) == 1:
         return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
     refused = refuse_island(layout.sharding, layout.island, replicas_of(layout))
@@ -173,12 +208,38 @@ def refuse(job: Job, layout: Layout) -> str | None:
     return (
         job.graph.refuse_tensor(layout.tensor_parallel)
         or job.graph.refuse_context(layout.context_parallel, job.sequence, layout.tensor_parallel)
-        or get_schedule(layout.schedule).refuse(pipeline_of(job, layout), layout.options)
+        or _refuse_order_of_any(job, layout)
     )
 
 
+def _refuse_shared(job: Job, layout: Layout) -> str | None:
+    """Why the batch, the layers or the devices cannot be shared out like this."""
+    batch, size, given = job.global_batch, layout.micro_batch_size, layout.micro_batches_per_replica
+    if given is None:
+        reason = uneven.refuse_batch(batch, layout.data_parallel, size)
+    else:
+        reason = uneven.refuse_shares(given, batch, layout.data_parallel, size)
+    if reason is None and layout.layers_per_stage is not None:
+        reason = uneven.refuse_layers(layout.layers_per_stage, layout.stages, len(job.graph.layers))
+    if reason is None and layout.rank_order is not None:
+        reason = uneven.refuse_order(layout.rank_order, layout.ranks, layout.width)
+    return reason
+
+
+def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
+    """Why the schedule cannot run the pipeline of one of the replicas."""
+    schedule = get_schedule(layout.schedule)
+    for share in dict.fromkeys(shares_of(job, layout)):
+        pipeline = Pipeline(layout.pipeline_parallel, layout.stages, share)
+        reason = schedule.refuse(pipeline, layout.options)
+        if reason is not None:
+            return reason
+    return None
+
+
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
-    """The Plan of a layout: contiguous stages balanced by `layer_seconds` (one weight per layer).
+    """The Plan of a layout: contiguous stages, balanced by `layer_seconds` (one weight per layer) unless the
+    layout cuts them itself.
 
     Ranks are numbered with the tensor- and context-parallel axes innermost, whose ranks meet in every layer,
     then the replicas of a stage, whose gradients are large.
@@ -189,16 +250,15 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     reason = refuse(job, layout)
     if reason is not None:
         raise InputError(Violation(str(layout), reason))
-    pipeline = pipeline_of(job, layout)
-    placement = placements(get_schedule(layout.schedule), pipeline)
-    parts = balanced_partition(layer_seconds, layout.stages)
-    share = pipeline.micro_batches // len(placement)
+    placement = placements(get_schedule(layout.schedule), pipeline_of(job, layout))
+    parts = parts_of(layout, layer_seconds)
+    shares = shares_of(job, layout)
     stages = tuple(
         Stage(
             layers=tuple(layers),
             replicas=tuple(
-                Replica(ranks=ranks_of(layout, device, copy), micro_batches=share)
-                for copy in range(layout.data_parallel)
+                Replica(ranks=ranks_of(layout, device, copy), micro_batches=share // len(devices))
+                for copy, share in enumerate(shares)
                 for device in devices
             ),
             recompute=layout.recompute,
@@ -235,36 +295,5 @@ def _mesh(layout: Layout) -> dict[str, int]:
 def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
     """The ranks of one device of one pipeline."""
     first = (device * layout.data_parallel + pipeline) * layout.width
-    return tuple(range(first, first + layout.width))
-
-
-def layout_of(plan: Plan) -> Layout:
-    """The layout that `plan` was built from.
-
-    Raises:
-        InputError: when the plan's stages or replicas differ in what a layout says of all of them.
-    """
-    copies = {len(stage.replicas) for stage in plan.stages}
-    shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
-    widths = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
-    recomputes = {stage.recompute for stage in plan.stages}
-    if max(len(kinds) for kinds in (copies, shares, widths)) != 1:
-        raise InputError(Violation("plan", "its replicas differ in number, share or width; not homogeneous"))
-    if len(recomputes) != 1:
-        raise InputError(Violation("plan", "its stages differ in recompute; not homogeneous"))
-    pipeline_parallel = plan.mesh.get("pp", 1)
-    return Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=copies.pop() // paths_of(get_schedule(plan.schedule.name)),
-        loops=-(-len(plan.stages) // pipeline_parallel),
-        micro_batch_size=plan.micro_batch_size,
-        schedule=plan.schedule.name,
-        options=plan.schedule.options,
-        sync=plan.sync.name,
-        tensor_parallel=widths.pop() // plan.context_parallel,
-        context_parallel=plan.context_parallel,
-        sharding=plan.sharding,
-        island=plan.island,
-        recompute=recomputes.pop(),
-        blocking=plan.blocking,
-    )
+    places = range(first, first + layout.width)
+    return tuple(places) if layout.rank_order is None else tuple(layout.rank_order[place] for place in places)

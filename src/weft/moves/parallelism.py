@@ -1,4 +1,7 @@
-"""Exact moves along the mesh axes: the same job on another layout of the same ranks."""
+"""Exact moves along the mesh axes: the same job on another layout of the same ranks.
+
+Where a move changes the mesh, stages are balanced anew, ranks are in order and shares are equal.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft.describe.plan import Plan
-from weft.moves.layout import Layout, build_plan, flops_per_layer, job_of, layout_of, refuse
+from weft.moves.layout import Layout, build_plan, flops_per_layer, job_of, refuse
+from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Contract, Move
 
 Edit = Callable[[Layout], Layout | None]
@@ -16,7 +20,9 @@ def _more_pipeline(layout: Layout) -> Layout | None:
     if layout.data_parallel % 2:
         return None
     return replace(
-        layout, pipeline_parallel=2 * layout.pipeline_parallel, data_parallel=layout.data_parallel // 2
+        layout.regular,
+        pipeline_parallel=2 * layout.pipeline_parallel,
+        data_parallel=layout.data_parallel // 2,
     )
 
 
@@ -24,7 +30,9 @@ def _more_data(layout: Layout) -> Layout | None:
     if layout.pipeline_parallel % 2:
         return None
     return replace(
-        layout, pipeline_parallel=layout.pipeline_parallel // 2, data_parallel=2 * layout.data_parallel
+        layout.regular,
+        pipeline_parallel=layout.pipeline_parallel // 2,
+        data_parallel=2 * layout.data_parallel,
     )
 
 
@@ -32,7 +40,7 @@ def _more_tensor(layout: Layout) -> Layout | None:
     if layout.data_parallel % 2:
         return None
     return replace(
-        layout, tensor_parallel=2 * layout.tensor_parallel, data_parallel=layout.data_parallel // 2
+        layout.regular, tensor_parallel=2 * layout.tensor_parallel, data_parallel=layout.data_parallel // 2
     )
 
 
@@ -40,7 +48,7 @@ def _less_tensor(layout: Layout) -> Layout | None:
     if layout.tensor_parallel % 2:
         return None
     return replace(
-        layout, tensor_parallel=layout.tensor_parallel // 2, data_parallel=2 * layout.data_parallel
+        layout.regular, tensor_parallel=layout.tensor_parallel // 2, data_parallel=2 * layout.data_parallel
     )
 
 
@@ -48,7 +56,7 @@ def _more_context(layout: Layout) -> Layout | None:
     if layout.data_parallel % 2:
         return None
     return replace(
-        layout, context_parallel=2 * layout.context_parallel, data_parallel=layout.data_parallel // 2
+        layout.regular, context_parallel=2 * layout.context_parallel, data_parallel=layout.data_parallel // 2
     )
 
 
@@ -56,22 +64,30 @@ def _less_context(layout: Layout) -> Layout | None:
     if layout.context_parallel % 2:
         return None
     return replace(
-        layout, context_parallel=layout.context_parallel // 2, data_parallel=2 * layout.data_parallel
+        layout.regular, context_parallel=layout.context_parallel // 2, data_parallel=2 * layout.data_parallel
     )
 
 
 def _more_loops(layout: Layout) -> Layout | None:
-    return replace(layout, loops=2 * layout.loops)
+    return replace(layout, loops=2 * layout.loops, layers_per_stage=None)
 
 
 def _larger_micro_batch(layout: Layout) -> Layout | None:
-    return replace(layout, micro_batch_size=2 * layout.micro_batch_size)
+    shares = layout.micro_batches_per_replica
+    if shares is not None:
+        if any(share % 2 for share in shares):
+            return None
+        shares = tuple(share // 2 for share in shares)
+    return replace(layout, micro_batch_size=2 * layout.micro_batch_size, micro_batches_per_replica=shares)
 
 
 def _smaller_micro_batch(layout: Layout) -> Layout | None:
     if layout.micro_batch_size % 2:
         return None
-    return replace(layout, micro_batch_size=layout.micro_batch_size // 2)
+    shares = layout.micro_batches_per_replica
+    if shares is not None:
+        shares = tuple(2 * share for share in shares)
+    return replace(layout, micro_batch_size=layout.micro_batch_size // 2, micro_batches_per_replica=shares)
 
 
 def _layout_move(name: str, summary: str, source: str, edit: Edit, odd: str) -> Move:
@@ -151,7 +167,7 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
         "Twice the samples per micro-batch: better kernels, fewer micro-batches to fill the pipeline.",
         "Narayanan et al., Megatron-LM, arXiv 2104.04473",
         _larger_micro_batch,
-        "",
+        "a replica has an odd number of micro-batches",
     ),
     _layout_move(
         "smaller micro-batches",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
-from weft.moves.layout import island_on_nodes, layout_of
+from weft.moves.layout import island_on_nodes
+from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Contract, Move
 
 

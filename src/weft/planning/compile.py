@@ -38,15 +38,18 @@ def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = No
 
 
 def compile_folded(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Program:
-    """The training program with one pipeline in place of all, and one lane where lanes are equal.
+    """The training program with one pipeline in place of all that run as many micro-batches, and one lane
+    where lanes are equal.
 
-    Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do the same
-    at the same time over the same links. Replicas need not be equal: prices are those of the slowest.
+    Pipelines with unequal shares of the batch are all kept. Lanes are equal when each replica's ranks are
+    equally fast devices of one node, for then they do the same at the same time over the same links. Replicas
+    need not be equal: prices are those of the slowest.
 
     Raises:
         InputError: as `compile_plan` does.
     """
-    program = compile_plan(plan, graph, only_replica=0)
+    shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
+    program = compile_plan(plan, graph, only_replica=0 if len(shares) == 1 else None)
     places = (copy.ranks for stage in plan.stages for copy in stage.replicas)
     equal = all(
         len({(cluster.node_of(rank), cluster.speed_of(rank)) for rank in ranks}) == 1 for ranks in set(places)

@@ -1,4 +1,4 @@
-"""Lower bounds of the step time and the memory of homogeneous layouts, without simulating them.
+"""Lower bounds of the step time and the memory of layouts, without simulating them.
 
 Layers are evaluated once per shape of a micro-batch, orders are made once per pipeline. What context ranks
 exchange is left out.
@@ -16,8 +16,7 @@ import numpy.typing as npt
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer_graph import Layer
-from weft.moves.layout import Layout, pipeline_of, replicas_of
-from weft.moves.partition import balanced_partition
+from weft.moves.layout import Layout, parts_of, pipeline_of, replicas_of
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import ComputeModel, StageTimes
@@ -73,7 +72,7 @@ class Bounds:
         self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
         self._network = Network(cluster=cluster, machine=problem.machine)
         self._layers: dict[Shape, _Layers] = {}
-        self._partitions: dict[tuple[Shape, int], Ints] = {}
+        self._partitions: dict[tuple[Shape, int, tuple[int, ...] | None], Ints] = {}
         self._orders: dict[tuple[str, Pipeline], list[ComputeOrder]] = {}
 
     @property
@@ -163,9 +162,9 @@ class Bounds:
 
     def _cuts(self, layout: Layout) -> Ints:
         """First layer of every stage, then the number of layers; stages are as `build_plan` cuts them."""
-        key = (self._shape(layout), layout.stages)
+        key = (self._shape(layout), layout.stages, layout.layers_per_stage)
         if key not in self._partitions:
-            parts = balanced_partition(self.layer_seconds(layout), layout.stages)
+            parts = parts_of(layout, self.layer_seconds(layout))
             self._partitions[key] = np.cumsum([0, *(len(part) for part in parts)])
         return self._partitions[key]
 

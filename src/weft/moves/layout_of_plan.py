@@ -1,0 +1,79 @@
+"""The layout that a plan was built from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.describe.plan import Plan
+from weft.errors import InputError, Violation
+from weft.moves.layout import Layout, parts_of, ranks_of
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline, paths_of, placements
+
+
+def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layout:
+    """The layout that `plan` was built from.
+
+    A plan does not say why its stages are cut as they are: `layers_per_stage` is None where `layer_seconds`
+    are given and balance them like this.
+
+    Raises:
+        InputError: when the plan's stages or replicas differ in what a layout says of all of them.
+    """
+    shares = {tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages}
+    widths = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
+    recomputes = {stage.recompute for stage in plan.stages}
+    if max(len(shares), len(widths)) != 1:
+        raise InputError(Violation("plan", "its stages differ in number, share or width of their replicas"))
+    layers = [layer for stage in plan.stages for layer in stage.layers]
+    if layers != list(range(len(layers))):
+        raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
+    if len(recomputes) != 1:
+        raise InputError(Violation("plan", "its stages differ in recompute; not homogeneous"))
+    pipeline_parallel = plan.mesh.get("pp", 1)
+    (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
+    each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
+    layout = Layout(
+        pipeline_parallel=pipeline_parallel,
+        data_parallel=len(each),
+        loops=-(-len(plan.stages) // pipeline_parallel),
+        micro_batch_size=plan.micro_batch_size,
+        schedule=plan.schedule.name,
+        options=plan.schedule.options,
+        sync=plan.sync.name,
+        tensor_parallel=widths.pop() // plan.context_parallel,
+        context_parallel=plan.context_parallel,
+        sharding=plan.sharding,
+        island=plan.island,
+        recompute=recomputes.pop(),
+        blocking=plan.blocking,
+        layers_per_stage=tuple(len(stage.layers) for stage in plan.stages),
+        micro_batches_per_replica=None if len(set(each)) == 1 else each,
+    )
+    if layer_seconds is not None:
+        balanced = parts_of(replace(layout, layers_per_stage=None), layer_seconds)
+        if [list(stage.layers) for stage in plan.stages] == balanced:
+            layout = replace(layout, layers_per_stage=None)
+    return replace(layout, rank_order=_rank_order_of(plan, layout))
+
+
+def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
+    """The devices that take the ranks of the mesh; None where each takes the rank of its number.
+
+    Raises:
+        InputError: when the stages of a device of the pipeline lie on different ranks.
+    """
+    pipeline = Pipeline(layout.pipeline_parallel, layout.stages, plan.micro_batches // layout.data_parallel)
+    placement = placements(get_schedule(layout.schedule), pipeline)
+    order: dict[int, int] = {}
+    for stage, devices in zip(plan.stages, placement.T.tolist(), strict=True):
+        for number, copy in enumerate(stage.replicas):
+            pipeline_number, path = divmod(number, len(devices))
+            places = ranks_of(replace(layout, rank_order=None), devices[path], pipeline_number)
+            for place, rank in zip(places, copy.ranks, strict=True):
+                if order.setdefault(place, rank) != rank:
+                    stages = f"stages of device {devices[path]} of its pipelines"
+                    raise InputError(Violation("plan", f"{stages} lie on ranks {order[place]} and {rank}"))
+    devices_in_order = tuple(order[place] for place in sorted(order))
+    return None if devices_in_order == tuple(range(len(order))) else devices_in_order

@@ -1,0 +1,86 @@
+"""How the batch, the layers and the devices of a layout are shared out: checks, and short words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+
+def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:
+    """Why a chain of `layers` cannot be cut into `stages` of so many layers each, or None."""
+    if len(layers_per_stage) != stages:
+        return f"layers for {len(layers_per_stage)} stages are given, pp x loops = {stages} stages"
+    if min(layers_per_stage) < 1:
+        return (
+            f"stage {layers_per_stage.index(min(layers_per_stage))} is given no layer; at least 1 is needed"
+        )
+    if sum(layers_per_stage) != layers:
+        return f"the stages are given {sum(layers_per_stage)} layers, the model has {layers}"
+    return None
+
+
+def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | None:
+    """Why the ranks of a layout, of which `width` share a replica of a stage, cannot sit there, or None."""
+    if len(rank_order) != ranks:
+        return f"the rank order has {len(rank_order)} devices, the layout has {ranks} ranks"
+    missing = sorted(set(range(ranks)) - set(rank_order))
+    if missing:
+        return f"the rank order leaves device {missing[0]} out; each of 0 to {ranks - 1} must be named once"
+    for first in range(0, ranks, width):
+        together = list(rank_order[first : first + width])
+        if together != sorted(together):
+            near = order_text(sorted(together))
+            return f"ranks of one replica of a stage sit on devices {order_text(together)}; nearest: {near}"
+    return None
+
+
+def refuse_batch(global_batch: int, data_parallel: int, micro_batch_size: int) -> str | None:
+    """Why replicas cannot have equal shares of the batch, or None."""
+    samples = data_parallel * micro_batch_size
+    if global_batch % samples == 0:
+        return None
+    near = max(samples, samples * round(global_batch / samples))
+    return (
+        f"global batch {global_batch} is not a multiple of dp {data_parallel} x micro-batch size "
+        f"{micro_batch_size} = {samples}; nearest global batch: {near}"
+    )
+
+
+def refuse_shares(
+    micro_batches: Sequence[int], global_batch: int, data_parallel: int, micro_batch_size: int
+) -> str | None:
+    """Why replicas cannot run so many micro-batches each, or None."""
+    if len(micro_batches) != data_parallel:
+        return f"shares for {len(micro_batches)} replicas are given, dp is {data_parallel}"
+    if min(micro_batches) < 1:
+        return (
+            f"replica {micro_batches.index(min(micro_batches))} is given no micro-batch; at least 1 is needed"
+        )
+    samples = sum(micro_batches) * micro_batch_size
+    if samples != global_batch:
+        return (
+            f"{sum(micro_batches)} micro-batches of {micro_batch_size} are {samples} samples, the global "
+            f"batch is {global_batch}; nearest global batch: {samples}"
+        )
+    return None
+
+
+def counts_text(counts: Sequence[int]) -> str:
+    """Counts in their order, such as ``5+6+6+5``; three or more equal ones as ``6x3``."""
+    return "+".join(_repeated(count, len(list(equal))) for count, equal in groupby(counts))
+
+
+def order_text(rank_order: Sequence[int]) -> str:
+    """Devices in their order, such as ``4-7 0-3``."""
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in _rising(rank_order))
+
+
+def _repeated(count: int, times: int) -> str:
+    return "+".join([str(count)] * times) if times < 3 else f"{count}x{times}"
+
+
+def _rising(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of every run in which each number is one more than the one before."""
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]
