@@ -79,11 +79,12 @@ class CycleGraph:
         """Start and end of every instruction, none of which may start before its `release`.
 
         The third array counts the predecessors that never ended: all zero unless the graph has a cycle.
-        `compiled` picks the engine; by default the size of the graph does.
+        `compiled` picks the engine; by default it is the compiled one where that is loaded, or worth it for
+        the size of the graph.
         """
         if compiled is None:
             work = len(self) + len(self.source) + WORK_OF_TASK * len(self.tasks)
-            compiled = work >= COMPILED_FROM
+            compiled = work >= COMPILED_FROM or _compiled_engine.cache_info().currsize > 0
         tasks = self.tasks.before_the_first()
         if compiled:
             waiting, *rest = self._arrays
@@ -95,6 +96,11 @@ class CycleGraph:
         answer = engine(release.tolist(), waiting_list.copy(), *lists, tasks, [0] * len(release))
         start, end, left = (np.array(values, dtype=np.int64) for values in answer)
         return start, end, left
+
+
+def load_compiled_engine() -> None:
+    """Load it now, for those who know that they will simulate a lot."""
+    _compiled_engine()
 
 
 @cache

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
-from weft.planning.compile import compile_folded
-from weft.predict.predict import predict
+from weft.planning.long_steps import predict_long
+from weft.predict.engine import load_compiled_engine
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
 from weft.scoring.subject import Subject, Subjects
 
 UNGROUPED = "all"
+# From so many rows on the compiled engine is worth loading.
+_MANY = 20
 PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits")
 
 
@@ -116,6 +118,8 @@ def score(path: Path, *, cluster: str | None = None, profile: Path | None = None
     """
     file = read_measurements(path)
     subjects = Subjects(folder=path.parent, cluster=cluster, profile=profile)
+    if len(file.rows) >= _MANY:
+        load_compiled_engine()
     known: dict[object, ScoredRow] = {}
     rows: dict[int, ScoredRow] = {}
     problems = dict(file.problems)
@@ -141,8 +145,7 @@ def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]
 
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
     plan, graph, cluster = subject.plan, subject.graph, subject.cluster
-    program = compile_folded(plan, graph, cluster)
-    prediction = predict(plan, program, graph, cluster, profile=subject.profile).prediction
+    prediction = predict_long(plan, graph, cluster, profile=subject.profile)
     held = [(peak, cluster.device_of(rank).memory_bytes) for rank, peak in enumerate(prediction.peak_bytes)]
     peak, room = min(held, key=lambda one: one[1] - one[0])
     return ScoredRow(

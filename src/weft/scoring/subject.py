@@ -33,9 +33,8 @@ _VOCABULARY = {"gpt": 50257, "llama": 32000, "bert": 30522}
 _TIED = {"gpt": True, "llama": False, "bert": True}
 _SEQUENCE = {"gpt": 1024, "llama": 2048, "bert": 512}
 _FFN_MULTIPLE = 256
-# Layers are dealt out by count; the ends, which no program counts, break ties: a head is more than an
-# embedding.
-_EMBEDDING_WEIGHT, _HEAD_WEIGHT = 1e-3, 2e-3
+# The ends of a model, which go to the first and the last stage on top of their share.
+_ENDS = ("embedding", "head")
 
 Found = TypeVar("Found")
 
@@ -136,7 +135,8 @@ def _config(row: Measurement) -> ModelConfig:
     if gated:
         wide = -(-8 * row.hidden // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE
     return ModelConfig(
-        name=row.name or f"{family}-{row.layers}x{row.hidden}",
+        # Rows of one model share one graph, whatever they are called.
+        name=f"{family}-{row.layers}x{row.hidden}",
         family=family,
         layers=row.layers,
         hidden=row.hidden,
@@ -187,6 +187,7 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         # Nobody shares with a replica that does not exist.
         sharding=row.sharding if dp > 1 else "zero-0",
         recompute=row.recompute,
+        layers_per_stage=dealt_layers(graph, row.pp * row.loops),
         blocking=() if row.sharding in ("zero-2", "zero-3") and dp > 1 else ("reductions",),
     )
     job = Job(
@@ -196,5 +197,24 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         sequence=row.seq or graph.sequence,
         precision=row.precision,
     )
-    kinds = {"embedding": _EMBEDDING_WEIGHT, "head": _HEAD_WEIGHT}
-    return build_plan(job, layout, [kinds.get(layer.kind, 1.0) for layer in graph.layers])
+    return build_plan(job, layout, ())
+
+
+def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, dealt out by count; what is left over goes to the stages between the ends first.
+
+    Raises:
+        InputError: when there are fewer layers than stages.
+    """
+    ends = [graph.layers[place].kind == kind for place, kind in zip((0, -1), _ENDS, strict=True)]
+    each, over = divmod(len(graph.layers) - sum(ends), stages)
+    if not each:
+        raise InputError(
+            Violation("pp", f"{stages} stages; the model has {len(graph.layers)} layers to spread")
+        )
+    dealt = [each] * stages
+    for stage in [*range(1, stages - 1), 0, stages - 1][:over]:
+        dealt[stage] += 1
+    dealt[0] += ends[0]
+    dealt[-1] += ends[1]
+    return tuple(dealt)
