@@ -83,8 +83,17 @@ class Cluster:
 
     def node_of(self, rank: int) -> tuple[int, int]:
         """(group index, node index inside the group) of a rank."""
-        index, place = self._place_of(rank)
-        return index, place // self.groups[index].devices
+        return self._nodes[rank]
+
+    @cached_property
+    def _nodes(self) -> tuple[tuple[int, int], ...]:
+        """By rank; network models ask for it all the time."""
+        return tuple(
+            (index, node)
+            for index, group in enumerate(self.groups)
+            for node in range(group.count)
+            for _ in range(group.devices)
+        )
 
     def _place_of(self, rank: int) -> tuple[int, int]:
         """(group index, how many ranks of the group come before)."""

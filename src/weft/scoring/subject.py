@@ -103,7 +103,8 @@ class Subjects:
         if named is not None:
             return self._once(("cluster", named), lambda: parse_cluster(named))
         wanted = (row.gpu, row.gpus_per_node, row.nodes, row.intra_bytes_per_s, row.inter_bytes_per_s)
-        return self._once(("devices", *wanted, _needed(row)), lambda: _cluster_of(row))
+        size = _needed(row) if row.nodes is None else None
+        return self._once(("devices", *wanted, size), lambda: _cluster_of(row))
 
     def _once(self, key: object, make: Callable[[], Found]) -> Found:
         if key not in self._known:

@@ -10,7 +10,7 @@ from html import escape
 from weft.web.svg import STYLE, WIDTH
 
 HEIGHT = 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 66, 46
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 66, 46
 _LEGEND_LINE = 20
 _LEGEND_COLUMNS = 4
 _ROUND = (1, 2, 5)
@@ -51,7 +51,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class Scale:
     """From values of an axis to pixels."""
 
     axis: Axis
@@ -96,32 +96,32 @@ def charts_svg(charts: Sequence[Chart], *, title: str) -> str:
 def _chart(chart: Chart, left: float, width: float) -> str:
     points = [point for line in chart.lines for point in line.points]
     head = (
-        f'<text class="weft-ink" x="{left + _LEFT:g}" y="{_TOP - 16}">{escape(chart.title)}</text>'
-        f'<text class="weft-soft weft-middle" x="{left + (_LEFT + width - _RIGHT) / 2:g}" y="{HEIGHT - 10}">'
+        f'<text class="weft-ink" x="{left + LEFT:g}" y="{TOP - 16}">{escape(chart.title)}</text>'
+        f'<text class="weft-soft weft-middle" x="{left + (LEFT + width - RIGHT) / 2:g}" y="{HEIGHT - 10}">'
         f"{escape(chart.across.label)}</text>"
         f'<text class="weft-soft weft-middle" transform="translate({left + 16:g} '
-        f'{(_TOP + HEIGHT - _BOTTOM) / 2:g}) rotate(-90)">{escape(chart.up.label)}</text>'
+        f'{(TOP + HEIGHT - BOTTOM) / 2:g}) rotate(-90)">{escape(chart.up.label)}</text>'
     )
     if not points:
-        middle = left + (_LEFT + width - _RIGHT) / 2
+        middle = left + (LEFT + width - RIGHT) / 2
         return (
             head
             + f'<text class="weft-soft weft-middle" x="{middle:g}" y="{HEIGHT / 2:g}">nothing fits</text>'
         )
-    across = _scale(chart.across, [x for x, _ in points], left + _LEFT, left + width - _RIGHT)
-    up = _scale(chart.up, [y for _, y in points], HEIGHT - _BOTTOM, _TOP)
+    across = scale_of(chart.across, [x for x, _ in points], left + LEFT, left + width - RIGHT)
+    up = scale_of(chart.up, [y for _, y in points], HEIGHT - BOTTOM, TOP)
     # The first line is drawn last, so that it stays visible where another one runs along it.
     lines = [_line(line, across, up) for line in reversed(chart.lines) if line.points]
-    return head + _grid(across, up) + "".join(lines)
+    return head + grid_svg(across, up) + "".join(lines)
 
 
-def _scale(axis: Axis, values: list[float], start: float, end: float) -> _Scale:
+def scale_of(axis: Axis, values: list[float], start: float, end: float) -> Scale:
     """Room of a twentieth at the ends, so that no point lies on the frame."""
     low, high = min(values), max(values)
     if not axis.logarithmic:
-        return _Scale(axis, 0.0, 1.1 * high, start, end)
+        return Scale(axis, 0.0, 1.1 * high, start, end)
     room = max((high / low) ** 0.05, 1.05)
-    return _Scale(axis, low / room, high * room, start, end)
+    return Scale(axis, low / room, high * room, start, end)
 
 
 def _linear_ticks(high: float) -> list[float]:
@@ -139,7 +139,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [value for value in values if low <= value <= high]
 
 
-def _grid(across: _Scale, up: _Scale) -> str:
+def grid_svg(across: Scale, up: Scale) -> str:
     parts = []
     for value, text in across.ticks():
         x = across(value)
@@ -156,7 +156,7 @@ def _grid(across: _Scale, up: _Scale) -> str:
     return "".join(parts)
 
 
-def _line(line: Line, across: _Scale, up: _Scale) -> str:
+def _line(line: Line, across: Scale, up: Scale) -> str:
     places = [(across(x), up(y)) for x, y in line.points]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{line.colour}"/>' for x, y in places)
@@ -175,9 +175,9 @@ def _stroke(line: Line) -> str:
 
 def _legend(lines: Sequence[Line]) -> str:
     parts = []
-    column = (WIDTH - 2 * _LEFT) / _LEGEND_COLUMNS
+    column = (WIDTH - 2 * LEFT) / _LEGEND_COLUMNS
     for place, line in enumerate(lines):
-        x = _LEFT + column * (place % _LEGEND_COLUMNS)
+        x = LEFT + column * (place % _LEGEND_COLUMNS)
         y = HEIGHT + 14 + _LEGEND_LINE * (place // _LEGEND_COLUMNS)
         parts.append(
             f'<path d="M{x:g} {y - 4}H{x + 26:g}" {_stroke(line)}/>'

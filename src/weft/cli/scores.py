@@ -1,0 +1,96 @@
+"""`weft score`: how good the cost model is against measurements, and how honest it was on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from weft.cli.output import Json, console, print_json
+from weft.errors import InputError, Violation
+from weft.files import write_whole
+from weft.predict.ledger import Ledger
+from weft.scoring.score import score as score_file
+from weft.web.score import score_page, score_table
+
+
+def score(
+    file: Path | None = None,
+    /,
+    *,
+    cluster: str | None = None,
+    profile: Path | None = None,
+    output: Path | None = None,
+    report: Path | None = None,
+    ledger: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> None:
+    """Score the cost model against a file of measured steps, or the predictions of this machine.
+
+    Example: weft score examples/score/megatron.csv --report report.html
+
+    Example: weft score --ledger
+
+    Parameters
+    ----------
+    file
+        A CSV file, one measured training step per row; docs/score.md lists the columns.
+    cluster
+        An expression or CLUSTER.toml that takes the place of every row's devices.
+    profile
+        A layer profile that takes the place of every row's.
+    output
+        Write the file again with predicted_step_s, low, high, peak_bytes and fits.
+    report
+        Write a page that shows every prediction beside its measurement.
+    ledger
+        Score what weft has predicted on this machine and measured since.
+    """
+    if ledger == (file is not None):
+        raise InputError(Violation("score", "give either a CSV file or --ledger"))
+    if file is None:
+        _score_ledger(json=json)
+        return
+    scores = score_file(file, cluster=cluster, profile=profile)
+    written = [(output, scores.to_csv), (report, lambda: score_page(scores))]
+    for path, text in written:
+        if path is not None:
+            write_whole(path, text())
+    if json:
+        print_json(scores.as_record())
+        return
+    out = console()
+    out.print(score_table(scores))
+    for number, problem in scores.problems.items():
+        out.print(f"row {number}: {problem}", markup=False, soft_wrap=True)
+    if scores.file.ignored:
+        out.print(f"ignored columns: {', '.join(scores.file.ignored)}", markup=False, soft_wrap=True)
+    for path, _ in written:
+        if path is not None:
+            print(f"wrote {path}")
+
+
+def _score_ledger(*, json: bool) -> None:
+    with Ledger() as ledger:
+        honesty = ledger.honesty()
+    if json:
+        record = {
+            quantity: {"scored": one.scored, "inside": one.inside, "median_ratio": one.median_ratio}
+            for quantity, one in honesty.items()
+        }
+        print_json({"ledger": record})
+        return
+    if not honesty:
+        print(f"{ledger.path}: nothing has been predicted and measured yet; weft train does both")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for place, name in enumerate(("quantity", "scored", "inside the interval", "measured / predicted")):
+        table.add_column(name, justify="right" if place else "left")
+    for quantity, one in honesty.items():
+        table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", f"{one.median_ratio:.3f}")
+    console().print(table)
+
+
+COMMANDS = (score,)
