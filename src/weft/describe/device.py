@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
+# What the driver's context, the workspaces of libraries and the buffers of communicators take on a device
+# that is not its own host: about 0.5 GiB for the first two, and as much for each of two communicators.
+CONTEXT_BYTES = 3 * 2**29
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -28,3 +32,8 @@ class Device:
     launch_s: float = 5e-6
     synchronous: bool = False
     price_per_hour: float | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a program can allocate."""
+        return self.memory_bytes - (0 if self.synchronous else CONTEXT_BYTES)

@@ -23,6 +23,7 @@ Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
+Stack = Literal["weft", "megatron-lm", "deepspeed"]
 
 
 class _Record(BaseModel):
@@ -79,7 +80,8 @@ class Plan(_Record):
     all of them. `context_parallel` is how many ranks of a replica divide the tokens of its samples among them
     (Llama 3, arXiv 2407.21783, section 3.3.2). `blocking` names communication that is not overlapped with
     computation, as other frameworks ship it: messages that a device waits for, gradients reduced at the
-    step's end. `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it
+    step's end. `stack` says whose program runs the plan, which decides what it holds besides.
+    `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it
     or to leave a step out.
     """
 
@@ -99,6 +101,7 @@ class Plan(_Record):
     island: Count | None = None
     context_parallel: Count = 1
     blocking: tuple[Blocking, ...] = ()
+    stack: Stack = "weft"
     gradient_norm: bool = False
     sync: Choice = Choice(name="dense")
     prediction: Prediction | None = None
@@ -145,13 +148,15 @@ class Plan(_Record):
         return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
 
     def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
-        """The fields but an island and context ranks that are not given, so that plans without them keep the
-        id they had."""
+        """The fields but islands, context ranks and stacks that are not given, so that plans without them
+        keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
         if self.island is None:
             del record["island"]
         if self.context_parallel == 1:
             del record["context_parallel"]
+        if self.stack == "weft":
+            del record["stack"]
         return record
 
 

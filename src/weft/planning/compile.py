@@ -71,7 +71,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
     if len(set(shares)) != 1:
         raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
-    gradient_bytes = gradient_element_bytes(plan.precision)
+    gradient_bytes = gradient_element_bytes(plan)
     tied = _tied_weights(plan, graph)
     return PipelineLayout(
         stages=tuple(

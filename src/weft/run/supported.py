@@ -12,6 +12,7 @@ def unsupported(plan: Plan) -> list[Violation]:
     missing = (
         (falling, "a replica whose ranks do not rise", "rising ranks"),
         (plan.precision == "fp16", "precision 'fp16', of which losses must be scaled,", "bf16"),
+        (plan.stack != "weft", f"a plan of {plan.stack}", "weft"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )
     return [

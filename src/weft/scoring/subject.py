@@ -1,7 +1,8 @@
 """From a measured row to what weft predicts: a model, a cluster and a plan.
 
 Rows describe programs of other people. Their kernels are the row's; their layers are dealt out by count, with
-the embedding before the first block and the head after the last; they reduce gradients at a step's end.
+the embedding before the first block and the head after the last; they reduce gradients at a step's end. Where
+states are sharded they are held as by DeepSpeed, else as by Megatron-LM.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         sequence=row.seq or graph.sequence,
         precision=row.precision,
     )
-    return build_plan(job, layout, ())
+    plan = build_plan(job, layout, ())
+    return plan.model_copy(update={"stack": "megatron-lm" if row.sharding == "zero-0" else "deepspeed"})
 
 
 def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:

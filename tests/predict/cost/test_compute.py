@@ -169,9 +169,10 @@ def test_a_profile_of_another_model_is_refused() -> None:
 
 def test_the_best_source_that_covers_a_device_answers() -> None:
     both = ComputeModel(machine=MACHINE, profile=profile_of(GRAPH, spread=0.2))
+    between = "layer profile, between its micro-batch sizes"
     answers = [
-        (both, CPU, "layer profile", 0.2),
-        (replace(both, profile=profile_of(GRAPH)), CPU, "layer profile", PROFILE_HALF_WIDTH),
+        (both, CPU, between, 0.2),
+        (replace(both, profile=profile_of(GRAPH)), CPU, between, PROFILE_HALF_WIDTH),
         (replace(both, profile=None), CPU, "measured machine", MACHINE_HALF_WIDTH),
         (both, GPU, "data sheet", DATA_SHEET_HALF_WIDTH),
     ]

@@ -77,7 +77,7 @@ class Bounds:
 
     @property
     def largest_memory_bytes(self) -> int:
-        return max(group.device.memory_bytes for group in self._problem.job.cluster.groups)
+        return max(group.device.usable_bytes for group in self._problem.job.cluster.groups)
 
     def layer_seconds(self, layout: Layout) -> list[float]:
         """Weights of the layers for balancing stages."""

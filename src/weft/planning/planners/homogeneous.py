@@ -163,7 +163,7 @@ def _simulate(problem: Problem, candidate: Candidate, bounds: Bounds) -> Candida
     plan = plan.model_copy(update={"prediction": predicted.prediction})
     peak_bytes = predicted.prediction.peak_bytes
     over, rank = max(
-        ((held - job.cluster.device_of(rank).memory_bytes, rank) for rank, held in enumerate(peak_bytes)),
+        ((held - job.cluster.device_of(rank).usable_bytes, rank) for rank, held in enumerate(peak_bytes)),
         key=itemgetter(0),
     )
     if over > 0:

@@ -79,7 +79,7 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
     loss_bytes = LOSS_BYTES * plan.context_parallel if len(graph.layers) - 1 in layers else 0
-    gradient_bytes = gradient_element_bytes(plan.precision) * own_parameters(graph, layers, shape)
+    gradient_bytes = gradient_element_bytes(plan) * own_parameters(graph, layers, shape)
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         gathers_s = sum(count * network.all_gather(ranks, size).seconds for size, count in sizes.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer_graph import Layer, LayerGraph, TiedParameters
-from weft.describe.plan import Sharding
+from weft.describe.plan import Plan, Sharding, Stack
 from weft.errors import InputError, Violation
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.program import Ints
@@ -53,7 +53,29 @@ STATE_BYTES: Mapping[tuple[str, str], StateBytes] = {
 }
 
 
-def state_bytes(precision: str, optimizer: str = "adamw") -> StateBytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackMemory:
+    """What a program that trains holds beside what its plan says.
+
+    Attributes:
+        half_gradients: 16-bit training accumulates and reduces gradients in 16 bits, not in fp32.
+        bucket_bytes: most room that a buffer of arriving gradients or weights takes; None: that of a stage.
+    """
+
+    half_gradients: bool = False
+    bucket_bytes: int | None = None
+
+
+# weft reduces a stage at once, out of place. Megatron-LM reduces in place, in fp32 (Korthikanti et al.).
+# DeepSpeed keeps gradients as its paper (ZeRO) does, and reduces them in buckets of 5e8 elements.
+STACKS: Mapping[Stack, StackMemory] = {
+    "weft": StackMemory(),
+    "megatron-lm": StackMemory(bucket_bytes=0),
+    "deepspeed": StackMemory(half_gradients=True, bucket_bytes=10**9),
+}
+
+
+def state_bytes(precision: str, optimizer: str = "adamw", *, stack: Stack = "weft") -> StateBytes:
     """The declared bytes per parameter.
 
     Raises:
@@ -63,11 +85,16 @@ def state_bytes(precision: str, optimizer: str = "adamw") -> StateBytes:
     if known is None:
         declared = ", ".join(f"{p} with {o}" for p, o in STATE_BYTES)
         raise InputError(Violation("states", f"{precision} with {optimizer} is not one of {declared}"))
-    return known
+    return replace(known, gradients=known.weights) if STACKS[stack].half_gradients else known
 
 
 def resident_bytes(
-    stages: Iterable[tuple[Ints, int | Ints, int]], ranks: int, states: StateBytes, sharding: Sharding
+    stages: Iterable[tuple[Ints, int | Ints, int]],
+    ranks: int,
+    states: StateBytes,
+    sharding: Sharding,
+    *,
+    bucket_bytes: int | None = None,
 ) -> Ints:
     """Bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
 
@@ -80,7 +107,8 @@ def resident_bytes(
         zero-2  w phi + (g + o) phi / n    zero-3  (w + g + o) phi / n
 
     and buffers, each as large as the largest stage that uses it, for gradients from zero-2 and for weights
-    with zero-3. Where replicas reduce gradients, what arrives needs as much room as the largest of them.
+    with zero-3. Where replicas reduce gradients, what arrives needs as much room as the largest of them, or
+    as a bucket (see `StackMemory`).
     """
     level = SHARDINGS.index(sharding)
     held = np.zeros(ranks, dtype=np.int64)
@@ -92,12 +120,17 @@ def resident_bytes(
         parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
         held[holders] += sum(size * (share if level >= first else parameters) for size, first in parts)
         if replicas > 1:
-            arriving[holders] = np.maximum(arriving[holders], parameters * states.gradients)
+            room = parameters * states.gradients
+            room = room if bucket_bytes is None else np.minimum(room, bucket_bytes)
+            arriving[holders] = np.maximum(arriving[holders], room)
         used = local[holders] % SHARDED_BUFFERS
-        buffers[holders, used] = np.maximum(buffers[holders, used], parameters)
+        buffered = parameters * (
+            (states.gradients if level >= 2 else 0) + (states.weights if level >= 3 else 0)
+        )
+        buffered = buffered if bucket_bytes is None else np.minimum(buffered, bucket_bytes)
+        buffers[holders, used] = np.maximum(buffers[holders, used], buffered)
         local[holders] += 1
-    buffered = (states.gradients if level >= 2 else 0) + (states.weights if level >= 3 else 0)
-    resident: Ints = held + arriving + buffered * buffers.sum(axis=1)
+    resident: Ints = held + arriving + buffers.sum(axis=1)
     return resident
 
 
@@ -107,9 +140,9 @@ def with_slack(held: Ints) -> Ints:
     return held + slack
 
 
-def gradient_element_bytes(precision: str) -> int:
+def gradient_element_bytes(plan: Plan) -> int:
     """Bytes of one gradient element, as it is accumulated and reduced."""
-    return state_bytes(precision).gradients
+    return state_bytes(plan.precision, stack=plan.stack).gradients
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

@@ -16,6 +16,7 @@ from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute, Stage
 from weft.predict.cost.memory import (
+    STACKS,
     resident_bytes,
     shared_parameters,
     stage_parameters,
@@ -39,14 +40,16 @@ def base_bytes(pricing: Pricing) -> Ints:
         )
         for index, stage in enumerate(plan.stages)
     )
-    resident = resident_bytes(stages, ranks, state_bytes(plan.precision), plan.sharding)
+    states, bucket_bytes = state_bytes(plan.precision, stack=plan.stack), STACKS[plan.stack].bucket_bytes
+    resident = resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes)
     return with_slack(resident + _whole_copies(pricing) + _recomputed_bytes(pricing))
 
 
 def _whole_copies(pricing: Pricing) -> Ints:
     """What copies of tied weights take beside a share of them: their holders share nothing out; (ranks,)."""
     more = np.zeros(pricing.program.ranks, dtype=np.int64)
-    plan, states = pricing.plan, state_bytes(pricing.plan.precision)
+    plan = pricing.plan
+    states = state_bytes(plan.precision, stack=plan.stack)
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.graph, stage.layers):
             count = round(one.parameters(pricing.shape(index)))

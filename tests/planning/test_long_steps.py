@@ -1,0 +1,54 @@
+"""Steps of many micro-batches from two shorter ones: equal to whole simulations."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.models import resolve_model
+from weft.moves.layout import Job, Layout, build_plan
+from weft.planning.compile import compile_folded
+from weft.planning.long_steps import predict_long
+from weft.predict.predict import predict
+
+GRAPH = layer_graph(resolve_model("gpt-1m", sequence=256))
+CLUSTER = parse_cluster("16xa100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "loops", "blocking", "sharding"),
+    [
+        ("1f1b", 1, (), "zero-1"),
+        ("1f1b", 1, ("messages", "reductions"), "zero-0"),
+        ("gpipe", 1, (), "zero-0"),
+        ("depth-first", 2, (), "zero-1"),
+        ("breadth-first", 2, (), "zero-3"),
+        ("zb-h1", 1, ("reductions",), "zero-1"),
+    ],
+)
+@pytest.mark.parametrize("micro_batches", [17, 96, 212])
+def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, sharding, micro_batches):
+    if schedule == "depth-first":
+        micro_batches -= micro_batches % 2
+    layout = Layout(
+        pipeline_parallel=2,
+        data_parallel=4,
+        tensor_parallel=2,
+        loops=loops,
+        micro_batch_size=1,
+        schedule=schedule,
+        sharding=sharding,
+        blocking=blocking,
+    )
+    job = Job(graph=GRAPH, cluster=CLUSTER, global_batch=4 * micro_batches, sequence=256, precision="bf16")
+    plan = build_plan(job, layout, [1.0] * len(GRAPH.layers))
+    whole = predict(plan, compile_folded(plan, GRAPH, CLUSTER), GRAPH, CLUSTER).prediction
+    found = predict_long(plan, GRAPH, CLUSTER)
+    assert found.step_s == pytest.approx(whole.step_s, rel=1e-6)
+    assert found.first_step_s == pytest.approx(whole.first_step_s, rel=1e-6)
+    assert found.peak_bytes == pytest.approx(whole.peak_bytes, rel=1e-6)
+    assert (found.step_low_s, found.step_high_s) == pytest.approx(
+        (whole.step_low_s, whole.step_high_s), rel=1e-6
+    )
+    assert found.source == whole.source
