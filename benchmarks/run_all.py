@@ -10,6 +10,7 @@ BENCHMARKS = (
     "start_up",
     "programs",
     "simulator",
+    "planners",
     "recorder",
     "prediction",
     "sleep_compute",

@@ -130,11 +130,10 @@ def require_equal_whole(pool: WorkerPool, config: ModelConfig, plan: Plan) -> No
     ("degrees", "layers", "shares", "devices"),
     [
         ((2, 2, 1), (5, 3), (3, 1), (2, 0, 3, 1)),
-        ((4, 1, 1), (1, 4, 1, 2), (5,), (3, 0, 1, 2)),
         ((1, 2, 2), (4,), (1, 4), (1, 3, 0, 2)),
         ((2, 1, 2), (1, 3), (3,), (1, 3, 0, 2)),
     ],
-    ids=["pp and dp", "pp", "dp and tp", "pp and tp"],
+    ids=["pp and dp", "dp and tp", "pp and tp"],
 )
 def test_unequal_stages_shares_and_an_order_of_devices(
     worker_pool: WorkerPool,

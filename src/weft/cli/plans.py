@@ -10,18 +10,18 @@ from cyclopts import Parameter
 from weft.api import changed, plan_file_job, words_to_run
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.rankings import print_ranking, show_comparison
 from weft.cli.schedules import schedule
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob, plan_run
-from weft.planning.planners import Ranking
 from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks
 from weft.program.table import format_program
 from weft.training.session import reopen
-from weft.web.candidates import candidate_record, candidate_rows
-from weft.web.pictures import memory_bars, plans_table
+from weft.web.candidates import candidate_record
+from weft.web.pictures import memory_bars
 
 SHOWN = 12
 
@@ -45,6 +45,7 @@ def plan(
     island: int | None = None,
     recompute: str | None = None,
     planner: str | None = None,
+    compare: str | None = None,
     top: int = SHOWN,
     out: Path | None = None,
     curve: Annotated[bool, Parameter(negative=())] = False,
@@ -57,6 +58,8 @@ def plan(
     Example: weft plan run.toml
 
     Example: weft plan llama-13b --on 64xa100-80gb
+
+    Example: weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form
 
     Example: weft plan gpt-52b --on 64xv100-32gb --precision fp16 --curve --svg curve.svg
 
@@ -96,6 +99,8 @@ def plan(
         products), or full.
     planner
         Which planner searches.
+    compare
+        Planners, with commas between them: show the best plan of each, judged by one simulator.
     top
         How many candidates to show.
     out
@@ -108,7 +113,12 @@ def plan(
         With --curve: write both charts to this file.
     """
     only_curve = {"--critical-batch": critical_batch, "--svg": svg}
-    never_curve = {"--global-batch": global_batch, "--out": out, "--planner": planner}
+    never_curve = {
+        "--global-batch": global_batch,
+        "--out": out,
+        "--planner": planner,
+        "--compare": compare,
+    }
     refuse_options(
         [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
         "not with --curve, which searches every batch" if curve else "only with --curve",
@@ -130,6 +140,12 @@ def plan(
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
+    if compare is not None:
+        refuse_options(
+            ["--planner"] if planner is not None else [], "not with --compare, which names several"
+        )
+        show_comparison(problem_of_run(run), compare, out=out, json=json)
+        return
     planned = plan_run(run)
     assert planned.ranking is not None, "a searched plan has a ranking"
     if out is not None:
@@ -143,7 +159,7 @@ def plan(
             }
         )
         return
-    _print_ranking(planned, planned.ranking, top)
+    print_ranking(planned, planned.ranking, top)
     if out is not None:
         print(f"wrote {out}")
 
@@ -172,27 +188,6 @@ def _run_of(
         "plan": pins,
     }
     return changed(load_run(Path(source)), changes)
-
-
-def _print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
-    out = console()
-    job = planned.problem.job
-    out.print(
-        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
-        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {job.precision}"
-    )
-    for key, text in planned.problem.assumed.items():
-        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
-    out.print(plans_table(candidate_rows(ranking)[:top]))
-    prediction = planned.plan.prediction
-    assert prediction is not None, "a fitting candidate was simulated"
-    memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
-    out.print(memory_bars(prediction.peak_bytes, memory))
-    fitting = len(ranking.fitting)
-    out.print(
-        f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "
-        f"times from {prediction.source}"
-    )
 
 
 def show(

@@ -47,3 +47,19 @@ def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]
         groups.append(list(range(cut[end], end)))
         end = cut[end]
     return groups[::-1]
+
+
+def uniform_partition(
+    layers: int, stages: int, leading: int = 0, trailing: int = 0
+) -> tuple[int, ...] | None:
+    """Layers of each stage when they are shared out by count; None when a stage would have none.
+
+    All layers but the first `leading` and the last `trailing` ones are shared out equally, the first stages
+    taking one more where the count is not a multiple; then the first stage takes those that lead and the last
+    one those that trail.
+    """
+    each, more = divmod(layers - leading - trailing, stages)
+    counts = [each + (stage < more) for stage in range(stages)]
+    counts[0] += leading
+    counts[-1] += trailing
+    return tuple(counts) if min(counts) > 0 else None

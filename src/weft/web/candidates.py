@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.describe.units import format_seconds
 from weft.planning.planners import Candidate, Ranking
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """One candidate as plain figures; seconds and bytes, None where the layout was not simulated."""
+    """One candidate as plain figures; seconds and bytes, None where the layout was not simulated.
+
+    `estimate_s` is what the planner's own model says, None where that is the simulator.
+    """
     prediction = candidate.plan.prediction if candidate.plan is not None else None
     layout = candidate.layout
     return {
@@ -26,6 +30,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "verdict": str(candidate.verdict),
         "reason": candidate.reason,
         "bound_s": candidate.bound_s,
+        "estimate_s": candidate.estimate_s,
         "step_s": prediction.step_s if prediction else None,
         "step_low_s": prediction.step_low_s if prediction else None,
         "step_high_s": prediction.step_high_s if prediction else None,
@@ -49,7 +54,14 @@ def candidate_rows(ranking: Ranking) -> list[dict[str, Any]]:
                 "peak_bytes": record["peak_bytes"],
                 "memory_bytes": min(group.device.memory_bytes for group in cluster.groups),
                 "fits": record["verdict"] == "fits",
-                "reason": candidate.reason,
+                "reason": _reason(candidate),
             }
         )
     return rows
+
+
+def _reason(candidate: Candidate) -> str:
+    """Why it stands here, and what the planner's own model says of a step that was simulated."""
+    if candidate.estimate_s is None or candidate.plan is None:
+        return candidate.reason
+    return f"{candidate.reason}; estimated {format_seconds(candidate.estimate_s)}"

@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.errors import require_choice
+from weft.planning.planners.amp import AmpPlanner
+from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
+from weft.planning.planners.megatron import MegatronPlanner
+from weft.planning.planners.metis_form import MetisFormPlanner
+from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
+from weft.planning.planners.uniform import UniformPlanner
 
-PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in (HomogeneousPlanner(),)}
+_ALL: tuple[Planner, ...] = (
+    HomogeneousPlanner(),
+    AmpPlanner(),
+    MegatronPlanner(),
+    UniformPlanner(),
+    MetisFormPlanner(),
+    AnnealingPlanner(),
+    RandomPlanner(),
+    ExhaustivePlanner(),
+)
+PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in _ALL}
 
 
 def get_planner(name: str) -> Planner:

@@ -26,8 +26,9 @@ class Candidate:
     """One layout a planner looked at.
 
     `plan` carries its prediction when the layout was simulated. `bound_s` is a lower bound of the step time
-    (0 when none was computed), `peak_bytes` the largest rank's peak (0 when unknown). `reason` says in words
-    why the verdict was given.
+    (0 when none was computed), `peak_bytes` the largest rank's peak (0 when unknown). `estimate_s` is what
+    the planner's own model says of the step, None where that is the simulator. `reason` says in words why the
+    verdict was given.
     """
 
     layout: Layout
@@ -35,12 +36,16 @@ class Candidate:
     reason: str
     bound_s: float = 0.0
     peak_bytes: int = 0
+    estimate_s: float | None = None
     plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All candidates of one search, best first; those that were simulated come before those that were not."""
+    """All candidates of one search, best first; those that were simulated come before those that were not.
+
+    Best is what the planner says: a candidate's `estimate_s` where it has one, else its predicted step.
+    """
 
     problem: Problem
     candidates: tuple[Candidate, ...]

@@ -84,6 +84,20 @@ class Bounds:
         layers = self._layers_of(layout)
         return list((layers.forward + layers.backward).tolist())
 
+    def stage_seconds(self, layout: Layout) -> list[float]:
+        """Seconds of one micro-batch forward and backward in each stage, on the fastest device.
+
+        Raises:
+            InputError: as `step_s` does.
+        """
+        layers = self._layers_of(layout)
+        both = self._by_stage(layout, layers.forward + layers.backward)
+        if layout.recompute != "none":
+            both = both + self._by_stage(
+                layout, layers.forward if layout.recompute == "full" else layers.again
+            )
+        return list((both / self._problem.job.cluster.highest_speed).tolist())
+
     def step_s(self, layout: Layout) -> float:
         """Valid for every order: some device must wait for the stages before its first one to fill, run all
         its micro-batches, and then wait for these stages to drain. Weight parts of its own that are left may

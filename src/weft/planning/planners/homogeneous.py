@@ -17,20 +17,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from operator import itemgetter
 from typing import ClassVar
 
 from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, build_plan, pipeline_of, refuse
-from weft.planning.compile import compile_folded
+from weft.moves.layout import Layout, refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
-from weft.planning.planners.bounds import Bounds, Holding
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.simulated import filled, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem
-from weft.predict.predict import predict
-from weft.timeline.figures import bubble_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,14 @@ class HomogeneousPlanner:
             if reason is not None:
                 judged.append(replace(candidate, reason=reason))
                 continue
-            answered = _too_big(candidate, bounds) or _simulate(problem, candidate, bounds)
+            answered = _too_big(candidate, bounds) or simulated(
+                problem, candidate, bounds.layer_seconds(candidate.layout)
+            )
             if answered.verdict is Verdict.FITS:
                 reached.append(_reached(problem, answered))
                 variants[family].append(answered.layout)
             judged.append(answered)
-        return Ranking(problem=problem, candidates=tuple(sorted(judged, key=_rank_key(problem))))
+        return Ranking(problem=problem, candidates=tuple(sorted(judged, key=rank_key(problem))))
 
 
 def _least(problem: Problem, candidate: Candidate, bounds: Bounds) -> float:
@@ -145,55 +144,12 @@ def _too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
     over = holding.total - bounds.largest_memory_bytes
     if over <= 0:
         return None
-    reason = f"needs {format_bytes(over)} more than any device has: {_filled(holding)}"
+    reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
     return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
 
 
-def _simulate(problem: Problem, candidate: Candidate, bounds: Bounds) -> Candidate:
-    job = problem.job
-    plan = build_plan(job, candidate.layout, bounds.layer_seconds(candidate.layout))
-    try:
-        program = compile_folded(plan, job.graph, job.cluster)
-        predicted = predict(
-            plan, program, job.graph, job.cluster, machine=problem.machine, profile=problem.profile
-        )
-    except InputError as error:
-        # Communication that blocks can make an order wait for itself, which only the program shows.
-        return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    plan = plan.model_copy(update={"prediction": predicted.prediction})
-    peak_bytes = predicted.prediction.peak_bytes
-    over, rank = max(
-        ((held - job.cluster.device_of(rank).usable_bytes, rank) for rank, held in enumerate(peak_bytes)),
-        key=itemgetter(0),
-    )
-    if over > 0:
-        resident = int(predicted.priced.costs.base_bytes[rank])
-        filled = _filled(Holding(resident=resident, activations=peak_bytes[rank] - resident))
-        reason = f"rank {rank} would need {format_bytes(over)} more than its device has: {filled}"
-        verdict = Verdict.TOO_BIG
-    else:
-        waiting = bubble_fraction(predicted.simulation.timeline)
-        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, waiting)
-    return replace(candidate, verdict=verdict, reason=reason, peak_bytes=max(peak_bytes), plan=plan)
-
-
-def _filled(holding: Holding) -> str:
-    return (
-        f"{format_bytes(holding.activations)} of activations beside {format_bytes(holding.resident)} of "
-        "states and buffers"
-    )
-
-
-def _why(problem: Problem, layout: Layout, waiting: float) -> str:
-    pipeline = pipeline_of(problem.job, layout)
-    count = pipeline.micro_batches
-    each = f"{count} micro-batch{'es' if count > 1 else ''} per replica"
-    if pipeline.devices == 1:
-        return f"{each}, no pipeline"
-    return f"{each}, devices wait {waiting:.0%} of the step"
-
-
-def _rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
+def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
+    """By verdict, then by what the problem minimises."""
     order = {Verdict.FITS: 0, Verdict.TOO_BIG: 1, Verdict.PRUNED: 2, Verdict.REFUSED: 3}
 
     def key(candidate: Candidate) -> tuple[float, ...]:

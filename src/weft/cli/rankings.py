@@ -1,0 +1,66 @@
+"""What planners answer, on the terminal: one planner's ranking, or the best plans of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.cli.output import console, print_json
+from weft.errors import InputError, Violation
+from weft.planning.comparison import compare_planners
+from weft.planning.planned import PlannedJob
+from weft.planning.planners import Ranking
+from weft.planning.problem import Problem
+from weft.web.candidates import candidate_rows
+from weft.web.comparison import answer_record, answers_table
+from weft.web.pictures import memory_bars, plans_table
+
+
+def print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
+    """The best `top` candidates and the memory of the best one."""
+    out = console()
+    job = planned.problem.job
+    _print_problem(planned.problem)
+    out.print(plans_table(candidate_rows(ranking)[:top]))
+    prediction = planned.plan.prediction
+    assert prediction is not None, "a fitting candidate was simulated"
+    memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
+    out.print(memory_bars(prediction.peak_bytes, memory))
+    fitting = len(ranking.fitting)
+    out.print(
+        f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "
+        f"times from {prediction.source}"
+    )
+
+
+def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
+    """Ask planners named with commas between them; the best plan is written to `out`, if given.
+
+    Raises:
+        InputError: for no name or one that no planner has, and when no planner's plan fits.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise InputError(Violation("--compare", "names no planner", "homogeneous,amp"))
+    answers = compare_planners(problem, wanted)
+    if not any(answer.fits for answer in answers):
+        raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
+    best = answers[0].candidate
+    if out is not None and best is not None and best.plan is not None:
+        out.write_text(best.plan.to_json())
+    if json:
+        print_json({"assumed": dict(problem.assumed), "answers": [answer_record(one) for one in answers]})
+        return
+    _print_problem(problem)
+    console().print(answers_table(answers))
+    if out is not None:
+        print(f"wrote {out}")
+
+
+def _print_problem(problem: Problem) -> None:
+    out, job = console(), problem.job
+    out.print(
+        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
+        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {job.precision}"
+    )
+    for key, text in problem.assumed.items():
+        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")

@@ -1,0 +1,125 @@
+"""What AMP plans with: plain numbers, from weft's own models or from anyone's profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import InputError, Violation
+from weft.planning.planners.degrees import divisors
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Degrees(NamedTuple):
+    """The degrees of one strategy; `micro_batches` are those of one replica."""
+
+    tensor_parallel: int
+    data_parallel: int
+    pipeline_parallel: int
+    micro_batch_size: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmpInputs:
+    """A chain of layers on a cluster, as AMP sees them.
+
+    Tables by tensor-parallel degree say which degrees were profiled; others are not considered.
+
+    Attributes:
+        devices: of each node.
+        bandwidth: bytes/s between a device of one node and one of another, and on the diagonal between two
+            of one node; shape (nodes, nodes). AMP itself takes the slower of both nodes' networks between
+            nodes: `slower_of_both`.
+        global_batch: samples per step.
+        forward_s: seconds of the forward pass of each layer with a micro-batch of one sample, tensor
+            collectives included; one profile for all devices.
+        sent_bytes: what each layer sends on of one sample.
+        gradient_bytes: bytes of the gradients of each layer that replicas reduce.
+        shared_layers: layers of which a stage that has any holds further parameters, once: tied embeddings.
+        shared_bytes: bytes of their gradients.
+        leading, trailing: how many layers at the ends are no blocks; they count where layers are shared out
+            by count.
+    """
+
+    devices: tuple[int, ...]
+    bandwidth: Floats
+    global_batch: int
+    forward_s: Mapping[int, tuple[float, ...]]
+    sent_bytes: Mapping[int, tuple[float, ...]]
+    gradient_bytes: Mapping[int, tuple[float, ...]]
+    shared_layers: tuple[int, ...] = ()
+    shared_bytes: Mapping[int, float] | None = None
+    leading: int = 0
+    trailing: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [
+            Violation(
+                f"AMP: {name}",
+                f"tensor degrees {_listed(table)} where forward_s has {_listed(self.forward_s)}",
+            )
+            for name, table in (("sent_bytes", self.sent_bytes), ("gradient_bytes", self.gradient_bytes))
+            if set(table) != set(self.forward_s)
+        ]
+        tables = {
+            "forward_s": self.forward_s,
+            "sent_bytes": self.sent_bytes,
+            "gradient_bytes": self.gradient_bytes,
+        }
+        problems += [
+            Violation(f"AMP: {name}", f"{len(row)} layers at tensor degree {degree}; there are {self.layers}")
+            for name, table in tables.items()
+            for degree, row in table.items()
+            if len(row) != self.layers
+        ]
+        nodes = len(self.devices)
+        if self.bandwidth.shape != (nodes, nodes):
+            shape = " x ".join(map(str, self.bandwidth.shape))
+            problems.append(Violation("AMP: bandwidth", f"{shape} for {nodes} nodes", f"{nodes} x {nodes}"))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def layers(self) -> int:
+        return len(next(iter(self.forward_s.values()), ()))
+
+    @cached_property
+    def node_of_rank(self) -> Ints:
+        """Node of every rank where ranks number the devices node by node, shape (ranks,)."""
+        return np.repeat(np.arange(len(self.devices)), self.devices)
+
+
+def slower_of_both(inside: Floats, between: Floats) -> Floats:
+    """Bandwidths of all pairs of nodes from that inside of and that out of each node; any unit."""
+    table: Floats = np.minimum.outer(between, between)
+    np.fill_diagonal(table, inside)
+    return table
+
+
+def degrees_of(inputs: AmpInputs) -> Iterator[Degrees]:
+    """Every strategy: tensor ranks divide the devices of every node, replicas what is left, micro-batches the
+    samples of a replica."""
+    ranks = sum(inputs.devices)
+    for tensor_parallel in divisors(gcd(*inputs.devices)):
+        if tensor_parallel not in inputs.forward_s:
+            continue
+        places = ranks // tensor_parallel
+        for data_parallel in divisors(places):
+            if inputs.global_batch % data_parallel:
+                continue
+            samples = inputs.global_batch // data_parallel
+            for size in divisors(samples):
+                yield Degrees(tensor_parallel, data_parallel, places // data_parallel, size, samples // size)
+
+
+def _listed(table: Mapping[int, object]) -> str:
+    return ", ".join(str(degree) for degree in sorted(table)) or "none"

@@ -1,0 +1,89 @@
+"""The `amp` planner: AMP's strategies in AMP's order, beside what the simulator says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import ClassVar
+
+from weft.describe.units import format_seconds
+from weft.errors import InputError
+from weft.moves.layout import Layout, pipeline_of, refuse
+from weft.planning.planners.amp.formula import amp_strategy
+from weft.planning.planners.amp.inputs import AmpInputs, Degrees
+from weft.planning.planners.amp.profile import amp_inputs
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
+from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class AmpPlanner:
+    """Search by AMP's closed form; `finalists` is how many fitting strategies are simulated at least.
+
+    The order is AMP's. AMP has no model of memory, so that its best may not fit: the verdict is weft's.
+    """
+
+    name: ClassVar[str] = "amp"
+    finalists: int = 8
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """See `degree_layouts`; each layout is given its stages when it is judged."""
+        return degree_layouts(problem)
+
+    def search(self, problem: Problem) -> Ranking:
+        """Estimate every strategy, and simulate the best.
+
+        Raises:
+            InputError: for pins that AMP does not know.
+        """
+        require_closed_form(problem, self.name)
+        tables = cache(partial(profiled, problem))
+        judged = [_judged(problem, layout, tables) for layout in self.space(problem)]
+        return rank_by_estimate(problem, judged, Bounds(problem), self.finalists)
+
+
+def profiled(problem: Problem, tensor_parallel: int) -> AmpInputs | str:
+    """What AMP sees at one tensor-parallel degree, or why it cannot be had."""
+    for group in problem.job.cluster.groups:
+        if group.devices % tensor_parallel:
+            nodes = f"the {group.devices} devices of a node of {group.name}"
+            return f"tp {tensor_parallel} does not divide {nodes}"
+    try:
+        return amp_inputs(problem, [tensor_parallel])
+    except InputError as error:
+        # A profile that was not measured at this degree refuses to guess.
+        return str(error.violations[0])
+
+
+def degrees_of_layout(problem: Problem, layout: Layout) -> Degrees:
+    """The degrees of a layout of equal replicas."""
+    return Degrees(
+        layout.tensor_parallel,
+        layout.data_parallel,
+        layout.pipeline_parallel,
+        layout.micro_batch_size,
+        pipeline_of(problem.job, layout).micro_batches,
+    )
+
+
+def _judged(problem: Problem, layout: Layout, tables: Callable[[int], AmpInputs | str]) -> Candidate:
+    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason=refuse(problem.job, layout) or "")
+    if refused.reason:
+        return refused
+    inputs = tables(layout.tensor_parallel)
+    if isinstance(inputs, str):
+        return replace(refused, reason=inputs)
+    strategy = amp_strategy(inputs, degrees_of_layout(problem, layout))
+    if strategy is None:
+        reason = f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+        return replace(refused, reason=reason)
+    return Candidate(
+        layout=with_layers(layout, strategy.layers_per_stage),
+        verdict=Verdict.PRUNED,
+        reason=f"estimated {format_seconds(strategy.seconds)}, others less",
+        estimate_s=strategy.seconds,
+    )

@@ -1,0 +1,206 @@
+"""The `annealing` planner: AMP's closed form, minimised over degrees and places by simulated annealing.
+
+AMP anneals over tilings of the device grid (Li et al., arXiv 2210.07297, section 4.3). Here a state is the
+degrees, the order in which nodes are taken, and whether the replicas or the stages of a pipeline are
+neighbours; a move changes one degree, the micro-batch size, the place of two nodes, or the axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import exp
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from weft.describe.units import format_seconds
+from weft.moves.layout import Layout, refuse
+from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
+from weft.planning.planners.amp.planner import degrees_of_layout, profiled
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
+from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.problem import Problem
+
+# A step that is longer by this fraction is accepted with probability 1/e at the start.
+FIRST_TEMPERATURE = 0.1
+# How often a move is drawn again when it leads to a state that was seen.
+_DRAWS = 16
+
+
+class _State(NamedTuple):
+    """Number of the layout among those that can run, the group of each node in turn, and which ranks are
+    neighbours: those of a stage's replicas, or those of a pipeline's stages."""
+
+    number: int
+    groups: tuple[int, ...]
+    stages_neighbour: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnnealingPlanner:
+    """Two chains, one from most tensor ranks and one from most replicas, of `trials` moves each.
+
+    `seed` says which moves are drawn; `finalists` is how many fitting states are simulated at least.
+    """
+
+    name: ClassVar[str] = "annealing"
+    seed: int = 0
+    trials: int = 50
+    finalists: int = 8
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """Degrees, each with all nodes in order; see `degree_layouts`."""
+        return degree_layouts(problem)
+
+    def search(self, problem: Problem) -> Ranking:
+        """Anneal, then simulate the states with the lowest estimates.
+
+        Raises:
+            InputError: for pins that AMP does not know.
+        """
+        require_closed_form(problem, self.name)
+        walk = _Walk(problem, list(self.space(problem)))
+        for chain, start in enumerate(walk.starts()):
+            self._anneal(walk, start, chain)
+        return rank_by_estimate(problem, walk.candidates(), Bounds(problem), self.finalists)
+
+    def _anneal(self, walk: _Walk, current: _State, chain: int) -> None:
+        now_s = walk.seconds(current)
+        for trial in range(self.trials):
+            # Every trial has a stream of its own: (seed, chain, trial).
+            random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, chain, trial]))
+            following = walk.neighbour(current, random)
+            if following is None:
+                return
+            then_s = walk.seconds(following)
+            temperature = FIRST_TEMPERATURE * now_s * (1.0 - trial / self.trials)
+            if random.random() < exp(min((now_s - then_s) / temperature, 0.0)):
+                current, now_s = following, then_s
+
+
+class _Walk:
+    """States of one problem and their estimates."""
+
+    def __init__(self, problem: Problem, layouts: list[Layout]) -> None:
+        self._problem = problem
+        degrees = sorted({layout.tensor_parallel for layout in layouts})
+        self._inputs = {one: profiled(problem, one) for one in degrees}
+        self._in_order = tuple(
+            index for index, group in enumerate(problem.job.cluster.groups) for _ in range(group.count)
+        )
+        self._found: dict[_State, AmpStrategy] = {}
+        self._refused: list[Candidate] = []
+        self._layouts: list[Layout] = []
+        for layout in layouts:
+            reason = self._refuse(layout)
+            if reason is None:
+                self._layouts.append(layout)
+            else:
+                self._refused.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
+
+    def _refuse(self, layout: Layout) -> str | None:
+        reason, inputs = refuse(self._problem.job, layout), self._inputs[layout.tensor_parallel]
+        if reason is not None or isinstance(inputs, str):
+            return reason or str(inputs)
+        if amp_strategy(inputs, degrees_of_layout(self._problem, layout)) is None:
+            return f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+        return None
+
+    def starts(self) -> list[_State]:
+        """The states with most tensor ranks and with most replicas, nodes in order."""
+        if not self._layouts:
+            return []
+        numbers = range(len(self._layouts))
+        degrees = [(one.tensor_parallel, one.data_parallel) for one in self._layouts]
+        most_tensor = max(numbers, key=lambda number: (degrees[number][0], -degrees[number][1]))
+        most_replicas = max(numbers, key=lambda number: (degrees[number][1], -degrees[number][0]))
+        return [_State(number, self._in_order) for number in (most_tensor, most_replicas)]
+
+    def seconds(self, state: _State) -> float:
+        """AMP's estimate."""
+        if state not in self._found:
+            layout = self._layouts[state.number]
+            inputs = self._inputs[layout.tensor_parallel]
+            assert not isinstance(inputs, str), "degrees without a profile were left out"
+            nodes = inputs.node_of_rank[list(self._order(state))]
+            strategy = amp_strategy(inputs, degrees_of_layout(self._problem, layout), nodes)
+            assert strategy is not None, "degrees that leave a stage empty were left out"
+            self._found[state] = strategy
+        return self._found[state].seconds
+
+    def _order(self, state: _State) -> tuple[int, ...]:
+        """The device of every rank."""
+        layout, groups = self._layouts[state.number], self._problem.job.cluster.groups
+        sizes = [group.count * group.devices for group in groups]
+        following = list(accumulate(sizes, initial=0))
+        devices: list[int] = []
+        for group in state.groups:
+            devices += range(following[group], following[group] + groups[group].devices)
+            following[group] += groups[group].devices
+        used = np.array(devices[: layout.ranks])
+        if state.stages_neighbour:
+            shape = layout.data_parallel, layout.pipeline_parallel, layout.width
+            used = used.reshape(shape).transpose(1, 0, 2).ravel()
+        return tuple(used.tolist())
+
+    def neighbour(self, state: _State, random: np.random.Generator) -> _State | None:
+        """A state one move away that was not seen; None when none was drawn."""
+        for _ in range(_DRAWS):
+            # Where some devices stay unused, the ranks are those of the first ones.
+            moves = (
+                (_other_degrees, _other_nodes, _other_axes) if self._uses_all(state) else (_other_degrees,)
+            )
+            following = moves[int(random.integers(len(moves)))](self._layouts, state, random)
+            if following not in self._found and self._uses_all(following) >= self._uses_all(state):
+                return following
+        return None
+
+    def _uses_all(self, state: _State) -> bool:
+        return self._layouts[state.number].ranks == self._problem.job.cluster.ranks
+
+    def candidates(self) -> list[Candidate]:
+        """All states with an estimate, each place once, then the degrees that were refused."""
+        placed = {(state.number, self._order(state)): one for state, one in self._found.items()}
+        return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
+
+    def _candidate(self, number: int, order: tuple[int, ...], strategy: AmpStrategy) -> Candidate:
+        in_order = order == tuple(range(len(order)))
+        layout = replace(self._layouts[number], rank_order=None if in_order else order)
+        return Candidate(
+            layout=with_layers(layout, strategy.layers_per_stage),
+            verdict=Verdict.PRUNED,
+            reason=f"estimated {format_seconds(strategy.seconds)}, others less",
+            estimate_s=strategy.seconds,
+        )
+
+
+def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
+    """Another tensor or data degree or micro-batch size, and with it another number of stages."""
+
+    def degrees(layout: Layout) -> tuple[int, int, int]:
+        return layout.tensor_parallel, layout.data_parallel, layout.micro_batch_size
+
+    here = degrees(layouts[state.number])
+    near = [
+        number
+        for number, layout in enumerate(layouts)
+        if sum(one != other for one, other in zip(degrees(layout), here, strict=True)) == 1
+    ]
+    return state._replace(number=near[int(random.integers(len(near)))]) if near else state
+
+
+def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
+    """Two nodes in each other's place."""
+    one, other = random.integers(len(state.groups), size=2).tolist()
+    groups = list(state.groups)
+    groups[one], groups[other] = groups[other], groups[one]
+    return state._replace(groups=tuple(groups))
+
+
+def _other_axes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
+    """Stages next to each other in place of replicas, or the other way round."""
+    return state._replace(stages_neighbour=not state.stages_neighbour)

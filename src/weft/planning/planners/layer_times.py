@@ -1,0 +1,81 @@
+"""Seconds of every layer on every kind of device, exchanges between tensor ranks included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.amount import Shape
+from weft.describe.device import PRECISION_BYTES
+from weft.describe.layer_graph import Layer
+from weft.planning.problem import Problem
+from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.network import Network
+
+Floats = npt.NDArray[np.float64]
+
+
+class Passes(NamedTuple):
+    """Seconds of one micro-batch in each layer, forward and backward, both of shape (layers,)."""
+
+    forward_s: Floats
+    backward_s: Floats
+
+    @property
+    def both_s(self) -> Floats:
+        both: Floats = self.forward_s + self.backward_s
+        return both
+
+
+class LayerTimes:
+    """Times of one problem's layers; each kind of layer is evaluated once per device, speed and shape."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
+        self._network = Network(cluster=problem.job.cluster, machine=problem.machine)
+        self._known: dict[tuple[int, Shape], Passes] = {}
+
+    def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> Passes:
+        """Times on the devices of a group of nodes, on those of its `device`'s own speed.
+
+        Raises:
+            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+        """
+        shape = Shape(micro_batch_size, self._problem.job.sequence, tensor_parallel)
+        if (group, shape) not in self._known:
+            rows = np.array(list(self._rows(group, shape)))
+            self._known[group, shape] = Passes(rows[:, 0], rows[:, 1])
+        return self._known[group, shape]
+
+    def _rows(self, group: int, shape: Shape) -> Iterator[tuple[float, float]]:
+        known: dict[Layer, tuple[float, float]] = {}
+        for index, layer in enumerate(self._problem.job.graph.layers):
+            # Layers that differ only in their name cost the same.
+            alike = replace(layer, name="")
+            if alike not in known:
+                known[alike] = self._evaluated(index, group, shape)
+            yield known[alike]
+
+    def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float]:
+        job = self._problem.job
+        device = job.cluster.groups[group].device
+        times = self._compute.stage_times(job.graph, (index,), shape, job.precision, device)
+        exchanged_s = self._exchanged_s(job.graph.layers[index], group, shape)
+        return (
+            times.forward_s + exchanged_s,
+            times.backward_input_s + times.backward_weight_s + exchanged_s,
+        )
+
+    def _exchanged_s(self, layer: Layer, group: int, shape: Shape) -> float:
+        """Seconds of a layer's all-reduces over tensor ranks that are neighbours on one node."""
+        job, degree = self._problem.job, shape.tensor_parallel
+        each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
+        if degree == 1 or not each:
+            return 0.0
+        first = sum(before.count * before.devices for before in job.cluster.groups[:group])
+        return layer.tensor_exchanges * self._network.all_reduce_s(range(first, first + degree), round(each))

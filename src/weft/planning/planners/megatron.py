@@ -1,0 +1,88 @@
+"""The `megatron` planner: the rules of thumb of Megatron-LM (Narayanan et al., arXiv 2104.04473, section 3).
+
+As much model parallelism as memory asks for and no more: tensor ranks first, up to a node, then stages; all
+other devices are replicas. Layers are shared out by count. The micro-batch size is swept with
+(b' / b + p - 1) (t_f(b) + t_b(b)), where a replica has b' samples and p stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import ClassVar
+
+from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError
+from weft.moves.layout import Layout, pipeline_of, refuse
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
+from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.simulated import filled
+from weft.planning.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronPlanner:
+    """The first degrees that fit, by the rules; their micro-batch sizes ranked by the formula."""
+
+    name: ClassVar[str] = "megatron"
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """All degrees with layers shared out by count, in the order in which the rules try them."""
+        every = [by_count(problem, layout) for layout in degree_layouts(problem)]
+        fewest = min((layout.pipeline_parallel for layout in every), default=1)
+
+        def turn(layout: Layout) -> tuple[int, int]:
+            more = layout.pipeline_parallel > fewest
+            return layout.pipeline_parallel, -layout.tensor_parallel if more else layout.tensor_parallel
+
+        return iter(sorted(every, key=turn))
+
+    def search(self, problem: Problem) -> Ranking:
+        """Try degrees until one fits by the memory model, and sweep its micro-batches.
+
+        Raises:
+            InputError: for pins that the rules do not know.
+        """
+        require_closed_form(problem, self.name)
+        bounds = Bounds(problem)
+        chosen: tuple[Candidate, ...] = ()
+        others: list[Candidate] = []
+        for _, sizes in groupby(self.space(problem), key=_model_parallelism):
+            judged = [_judged(problem, bounds, layout, found=bool(chosen)) for layout in sizes]
+            ranking = rank_by_estimate(problem, judged, bounds, len(judged))
+            if ranking.fitting:
+                chosen = ranking.candidates
+            else:
+                others += ranking.candidates
+        others.sort(key=lambda one: one.verdict is Verdict.REFUSED)
+        return Ranking(problem=problem, candidates=(*chosen, *others))
+
+
+def _model_parallelism(layout: Layout) -> tuple[int, int]:
+    return layout.pipeline_parallel, layout.tensor_parallel
+
+
+def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:
+    """A candidate with an estimate if its degrees are tried and it fits; `found`: smaller ones did."""
+    candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
+    reason = refuse(problem.job, layout)
+    if reason is not None:
+        return replace(candidate, reason=reason)
+    if found:
+        return replace(candidate, verdict=Verdict.PRUNED, reason="less model parallelism fits")
+    try:
+        holding = bounds.holding(layout)
+    except InputError as error:
+        return replace(candidate, reason=str(error.violations[0]))
+    over = holding.total - bounds.largest_memory_bytes
+    if over > 0:
+        reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
+        return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
+    pipeline = pipeline_of(problem.job, layout)
+    stages_s = bounds.stage_seconds(layout)
+    estimate_s = (pipeline.micro_batches + pipeline.devices - 1) * max(stages_s)
+    reason = f"the formula says {format_seconds(estimate_s)}"
+    return replace(candidate, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)

@@ -1,0 +1,157 @@
+"""The `metis-form` planner: the closed form of Metis, whose stages and replicas know their devices.
+
+    (micro-batches - 1) x longest stage + sum of stages + sum of sends + longest all-reduce of a stage
+
+(Um et al., Metis, USENIX ATC 2024). Groups of nodes are taken in every order, layers are balanced by the
+capacity of each stage's devices, and replicas on unlike devices share the batch out by their speed. All
+stages have the same degrees here, where Metis also gives them unequal numbers of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate, islice, permutations
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.cluster import Cluster
+from weft.describe.units import format_seconds
+from weft.errors import InputError
+from weft.moves.layout import Layout, refuse, shares_of
+from weft.moves.pipeline_partition import pipeline_partition
+from weft.planning.planners.amp.formula import reduction_s
+from weft.planning.planners.amp.inputs import AmpInputs
+from weft.planning.planners.amp.planner import profiled
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
+from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.problem import Problem
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MetisFormPlanner:
+    """`finalists` is how many fitting layouts are simulated at least, `orders` how many orders of the groups
+    of nodes are looked at."""
+
+    name: ClassVar[str] = "metis-form"
+    finalists: int = 8
+    orders: int = 24
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """Every layout of `degree_layouts` with the groups of nodes in every order."""
+        for layout in degree_layouts(problem):
+            if layout.pipeline_parallel == 1 or layout.ranks < problem.job.cluster.ranks:
+                # One stage is everywhere, and the ranks of a plan are those of the first devices.
+                yield layout
+                continue
+            for order in islice(permutations(range(len(problem.job.cluster.groups))), self.orders):
+                devices = _devices_of(problem.job.cluster, order)
+                in_order = devices == tuple(range(len(devices)))
+                yield replace(layout, rank_order=None if in_order else devices)
+
+    def search(self, problem: Problem) -> Ranking:
+        """Give every layout its stages and shares, and simulate those with the lowest estimates.
+
+        Raises:
+            InputError: for pins that the closed form does not know.
+        """
+        require_closed_form(problem, self.name)
+        tables, times = cache(partial(profiled, problem)), LayerTimes(problem)
+        judged = []
+        for layout in self.space(problem):
+            reason = refuse(problem.job, layout)
+            inputs = tables(layout.tensor_parallel) if reason is None else str(reason)
+            if isinstance(inputs, str):
+                judged.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=inputs))
+            else:
+                judged.append(_estimated(problem, layout, inputs, times))
+        return rank_by_estimate(problem, judged, Bounds(problem), self.finalists)
+
+
+def _devices_of(cluster: Cluster, order: Sequence[int]) -> tuple[int, ...]:
+    """The devices of all groups in that order."""
+    sizes = [group.count * group.devices for group in cluster.groups]
+    firsts = list(accumulate(sizes, initial=0))
+    return tuple(device for group in order for device in range(firsts[group], firsts[group + 1]))
+
+
+def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> Candidate:
+    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
+    order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
+    ranks = order.reshape(layout.pipeline_parallel, layout.data_parallel, layout.width)
+    try:
+        work_s = _work_s(problem.job.cluster, layout, ranks, times)
+    except InputError as error:
+        # A profile that was not measured at this micro-batch size refuses to guess.
+        return replace(refused, reason=str(error.violations[0]))
+    if layout.pipeline_parallel > np.count_nonzero(work_s[0, 0]):
+        return replace(
+            refused, reason=f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+        )
+    grid = inputs.node_of_rank[ranks]
+    per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]]).max(axis=(1, 2))
+    sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tensor_parallel])
+    cut_s = np.outer(per_byte_s, sent)
+    equal = shares_of(problem.job, layout)
+    # Together replicas are as fast as the sum of their speeds.
+    together_s = layout.data_parallel / np.sum(1.0 / np.maximum(work_s, np.finfo(float).tiny), axis=1)
+    counts = pipeline_partition(together_s, cut_s, equal[0]).layers_per_stage
+    ends: npt.NDArray[np.int64] = np.cumsum(np.array(counts))
+    stage_s = np.array(
+        [
+            np.add.reduceat(rows, ends - np.array(counts), axis=1)[:, stage]
+            for stage, rows in enumerate(work_s)
+        ]
+    )
+    shares = shared_by_speed(1.0 / stage_s.max(axis=0), sum(equal))
+    filled_s = (np.array(shares) - 1) * stage_s.max(axis=0) + stage_s.sum(axis=0)
+    crossed_s = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
+    estimate_s = float(filled_s.max() + crossed_s) + reduction_s(inputs, grid, counts)
+    shared = replace(layout, micro_batches_per_replica=None if len(set(shares)) == 1 else shares)
+    return Candidate(
+        layout=with_layers(shared, counts),
+        verdict=Verdict.PRUNED,
+        reason=f"estimated {format_seconds(estimate_s)}, others less",
+        estimate_s=estimate_s,
+    )
+
+
+def _work_s(cluster: Cluster, layout: Layout, ranks: npt.NDArray[np.int64], times: LayerTimes) -> Floats:
+    """Seconds of a micro-batch, forward and backward, in each layer on the devices of each stage and replica:
+    (stages, replicas, layers)."""
+    size, degree = layout.micro_batch_size, layout.tensor_parallel
+
+    @cache
+    def seconds(group: int, speed: float) -> Floats:
+        return times.of_group(group, size, degree).both_s / speed
+
+    return np.array(
+        [
+            [
+                seconds(cluster.group_index_of(lanes[0]), min(cluster.speed_of(rank) for rank in lanes))
+                for lanes in replicas
+            ]
+            for replicas in ranks.tolist()
+        ]
+    )
+
+
+def shared_by_speed(speeds: Floats, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches of each replica in proportion to its speed, at least one each.
+
+    What is left after rounding down goes to the replica that would end first with one more.
+    """
+    shares = np.maximum(1, np.floor(micro_batches * speeds / speeds.sum()).astype(np.int64))
+    while shares.sum() > micro_batches:
+        shares[int(np.argmax(np.where(shares > 1, shares / speeds, -np.inf)))] -= 1
+    while shares.sum() < micro_batches:
+        shares[int(np.argmin((shares + 1) / speeds))] += 1
+    return tuple(shares.tolist())

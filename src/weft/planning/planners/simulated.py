@@ -1,0 +1,67 @@
+"""From a planner's candidate to its plan, priced by the simulator and judged by the memory model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
+
+from weft.describe.units import format_bytes
+from weft.errors import InputError
+from weft.moves.layout import Layout, build_plan, pipeline_of
+from weft.planning.compile import compile_folded
+from weft.planning.planners.base import Candidate, Verdict
+from weft.planning.planners.bounds import Holding
+from weft.planning.problem import Problem
+from weft.predict.predict import predict
+from weft.timeline.figures import bubble_fraction
+
+
+def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:
+    """The candidate with its plan, the step and the peaks that the simulator predicts, and a verdict.
+
+    `layer_seconds` balance the stages of a layout that does not cut them itself.
+    """
+    job = problem.job
+    plan = build_plan(job, candidate.layout, layer_seconds)
+    try:
+        program = compile_folded(plan, job.graph, job.cluster)
+        predicted = predict(
+            plan, program, job.graph, job.cluster, machine=problem.machine, profile=problem.profile
+        )
+    except InputError as error:
+        # Communication that blocks can make an order wait for itself, which only the program shows.
+        return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+    plan = plan.model_copy(update={"prediction": predicted.prediction})
+    peak_bytes = predicted.prediction.peak_bytes
+    over, rank = max(
+        ((held - job.cluster.device_of(rank).usable_bytes, rank) for rank, held in enumerate(peak_bytes)),
+        key=itemgetter(0),
+    )
+    if over > 0:
+        resident = int(predicted.priced.costs.base_bytes[rank])
+        fills = filled(Holding(resident=resident, activations=peak_bytes[rank] - resident))
+        reason = f"rank {rank} would need {format_bytes(over)} more than its device has: {fills}"
+        verdict = Verdict.TOO_BIG
+    else:
+        waiting = bubble_fraction(predicted.simulation.timeline)
+        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, waiting)
+    return replace(candidate, verdict=verdict, reason=reason, peak_bytes=max(peak_bytes), plan=plan)
+
+
+def filled(holding: Holding) -> str:
+    """What fills a device's memory, in words."""
+    return (
+        f"{format_bytes(holding.activations)} of activations beside {format_bytes(holding.resident)} of "
+        "states and buffers"
+    )
+
+
+def _why(problem: Problem, layout: Layout, waiting: float) -> str:
+    pipeline = pipeline_of(problem.job, layout)
+    count = pipeline.micro_batches
+    most = "" if layout.micro_batches_per_replica is None else "at most "
+    each = f"{most}{count} micro-batch{'es' if count > 1 else ''} per replica"
+    if pipeline.devices == 1:
+        return f"{each}, no pipeline"
+    return f"{each}, devices wait {waiting:.0%} of the step"

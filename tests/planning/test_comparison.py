@@ -1,0 +1,53 @@
+"""Several planners on one problem: sorted by what the simulator says, with whoever refuses at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import InputError
+from weft.planning.comparison import compare_planners
+from weft.planning.planners import get_planner
+from weft.planning.problem import Pins, problem_of
+
+
+def test_the_best_plan_of_each_is_sorted_by_its_simulated_step() -> None:
+    problem = problem_of(model="gpt-1m", on="4xa100-80gb+4xt4", global_batch=16, precision="fp16")
+    answers = compare_planners(problem, ["exhaustive", "amp", "metis-form", "amp", "megatron"])
+    assert sorted(one.planner for one in answers) == ["amp", "exhaustive", "megatron", "metis-form"]
+    assert answers[-1].planner == "exhaustive"
+    assert "exhaustive simulates 2000 layouts at most" in answers[-1].reason
+    assert not answers[-1].fits
+    assert answers[-1].step_s is answers[-1].behind is answers[-1].candidate is None
+    steps = [one.step_s for one in answers[:-1] if one.step_s is not None]
+    assert steps == sorted(steps)
+    assert [one.behind for one in answers[:-1]] == [step / steps[0] - 1.0 for step in steps]
+    assert all(one.search_s > 0 for one in answers)
+    for one in answers[:-1]:
+        assert one.candidate == get_planner(one.planner).search(problem).fitting[0]
+
+
+def test_what_does_not_fit_comes_last_and_how_much_was_passed_over_is_counted() -> None:
+    problem = problem_of(model="llama-13b", on="8xa100-80gb", global_batch=8)
+    answers = {one.planner: one for one in compare_planners(problem, ["amp", "megatron"])}
+    assert answers["amp"].fits
+    ranking = get_planner("amp").search(problem)
+    assert ranking.candidates[answers["amp"].passed_over] == ranking.fitting[0]
+    assert answers["amp"].passed_over > 0
+    tight = problem_of(model="llama-13b", on="8xa100-80gb", global_batch=8, pins=Pins(data_parallel=8))
+    (none,) = compare_planners(tight, ["amp"])
+    assert not none.fits
+    assert none.step_s is not None
+    assert none.behind is None
+    assert "more than its device has" in none.reason
+
+
+def test_no_layout_at_all_is_an_answer() -> None:
+    problem = problem_of(model="gpt-1m", on="4xa100-80gb", global_batch=8, pins=Pins(data_parallel=3))
+    (answer,) = compare_planners(problem, ["amp"])
+    assert answer.reason == "no layout satisfies the given degrees"
+
+
+def test_a_name_that_no_planner_has_is_refused_with_the_nearest() -> None:
+    problem = problem_of(model="gpt-1m", on="2xa100-80gb", global_batch=8)
+    with pytest.raises(InputError, match=r"'megatro' is not one of .* \(nearest valid: megatron\)"):
+        compare_planners(problem, ["amp", "megatro"])
