@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from pool import WorkerPool
 from small_jobs import SEED, descent, make_program, make_runtime
-from tensor_jobs import samples_of, tensor_plan, whole_loss, whole_parameters
+from tensor_jobs import DividedLoss, samples_of, tensor_plan, whole_loss, whole_parameters
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
+from weft.program.verify import require_valid
 from weft.run.divided_tokens import DividedTokens
 from weft.run.stages import build_stage
 
@@ -20,11 +23,17 @@ Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
 def context_plan(
-    config: ModelConfig, cp: int = 2, *, recompute: str = "none", sharding: str = "zero-0", **options: Any
+    config: ModelConfig,
+    cp: int = 2,
+    *,
+    tp: int = 1,
+    recompute: str = "none",
+    sharding: str = "zero-0",
+    **options: Any,
 ) -> Plan:
-    """As `make_plan`; a device is `cp` neighbouring ranks."""
-    plan = tensor_plan(config, tp=cp, **options)
-    mesh = {axis: size for axis, size in plan.mesh.items() if axis != "tp"} | {"cp": cp}
+    """As `make_plan`; a device is `cp` neighbouring groups of `tp` neighbouring ranks."""
+    plan = tensor_plan(config, tp=cp * tp, **options)
+    mesh = {**plan.mesh, "cp": cp, "tp": tp}
     stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
     changes = {"mesh": mesh, "context_parallel": cp, "stages": stages, "sharding": sharding}
     return plan.model_copy(update=changes)
@@ -46,10 +55,27 @@ def smooth_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return whole_loss(logits, targets) + (logits[:, 1:] - logits[:, :-1]).square().mean()
 
 
+class MeanLoss:
+    """A loss of one's own that is a mean over tokens."""
+
+    takes_divided_tokens = True
+
+    def __call__(self, logits: torch.Tensor | DividedTokens, targets: torch.Tensor) -> torch.Tensor:
+        if not isinstance(logits, DividedTokens):
+            return whole_loss(logits, targets)
+        own = logits.own_targets(targets)
+        total = torch.nn.functional.cross_entropy(
+            logits.own.flatten(0, 1), own.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return logits.mean(total, (own != IGNORED).sum())
+
+
 LOSSES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "tokens": TokenLoss(),
     "whole": whole_loss,
     "own": smooth_loss,
+    "mean": MeanLoss(),
+    "columns": DividedLoss(),
 }
 
 
@@ -111,3 +137,16 @@ def train(
     parameters = whole_parameters(runtime)
     runtime.close()
     return losses, parameters
+
+
+def require_equal(pool: WorkerPool, config: ModelConfig, plan: Plan, *options: Any) -> None:
+    """Losses and parameters of all ranks are those of one process; `options` are those of `alone`."""
+    require_valid(make_program(config, plan))
+    expected_losses, expected = alone(config, plan, *options)
+    seen: set[str] = set()
+    for losses, parameters in pool.run(train, config, plan, *options, ranks=plan.ranks):
+        assert losses == pytest.approx(expected_losses, rel=1e-12)
+        for name, value in parameters.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
+        seen |= set(parameters)
+    assert seen == set(expected)

@@ -1,4 +1,5 @@
-"""One pool of worker processes per test session: torch is imported once, process groups are made per case.
+"""One pool of worker processes per test session: torch is imported once for all of them, process groups are
+made per case.
 
     def program(rank, world_size, argument): ...
 
@@ -22,9 +23,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MAX_RANKS = 4
+MAX_RANKS = 8
 TIMEOUT_S = 90.0
 GRACE_S = 3.0
+_PRELOADED = (
+    "torch.distributed",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 class RankError(AssertionError):
@@ -32,11 +39,13 @@ class RankError(AssertionError):
 
 
 class WorkerPool:
-    """Up to `most_ranks` spawned processes, started when first needed."""
+    """Up to `most_ranks` processes, started when first needed."""
 
     def __init__(self, most_ranks: int = MAX_RANKS) -> None:
         self._most_ranks = most_ranks
-        self._context = multiprocessing.get_context("spawn")
+        # Workers are copies of a process that has imported what takes long, and runs no thread of torch yet.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(_PRELOADED))
         self._workers: list[tuple[Any, Connection]] = []
         self._store: Any = None
         self._cases = 0

@@ -77,9 +77,10 @@ def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
 
 
 def test_plan_takes_context_ranks(capsys, run_toml):
-    record = json.loads(answer(capsys, "plan", run_toml, "--cp", "2", "--tp", "1", "--json"))
-    assert {item["cp"] for item in record["candidates"]} == {2}
-    assert record["candidates"][0]["verdict"] == "fits"
+    for tp in (1, 2):
+        record = json.loads(answer(capsys, "plan", run_toml, "--cp", "2", "--tp", tp, "--json"))
+        assert {(item["cp"], item["tp"]) for item in record["candidates"]} == {(2, tp)}
+        assert record["candidates"][0]["verdict"] == "fits"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_plan_takes_context_ranks(capsys, run_toml):
         ),
         (
             "gpt2",
-            ("--cp", "2", "--tp", "2"),
-            "cp 2 with tp 2: context ranks hold whole layers; nearest tp: 1",
+            ("--cp", "3", "--tp", "2"),
+            "cp 3: sequence 1024 is not a multiple of 2 x cp = 6; nearest sequence: 1020",
         ),
         (
             "vit-base",

@@ -47,6 +47,12 @@ def test_the_sequence_is_divided_over_the_tensor_ranks_where_they_divide_it():
     assert stream(Shape(3, 9, 2)) == 3 * 9
 
 
+def test_tensor_ranks_divide_the_tokens_of_their_context_rank_where_they_divide_these():
+    stream = Amount.parse("b*s/d")
+    assert stream(Shape(3, 16, 2, 2)) == 3 * 16 / 2 / 2
+    assert stream(Shape(3, 12, 4, 2)) == 3 * 12 / 2
+
+
 @pytest.mark.parametrize("text", ["", "b+s", "2*x", "b/s", "1/0", "t", "d", "2**b", "__import__('os')"])
 def test_anything_else_is_refused(text):
     with pytest.raises(InputError):

@@ -169,11 +169,12 @@ def test_tensor_ranks_must_divide_the_layers(ranks, expected):
             5,
             "plan: context_parallel: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
         ),
+        (2, (0, 1, 2, 3), 256, None),
         (
             2,
             (0, 1, 2, 3),
-            256,
-            "plan: context_parallel: cp 2 with tp 2: context ranks hold whole layers; nearest tp: 1",
+            86,
+            "plan: context_parallel: cp 2: sequence 86 is not a multiple of 2 x cp = 4; nearest sequence: 84",
         ),
         (
             2,

@@ -98,7 +98,10 @@ def test_a_layout_reads_back_from_its_plan():
         ({"loops": 4, "schedule": "breadth-first"}, "the model has 6 layers"),
         ({"loops": 2}, "1f1b"),
         ({"pipeline_parallel": 4, "context_parallel": 2}, "pp x dp x cp = 16 ranks, the cluster has 8"),
-        ({"context_parallel": 2, "tensor_parallel": 2, "data_parallel": 1}, "cp 2 with tp 2: context ranks"),
+        (
+            {"context_parallel": 2, "tensor_parallel": 3, "pipeline_parallel": 1, "data_parallel": 1},
+            "tp 3 does not divide",
+        ),
     ],
 )
 def test_an_impossible_layout_says_why(changes, expected):

@@ -55,6 +55,8 @@ def test_context_ranks_are_considered_when_pinned():
     assert {layout.context_parallel for layout in layouts(problem())} == {1}
     space = list(layouts(problem(context_parallel=2, tensor_parallel=1)))
     assert {(layout.context_parallel, layout.ranks) for layout in space} == {(2, 8)}
+    beside = {(layout.tensor_parallel, layout.ranks) for layout in layouts(problem(context_parallel=2))}
+    assert beside == {(1, 8), (2, 8), (4, 8)}
 
 
 def test_one_replica_has_nobody_to_share_states_with():

@@ -155,8 +155,8 @@ def test_an_empty_layout_is_refused(layout: PipelineLayout) -> None:
     assert problems(layout)
 
 
-def tied_over(context_parallel: int) -> PipelineLayout:
-    layout = ring_layout(2, 2, (1, 1), lanes=2)
+def tied_over(context_parallel: int, lanes: int = 2) -> PipelineLayout:
+    layout = ring_layout(2, 2, (1, 1), lanes=lanes)
     return replace(layout, tied=(TiedWeights((0, 1), 8),), context_parallel=context_parallel)
 
 
@@ -167,6 +167,9 @@ def test_lanes_with_the_same_weights_add_up_tied_ones_together() -> None:
     together, table = tied_over(2).tied_group_table()
     assert [sorted(group) for group in together] == [list(range(8))]
     assert table.tolist() == [[0, 0]]
+    halves, table = tied_over(2, lanes=4).tied_group_table()
+    assert [sorted(group) for group in halves] == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    assert table.tolist() == [[0, 1, 0, 1]]
 
 
 def test_context_ranks_are_whole_groups_of_lanes() -> None:

@@ -100,6 +100,12 @@ def test_divided_layers_are_refused() -> None:
     )
     assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
     assert problem.nearest == "plan.cp = 1"
+    four = tuple(copy.model_copy(update={"ranks": (0, 1, 2, 3)}) for copy in stage.replicas)
+    both = divided.model_copy(
+        update={"stages": (stage.model_copy(update={"replicas": four}),), "context_parallel": 2}
+    )
+    found = compile_problems(both, make_program(CONFIG, plan))
+    assert [problem.nearest for problem in found] == ["plan.cp = 1", "plan.tp = 1"]
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,8 @@ def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) ->
 def test_stages_must_be_the_shares_that_the_plan_gives(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
     assert worker_pool.run(give_whole_stages, config, tensor_plan(config), ranks=2) == [
-        f"stage 0: rank {rank} was given share 0 of 1, the program gives it {rank} of 2" for rank in range(2)
+        f"stage 0: rank {rank} was given tensor share 0 of 1, the plan gives it {rank} of 2"
+        for rank in range(2)
     ]
 
 

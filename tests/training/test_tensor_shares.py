@@ -83,8 +83,9 @@ def plans_of(config: ModelConfig) -> list[Plan]:
     pipelined = tensor_plan(config, pp=2, schedule="1f1b")
     shared = tensor_plan(config, dp=2).model_copy(update={"sharding": "zero-1"})
     tokens = context_plan(config, dp=2, sharding="zero-3")
+    both = context_plan(config, tp=2)
     alone = tensor_plan(config, tp=1)
-    return [alone, tensor_plan(config), tokens, pipelined, shared, alone]
+    return [alone, tensor_plan(config), both, tokens, both, alone, pipelined, shared, alone]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
@@ -106,12 +107,13 @@ def test_any_division_passes_the_same_tensors_on(
 def test_states_after_a_step_are_those_of_one_rank(worker_pool: WorkerPool, tmp_path: Path) -> None:
     config = divisible("llama")
     *_, shared, alone = plans_of(config)
-    divided, tokens = tensor_plan(config), context_plan(config)
-    for name, plan in (("alone", alone), ("shared", shared), ("divided", divided), ("tokens", tokens)):
+    plans = {"alone": alone, "shared": shared, "divided": tensor_plan(config)}
+    plans |= {"tokens": context_plan(config), "both": context_plan(config, tp=2)}
+    for name, plan in plans.items():
         worker_pool.run(pass_on, config, plan, None, tmp_path / name, ranks=plan.ranks)
     expected = tensors_of(tmp_path / "alone" / "step-00000001")
     assert any(name.endswith("exp_avg_sq") for name in expected)
-    for name in ("shared", "divided", "tokens"):
+    for name in ("shared", "divided", "tokens", "both"):
         found = tensors_of(tmp_path / name / "step-00000001")
         assert set(found) == set(expected)
         # Two replicas train on as many samples more, so that only names and shapes are the same.

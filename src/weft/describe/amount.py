@@ -25,8 +25,12 @@ class Shape:
 
     @property
     def sequence_parallel(self) -> int:
-        """Over how many tensor ranks the tokens outside of divided products are divided: all or none."""
-        return self.tensor_parallel if self.sequence % self.tensor_parallel == 0 else 1
+        """Over how many tensor ranks the tokens outside of divided products are divided: all or none.
+
+        Where context ranks divide the tokens, too, these are those of one of them.
+        """
+        own_tokens = self.sequence // self.context_parallel
+        return self.tensor_parallel if own_tokens % self.tensor_parallel == 0 else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class LayerGraph:
         odd = ", ".join(f"{size} {name}" for name, size in self.divided if size % tensor_parallel)
         return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
 
-    def refuse_context(self, context_parallel: int, sequence: int, tensor_parallel: int = 1) -> str | None:
+    def refuse_context(self, context_parallel: int, sequence: int) -> str | None:
         """Why so many ranks cannot divide the tokens of a sample, with the nearest number that can, or None.
 
         Each has two equal chunks of them, so that with causal attention all have the same work.
@@ -194,9 +194,6 @@ class LayerGraph:
             return None
         if not any(layer.gathered.terms for layer in self.layers):
             return f"cp {context_parallel}: no ranks can divide the tokens of this model; nearest cp: 1"
-        if tensor_parallel > 1:
-            degrees = f"cp {context_parallel} with tp {tensor_parallel}"
-            return f"{degrees}: context ranks hold whole layers; nearest tp: 1"
         chunks = 2 * context_parallel
         if sequence % chunks:
             # Not a longer one, for which the model may have no positions.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,12 +77,12 @@ class Plan(_Record):
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
     et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
     share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
-    all of them. `context_parallel` is how many ranks of a replica divide the tokens of its samples among them
-    (Llama 3, arXiv 2407.21783, section 3.3.2). `blocking` names communication that is not overlapped with
-    computation, as other frameworks ship it: messages that a device waits for, gradients reduced at the
-    step's end. `stack` says whose program runs the plan, which decides what it holds besides.
-    `gradient_norm` is the job's: every step waits for the norm of the whole gradient, to clip it
-    or to leave a step out.
+    all of them. `context_parallel` is how many groups of a replica's ranks divide the tokens of its samples
+    among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers. `blocking`
+    names communication that is not overlapped with computation, as other frameworks ship it: messages that a
+    device waits for, gradients reduced at the step's end. `stack` says whose program runs the plan, which
+    decides what it holds besides. `gradient_norm` is the job's: every step waits for the norm of the whole
+    gradient, to clip it or to leave a step out.
     """
 
     version: Literal[1] = 1
@@ -158,6 +158,18 @@ class Plan(_Record):
         if self.stack == "weft":
             del record["stack"]
         return record
+
+
+def tensor_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:
+    """Of a replica's ranks those that divide layers among them, neighbours, by their place in the tokens."""
+    size = len(ranks) // context_parallel
+    return tuple(tuple(ranks[first : first + size]) for first in range(0, len(ranks), size))
+
+
+def context_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:
+    """Of a replica's ranks those that divide tokens among them, by their share of the layers."""
+    size = len(ranks) // context_parallel
+    return tuple(tuple(ranks[place::size]) for place in range(size))
 
 
 def shared_out(sharding: Sharding, island: int | None) -> str:

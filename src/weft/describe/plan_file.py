@@ -145,8 +145,8 @@ def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
     for degree in (width // context for width in widths):
         if (reason := graph.refuse_tensor(degree)) is not None:
             yield Violation("plan: stages", reason)
-        if (reason := graph.refuse_context(context, plan.sequence, degree)) is not None:
-            yield Violation("plan: context_parallel", reason)
+    if (reason := graph.refuse_context(context, plan.sequence)) is not None:
+        yield Violation("plan: context_parallel", reason)
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:

@@ -207,7 +207,7 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return "the model does not say what its products leave; nearest recompute: full"
     return (
         job.graph.refuse_tensor(layout.tensor_parallel)
-        or job.graph.refuse_context(layout.context_parallel, job.sequence, layout.tensor_parallel)
+        or job.graph.refuse_context(layout.context_parallel, job.sequence)
         or _refuse_order_of_any(job, layout)
     )
 

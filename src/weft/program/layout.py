@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
+from weft.describe.plan import context_groups_of
 from weft.errors import InputError, Violation
 from weft.program.program import NONE, Ints
 
@@ -40,8 +41,8 @@ class StageLayout:
     """Where one stage runs.
 
     Attributes:
-        replicas: ranks of each replica; ranks of one replica share the stage by tensor parallelism, and ranks
-            at the same place (lane) of different replicas hold the same weights.
+        replicas: ranks of each replica; ranks of one replica share the stage by tensor and context
+            parallelism, and ranks at the same place (lane) of different replicas hold the same weights.
         gradient_bytes: bytes of weight gradients that one rank reduces per step.
         weight_bytes: bytes of weights that one rank gathers where the replicas share them out.
     """
@@ -78,7 +79,8 @@ class PipelineLayout:
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
         tied: weights that stages share; all of them are trained.
         island: replicas that share states out among themselves; None: all of them.
-        context_parallel: ranks of a replica that all hold the same weights and compute other tokens.
+        context_parallel: how many ranks of a replica hold the same weights and compute other tokens; those
+            that share a stage are neighbours.
     """
 
     stages: tuple[StageLayout, ...]
@@ -189,17 +191,14 @@ class PipelineLayout:
 
         Lanes that divide the tokens hold the same copies and are in one group.
         """
-        lanes, alike = len(self.stages[0].replicas[0]), self.context_parallel
-        holders = [
-            [ranks for stage in one.stages for ranks in self.stages[stage].replicas] for one in self.tied
-        ]
-        groups = [
-            tuple(dict.fromkeys(rank for ranks in copies for rank in ranks[first : first + alike]))
-            for copies in holders
-            for first in range(0, lanes, alike)
-        ]
-        table = np.arange(len(groups), dtype=np.int64).reshape(len(self.tied), lanes // alike)
-        return tuple(groups), np.repeat(table, alike, axis=1)
+        shares = len(self.stages[0].replicas[0]) // self.context_parallel
+        groups = []
+        for one in self.tied:
+            replicas = (ranks for stage in one.stages for ranks in self.stages[stage].replicas)
+            alike = zip(*(context_groups_of(ranks, self.context_parallel) for ranks in replicas), strict=True)
+            groups += [tuple(dict.fromkeys(chain.from_iterable(copies))) for copies in alike]
+        table = np.arange(len(groups), dtype=np.int64).reshape(len(self.tied), shares)
+        return tuple(groups), np.tile(table, (1, self.context_parallel))
 
     def require_valid(self) -> None:
         """Refuse a layout that no program can be built for.

@@ -30,11 +30,15 @@ class DividedLogits:
 
     def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
         """Mean over the targets (...) that are not `ignored`; the same number on all ranks."""
+        return self.total_cross_entropy(targets, ignored) / (targets != ignored).sum()
+
+    def total_cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
+        """Sum over the targets (...) that are not `ignored`; the same number on all ranks."""
         share = self.ranks.share(self.vocabulary)
-        loss: torch.Tensor = _CrossEntropy.apply(
+        total: torch.Tensor = _TotalCrossEntropy.apply(
             self.own.flatten(0, -2), targets.flatten(), ignored, self.ranks, share
         )
-        return loss
+        return total
 
     def detach(self) -> DividedLogits:
         """Without what gradients need."""
@@ -53,12 +57,12 @@ class DividedLogits:
         return logits
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _TotalCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, own: torch.Tensor, targets: torch.Tensor, ignored: int, ranks: TensorRanks, share: range
     ) -> torch.Tensor:
-        """Mean cross entropy of logits (targets, columns of `share`)."""
+        """Sum of the cross entropy of logits (targets, columns of `share`)."""
         shifted = own - ranks.largest(own.amax(1)).unsqueeze(1)
         here = (targets >= share.start) & (targets < share.stop)
         column = torch.where(here, targets - share.start, 0).unsqueeze(1)
@@ -66,14 +70,13 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = shifted.exp_()
         sums, target_logits = ranks.add_up(torch.stack([exponentials.sum(1), target_logits]))
         asked = targets != ignored
-        count = asked.sum()
-        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(1)), column, here, asked, count)
-        return torch.where(asked, sums.log() - target_logits, 0.0).sum() / count
+        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(1)), column, here, asked)
+        return torch.where(asked, sums.log() - target_logits, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        probabilities, column, here, asked, count = ctx.saved_tensors
-        each = torch.where(asked, gradient / count, 0.0).unsqueeze(1)
+        probabilities, column, here, asked = ctx.saved_tensors
+        each = torch.where(asked, gradient, 0.0).unsqueeze(1)
         logits_gradient = probabilities * each
         logits_gradient.scatter_add_(1, column, -each * here.unsqueeze(1))
         return logits_gradient, None, None, None, None

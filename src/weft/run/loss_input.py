@@ -25,10 +25,18 @@ class DividesOutput(Protocol):
 def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | Divided:
     """What a last stage's output is to a loss function, in fp32 or wider.
 
-    One that has `takes_divided_logits` or `takes_divided_tokens` is given such a share as it is, any other
-    all logits.
+    One that has `takes_divided_tokens` or `takes_divided_logits` is given such a share as it is, any other
+    all logits. Where both are divided, one that takes tokens is given these, one that takes columns alone
+    those of all tokens.
     """
-    share = module.divided(at_least_fp32(output)) if isinstance(module, DividesOutput) else None
+    output = at_least_fp32(output)
+    share = module.divided(output) if isinstance(module, DividesOutput) else None
     if share is None:
-        return at_least_fp32(output)
-    return share if getattr(loss_function, share.declared, False) else share.whole()
+        return output
+    if isinstance(share, DividedTokens):
+        if getattr(loss_function, share.declared, False):
+            return share
+        share = share.with_all_tokens()
+    if isinstance(share, DividedLogits) and not getattr(loss_function, share.declared, False):
+        return share.whole()
+    return share

@@ -1,7 +1,7 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
 torch asks every rank of the job to create every group in the same order, so all ranks walk the same list:
-the groups of the Program, one for losses, one for the tensor ranks of each replica.
+the groups of the Program, one for losses, those of the tensor and of the context ranks of each replica.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from weft.describe.plan import context_groups_of, tensor_groups_of
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Program
@@ -23,26 +24,28 @@ class Groups:
     """What one rank communicates over.
 
     `collective` maps an index into `Program.groups` to its process group, for the groups that the rank is a
-    member of and the Program uses. `tensor` maps the ranks of a replica that divide its stages to theirs.
+    member of and the Program uses. `replica` maps ranks of a replica that divide layers or tokens to theirs.
     """
 
     rank: int
     generation: int
     losses: dist.ProcessGroup
     collective: dict[int, dist.ProcessGroup]
-    tensor: dict[tuple[int, ...], dist.ProcessGroup]
+    replica: dict[tuple[int, ...], dist.ProcessGroup]
 
     def close(self) -> None:
         """Give the groups back. All members are done with them when the last one closes."""
-        for group in (self.losses, *self.collective.values(), *self.tensor.values()):
+        for group in (self.losses, *self.collective.values(), *self.replica.values()):
             dist.destroy_process_group(group)
 
 
-def open_groups(program: Program, rank: int, *, generation: int, timeout: timedelta) -> Groups:
+def open_groups(
+    program: Program, rank: int, *, context_parallel: int, generation: int, timeout: timedelta
+) -> Groups:
     """Create the groups of a program inside the job's default process group; every rank must call this.
 
-    `generation` counts the runtimes of this job, so that groups made after a failure cannot meet the
-    remains of earlier ones.
+    `context_parallel` is the plan's. `generation` counts the runtimes of this job, so that groups made after
+    a failure cannot meet the remains of earlier ones.
 
     Raises:
         InputError: when the job has not as many ranks as the program.
@@ -68,13 +71,15 @@ def open_groups(program: Program, rank: int, *, generation: int, timeout: timede
     losses = create("losses", everyone)
     created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
     mine = {index: group for index, group in created.items() if rank in program.groups[index]}
-    tensor = {ranks: create(f"tensor ranks {ranks}", ranks) for ranks in tensor_groups(program)}
+    inside = {
+        ranks: create(f"replica ranks {ranks}", ranks) for ranks in replica_groups(program, context_parallel)
+    }
     return Groups(
         rank=rank,
         generation=generation,
         losses=losses,
         collective=mine,
-        tensor={ranks: group for ranks, group in tensor.items() if rank in ranks},
+        replica={ranks: group for ranks, group in inside.items() if rank in ranks},
     )
 
 
@@ -89,6 +94,15 @@ def used_groups(program: Program) -> list[int]:
     return sorted(found)
 
 
-def tensor_groups(program: Program) -> list[tuple[int, ...]]:
-    """The ranks that divide stages among them, several each, in order."""
-    return sorted({ranks for ranks in program.obligations.owners.values() if len(ranks) > 1})
+def replica_groups(program: Program, context_parallel: int) -> list[tuple[int, ...]]:
+    """The ranks that divide layers or tokens among them, several each, in order."""
+    replicas = set(program.obligations.owners.values())
+    return sorted(
+        {
+            group
+            for ranks in replicas
+            for groups_of in (tensor_groups_of, context_groups_of)
+            for group in groups_of(ranks, context_parallel)
+            if len(group) > 1
+        }
+    )

@@ -50,7 +50,7 @@ class Resources:
     collect while they train, `recompute` what their backward passes run forward again. `shards` has the
     stages that the rank steps a share of only. `tied` are the weights that stages share, by the `part` of
     their reductions. `gradient_norm` is that of the whole gradient, where steps wait for it. `summed`
-    has what tensor ranks add up of a stage's gradient before it is whole.
+    has what the ranks of a replica add up of a stage's gradient before it is whole.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Resources:
     sequence: int
     seed: int
     gradient_norm: GradientNorm | None = None
-    summed: Mapping[int, SummedGradients] = field(default_factory=dict)
+    summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
 
 
 def make_resources(
@@ -107,8 +107,14 @@ def make_resources(
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
-    groups = open_groups(program, rank, generation=generation, timeout=timedelta(seconds=timeout_s))
-    connect_stages(program, rank, stages, groups.tensor)
+    groups = open_groups(
+        program,
+        rank,
+        context_parallel=plan.context_parallel,
+        generation=generation,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    connect_stages(program, rank, stages, groups.replica, plan.context_parallel)
     replicas = {
         stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
     }

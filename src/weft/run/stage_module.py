@@ -130,11 +130,11 @@ class StageModule(nn.Module, ABC):
 
     def own_tokens(self, whole: torch.Tensor, dimension: int = 1) -> torch.Tensor:
         """What this rank has of a value with all tokens where its stream begins."""
-        return self.context.own_tokens(self.tensor.own_tokens(whole, dimension), dimension)
+        return self.tensor.own_tokens(self.context.own_tokens(whole, dimension), dimension)
 
     def stream_tokens(self, sequence: int) -> int:
         """Tokens that this rank has of a sample between layers."""
-        return self.tensor.stream_tokens(sequence) // self.context.size
+        return self.tensor.stream_tokens(sequence // self.context.size)
 
     def _held(self, name: str) -> Held:
         return next((held for end, held in self.held.items() if name.endswith(end)), Held())
@@ -152,7 +152,7 @@ class StageModule(nn.Module, ABC):
     def logits(
         self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The stream (b, tokens, hidden) times this rank's share of the vocabulary: (b, s, columns)."""
+        """The stream (b, tokens, hidden) times this rank's share of the vocabulary: (b, own s, columns)."""
         hidden = self.tensor.enter(stream)
         columns = len(self.tensor.share(self.config.vocabulary))
         if columns < len(weight):
@@ -161,11 +161,12 @@ class StageModule(nn.Module, ABC):
 
     def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
         """The last stage's output as a share of the logits, or None where it is all of them."""
-        if self.context.size > 1:
-            return DividedTokens(output, self.context)
-        if self.tensor.size == 1 or not self.token_table:
-            return None
-        return DividedLogits(output, self.config.vocabulary, self.tensor)
+        share: DividedLogits | None = None
+        if self.tensor.size > 1 and self.token_table:
+            share = DividedLogits(output, self.config.vocabulary, self.tensor)
+        if self.context.size == 1:
+            return share
+        return DividedTokens(output if share is None else share, self.context)
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """The token table, where the model's embedding and head share it and lie in two stages."""

@@ -36,7 +36,8 @@ def build_stage(
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
         tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
-        context_share: which share of how many of the tokens it computes.
+        context_share: which share of how many of the tokens it computes; the ranks that compute the same
+            divide the stage.
 
     Raises:
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
@@ -53,7 +54,8 @@ def build_stage(
     with torch.device("meta"):
         stage = stage_family(model_config.family)(model_config, layers)
     if size > 1:
-        divides_sequence = model_config.sequence % size == 0
+        own_tokens = model_config.sequence // context_share[1]
+        divides_sequence = own_tokens % size == 0
         stage.divide(TensorRanks(place, size, divides_sequence=divides_sequence))
     if context_share[1] > 1:
         stage.spread(ContextRanks(*context_share))
@@ -70,24 +72,26 @@ def build_stages(
     Raises:
         InputError: as `build_stage`.
     """
-    shares = "tensor_share" if plan.context_parallel == 1 else "context_share"
-    return {
-        index: build_stage(
-            model_config,
-            stage.layers,
-            seed,
-            dtype,
-            **{shares: (copy.ranks.index(rank), len(copy.ranks))},
-        )
-        for index, stage in enumerate(plan.stages)
-        for copy in stage.replicas
-        if rank in copy.ranks
-    }
+    context = plan.context_parallel
+    stages = {}
+    for index, stage in enumerate(plan.stages):
+        for ranks in (copy.ranks for copy in stage.replicas if rank in copy.ranks):
+            tensor = len(ranks) // context
+            token_place, layer_place = divmod(ranks.index(rank), tensor)
+            stages[index] = build_stage(
+                model_config,
+                stage.layers,
+                seed,
+                dtype,
+                tensor_share=(layer_place, tensor),
+                context_share=(token_place, context),
+            )
+    return stages
 
 
 def _require_divisible(config: ModelConfig, tensor: int, context: int) -> None:
     graph = layer_graph(config)
-    reason = graph.refuse_tensor(tensor) or graph.refuse_context(context, config.sequence, tensor)
+    reason = graph.refuse_tensor(tensor) or graph.refuse_context(context, config.sequence)
     if reason is not None:
         raise InputError(Violation(f"model {config.name}", reason))
 

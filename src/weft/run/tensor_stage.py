@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from weft.describe.plan import context_groups_of, tensor_groups_of
 from weft.errors import InputError, Violation
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout
@@ -44,10 +45,14 @@ def context_ranks(module: nn.Module) -> ContextRanks:
     return ranks if isinstance(ranks, ContextRanks) else ContextRanks()
 
 
-def replica_ranks(module: nn.Module) -> ReplicaRanks:
-    """All ranks of the replica that a stage is of, however they divide it."""
-    context = context_ranks(module)
-    return context if context.size > 1 else tensor_ranks(module)
+def leads_replica(module: nn.Module) -> bool:
+    """Whether this rank is the first of the replica that a stage is of."""
+    return all(ranks.place == 0 for ranks in _axes(module))
+
+
+def _axes(module: nn.Module) -> tuple[ReplicaRanks, ReplicaRanks]:
+    """Those with whom this rank divides a stage's layers, and those with whom it divides the tokens."""
+    return tensor_ranks(module), context_ranks(module)
 
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -62,8 +67,13 @@ def connect_stages(
     rank: int,
     stages: Mapping[int, nn.Module],
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    context_parallel: int,
 ) -> None:
     """Let the stages of a rank exchange over the groups of their replicas.
+
+    Args:
+        groups: by their ranks, those that divide layers and those that divide tokens.
+        context_parallel: the plan's.
 
     Raises:
         InputError: one line for every stage that is not the share which the program gives to this rank.
@@ -72,13 +82,19 @@ def connect_stages(
     for (stage, _), ranks in program.obligations.owners.items():
         if rank not in ranks:
             continue
-        module = stages[stage]
-        given, wanted = replica_ranks(module), (ranks.index(rank), len(ranks))
-        if (given.place, given.size) != wanted:
-            problem = f"rank {rank} was given share {given.place} of {given.size}, the program gives it"
-            problems.append(Violation(f"stage {stage}", f"{problem} {wanted[0]} of {wanted[1]}"))
-        elif given.size > 1:
-            given.connect(groups[ranks])
+        found = (
+            next(group for group in groups_of(ranks, context_parallel) if rank in group)
+            for groups_of in (tensor_groups_of, context_groups_of)
+        )
+        for given, group in zip(_axes(stages[stage]), found, strict=True):
+            place, size = group.index(rank), len(group)
+            if (given.place, given.size) != (place, size):
+                problem = f"rank {rank} was given {given.name} share {given.place} of {given.size}"
+                problems.append(
+                    Violation(f"stage {stage}", f"{problem}, the plan gives it {place} of {size}")
+                )
+            elif size > 1:
+                given.connect(groups[group])
     if problems:
         raise InputError(problems)
 
@@ -86,7 +102,8 @@ def connect_stages(
 def disconnect_stages(stages: Mapping[int, nn.Module]) -> None:
     """Let stages forget the groups that they were connected to."""
     for module in stages.values():
-        replica_ranks(module).disconnect()
+        for ranks in _axes(module):
+            ranks.disconnect()
 
 
 class SummedGradients(Protocol):
@@ -119,7 +136,7 @@ class StreamGradients:
 
 
 class WholeGradient:
-    """The gradient of all parameters of a stage, to which context ranks each have added that of their tokens.
+    """The gradient of all that a rank has of a stage, to which each context rank has added its tokens' part.
 
     Args:
         flat: where it is, shape (n,).
@@ -136,16 +153,17 @@ class WholeGradient:
 
 def summed_gradients(
     stages: Mapping[int, nn.Module], layouts: Mapping[int, FlatLayout], flats: Mapping[int, torch.Tensor]
-) -> dict[int, SummedGradients]:
-    """By stage, what a rank adds up with others before the stage's gradient is whole."""
-    found: dict[int, SummedGradients] = {}
+) -> dict[int, tuple[SummedGradients, ...]]:
+    """By stage, what a rank adds up with others, in this order, before the stage's gradient is whole."""
+    found: dict[int, tuple[SummedGradients, ...]] = {}
     for stage, module in stages.items():
-        if (context := context_ranks(module)).size > 1:
-            # A stage may have nothing but a copy of a tied weight.
-            if len(flats[stage]):
-                found[stage] = WholeGradient(context, flats[stage])
-        elif isinstance(module, TensorParallel) and module.summed_parameters():
-            found[stage] = StreamGradients(module, layouts[stage], flats[stage])
+        sums: list[SummedGradients] = []
+        if isinstance(module, TensorParallel) and module.summed_parameters():
+            sums.append(StreamGradients(module, layouts[stage], flats[stage]))
+        # A stage may have nothing but a copy of a tied weight.
+        if (context := context_ranks(module)).size > 1 and len(flats[stage]):
+            sums.append(WholeGradient(context, flats[stage]))
+        found[stage] = tuple(sums)
     return found
 
 

@@ -10,6 +10,7 @@ from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 from predict.plans import plan_of
 
 from weft.describe.amount import Shape
+from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
@@ -22,7 +23,7 @@ from weft.predict.cost.memory import (
     stage_kept_bytes,
     stage_product_bytes,
 )
-from weft.predict.cost.network import Network
+from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.program.fold import fold_lanes
@@ -39,9 +40,9 @@ def spread(plan: Plan, cp: int) -> Plan:
     return plan.model_copy(update={"context_parallel": cp, "mesh": mesh})
 
 
-def costs_of(plan: Plan) -> tuple[Program, np.ndarray]:
+def costs_of(plan: Plan, where: Cluster | None = None) -> tuple[Program, np.ndarray]:
     program = compile_plan(plan, GRAPH)
-    return program, price(program, plan, GRAPH, cluster()).costs.occupancy
+    return program, price(program, plan, GRAPH, where or cluster()).costs.occupancy
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -137,11 +138,58 @@ def test_a_profile_of_whole_sequences_is_divided() -> None:
     assert kept[1] == round(kept[0] / 2 + 4 * context_kept(graph.layers[1], own))
 
 
-@pytest.mark.parametrize("pp", [1, 2])
-def test_one_lane_predicts_what_all_do(pp: int) -> None:
-    where = cluster(nodes=4, devices=2)
-    plan = spread(plan_of(GRAPH, where, pp=pp, dp=2, tp=2), 2)
-    program = compile_plan(plan, GRAPH)
-    whole, folded = (predict(plan, one, GRAPH, where) for one in (program, fold_lanes(program)))
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (2, 2)])
+def test_one_lane_predicts_what_all_do(pp: int, tp: int, tied: bool) -> None:
+    where = cluster(nodes=4 * tp, devices=2)
+    graph = layer_graph(replace(resolve_model("gpt-1m"), tied_embeddings=tied))
+    plan = spread(plan_of(graph, where, pp=pp, dp=2, tp=2 * tp), 2)
+    program = compile_plan(plan, graph)
+    whole, folded = (predict(plan, one, graph, where) for one in (program, fold_lanes(program)))
     assert folded.prediction.peak_bytes == whole.prediction.peak_bytes
     assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-5)
+
+
+def test_both_axes_pay_for_their_groups_and_for_sharing_a_node_s_link() -> None:
+    """Tensor ranks on one node each; both of a node meet their context ranks on the other at once."""
+    where = cluster(nodes=2, devices=2)
+    plan = spread(plan_of(GRAPH, where, pp=1, tp=4), 2)
+    program, occupancy = costs_of(plan, where)
+    network, shape = Network(cluster=where), plan.shape(0)
+    assert (shape.tensor_parallel, shape.context_parallel) == (2, 2)
+    times = ComputeModel().stage_times(GRAPH, plan.stages[0].layers, shape, "fp32", GPU)
+    layers = [GRAPH.layers[layer] for layer in plan.stages[0].layers]
+    reduced_s = sum(
+        layer.tensor_exchanges
+        * network.all_reduce_s((0, 1), round(4 * layer.tensor_reduced(shape) / layer.tensor_exchanges))
+        for layer in layers
+    )
+
+    def both(taken: CollectiveTime) -> float:
+        return max(taken.seconds, 2 * taken.link_s)
+
+    keys = [size for layer in layers if (size := round(2 * 4 * layer.gathered(shape)))]
+    keys_s = sum(both(network.all_gather((0, 2), size)) for size in keys)
+    loss_s = network.all_gather((0, 2), 2 * LOSS_BYTES).seconds
+    forwards = occupancy[program.columns.kind == FORWARD]
+    assert forwards == pytest.approx(
+        [(times.forward_s + reduced_s + keys_s + loss_s) * 1e9] * len(forwards), abs=2
+    )
+    gradient_bytes = 4 * own_parameters(GRAPH, plan.stages[0].layers, shape)
+    *others, last = occupancy[(program.columns.kind == BACKWARD) & (program.columns.rank == 3)].tolist()
+    gradient = network.all_reduce((0, 2), gradient_bytes)
+    assert both(gradient) > gradient.seconds
+    assert last - others[0] == pytest.approx(both(gradient) * 1e9, abs=2)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_four_ranks_of_both_axes_compute_what_one_does(preset: str) -> None:
+    graph = layer_graph(resolve_model(preset))
+    whole, own = Shape(2, graph.sequence), Shape(2, graph.sequence, 2, 2)
+    for layer in graph.layers:
+        for work in (layer.forward, layer.backward_input, layer.backward_weight):
+            assert 4 * work.flops(own) == pytest.approx(work.flops(whole), rel=1e-12)
+        assert 4 * layer.sent(own) == layer.sent(whole)
+        assert layer.parameters(own) == layer.parameters(replace(own, context_parallel=1))
+        assert 2 * layer.tensor_reduced(own) == layer.tensor_reduced(replace(own, context_parallel=1))
+        assert 4 * layer.gathered(own) == layer.gathered(whole)

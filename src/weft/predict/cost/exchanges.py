@@ -3,20 +3,21 @@
 Tensor ranks all-reduce in every pass of a layer. Context ranks gather keys and values in a forward pass and
 reduce and scatter their gradients in a backward pass (Llama 3, arXiv 2407.21783, section 3.3.2); where the
 loss takes its share of the tokens they exchange two numbers for it; and before replicas reduce a stage's
-gradient they add up theirs, of all its parameters.
+gradient they add up theirs, of all its parameters. Where a replica has both, each rank does both, with its
+share of the layers and of the tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, context_groups_of, tensor_groups_of
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
-from weft.predict.cost.network import Network
+from weft.predict.cost.network import CollectiveTime, Network
 
 # Context ranks exchange the sum of the loss over the own tokens and the count of these, in fp64.
 LOSS_BYTES = 16
@@ -48,14 +49,20 @@ def stage_exchanges(
     """
     found: dict[tuple[int, int], Exchanges] = {}
     for stage, described in enumerate(plan.stages):
-        if len(described.replicas[0].ranks) == 1:
+        shape = plan.shape(stage)
+        axes = [
+            one(plan, graph, network, stage)
+            for one, size in ((_tensor, shape.tensor_parallel), (_context, shape.context_parallel))
+            if size > 1
+        ]
+        if not axes:
             continue
-        seconds_of = (_tensor if plan.context_parallel == 1 else _context)(plan, graph, network, stage)
         known: dict[Hashable, Exchanges] = {}
         for copy, replica in enumerate(described.replicas):
             place = place_of(replica.ranks)
             if place not in known:
-                known[place] = seconds_of(replica.ranks)
+                parts = (seconds_of(replica.ranks) for seconds_of in axes)
+                known[place] = Exchanges(*map(sum, zip(*parts, strict=True)))
             found[stage, copy] = known[place]
     return found
 
@@ -68,7 +75,10 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
             sizes[size] += layer.tensor_exchanges
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        seconds = sum(count * network.all_reduce_s(ranks, size) for size, count in sizes.items())
+        groups = tensor_groups_of(ranks, plan.context_parallel)
+        seconds = sum(
+            count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
+        )
         return Exchanges(seconds, seconds, seconds)
 
     return seconds_of
@@ -82,10 +92,31 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     gradient_bytes = gradient_element_bytes(plan) * own_parameters(graph, layers, shape)
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        gathers_s = sum(count * network.all_gather(ranks, size).seconds for size, count in sizes.items())
-        scatters_s = sum(count * network.reduce_scatter(ranks, size).seconds for size, count in sizes.items())
-        loss_s = network.all_gather(ranks, loss_bytes).seconds if loss_bytes else 0.0
-        gradient_s = network.all_reduce_s(ranks, gradient_bytes) if gradient_bytes else 0.0
+        groups = context_groups_of(ranks, plan.context_parallel)
+        gathers_s, scatters_s = (
+            sum(count * _at_once(network, exchange, groups, size) for size, count in sizes.items())
+            for exchange in (network.all_gather, network.reduce_scatter)
+        )
+        loss_s = _at_once(network, network.all_gather, groups, loss_bytes) if loss_bytes else 0.0
+        gradient_s = _at_once(network, network.all_reduce, groups, gradient_bytes) if gradient_bytes else 0.0
         return Exchanges(gathers_s + loss_s, scatters_s, gathers_s, gradient_s)
 
     return seconds_of
+
+
+def _at_once(
+    network: Network,
+    exchange: Callable[[Ranks, int], CollectiveTime],
+    groups: Sequence[Ranks],
+    moved_bytes: int,
+) -> float:
+    """Seconds until all groups are done, which exchange as many bytes each and share the links of nodes."""
+    leaving = Counter(
+        node
+        for nodes in ({network.cluster.node_of(rank) for rank in group} for group in groups)
+        for node in nodes
+        if len(nodes) > 1
+    )
+    sharing = max(leaving.values(), default=1)
+    taken = [exchange(group, moved_bytes) for group in groups]
+    return max(max(one.seconds, sharing * one.link_s) for one in taken)

@@ -14,7 +14,7 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, tensor_groups_of
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
 from weft.predict.cost.network import Network
@@ -251,16 +251,20 @@ class Pricing:
         flows = np.ones(len(self.program.groups), dtype=np.int64)
         columns = self.program.columns
         tied = set(columns.group[columns.kind == REDUCE_TIED].tolist())
-        lanes_of = {
-            rank: copy.ranks for stage in self.plan.stages for copy in stage.replicas for rank in copy.ranks
+        replicas = [copy.ranks for stage in self.plan.stages for copy in stage.replicas]
+        lanes_of = {rank: ranks for ranks in replicas for rank in ranks}
+        # Copies of tied weights on context ranks are all in one group.
+        shares_of = {
+            rank: group
+            for ranks in replicas
+            for group in tensor_groups_of(ranks, self.plan.context_parallel)
+            for rank in group
         }
         for group, twins in self.twin_groups.items():
             alike: list[Sequence[int]] = list(twins)
-            # Copies of tied weights on context ranks are all in one group.
-            if lanes and not (self.plan.context_parallel > 1 and group in tied):
-                alike = [
-                    ranks for twin in twins for ranks in zip(*(lanes_of[rank] for rank in twin), strict=False)
-                ]
+            if lanes:
+                of = shares_of if group in tied else lanes_of
+                alike = [ranks for twin in twins for ranks in zip(*(of[rank] for rank in twin), strict=False)]
             sharing = Counter(link for ranks in alike for link in self._links_of_ring(ranks))
             flows[group] = max(sharing.values(), default=1)
         return flows

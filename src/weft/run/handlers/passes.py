@@ -20,7 +20,7 @@ from weft.run.handlers.base import (
 )
 from weft.run.loss_input import loss_input
 from weft.run.recompute import LayerFunction, layer_functions, run_layers
-from weft.run.tensor_stage import replica_ranks
+from weft.run.tensor_stage import leads_replica
 from weft.run.work_queue import nothing_to_wait_for
 from weft.run.workspace import Workspace
 
@@ -37,7 +37,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
     statistics = resources.statistics[stage]
     loss_function = resources.loss_function
     # The ranks of a replica all have the same loss.
-    counts = replica_ranks(module).place == 0
+    counts = leads_replica(module)
 
     def ready() -> None:
         await_weights()
@@ -137,10 +137,15 @@ def draws_numbers(module: nn.Module) -> bool:
 
 def _completion(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
     """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
-    summed = workspace.resources.summed.get(instruction.stage)
-    if summed is None or instruction.position not in workspace.last_gradients:
-        return lambda: None
-    return summed.add_up
+    summed = workspace.resources.summed.get(instruction.stage, ())
+    if instruction.position not in workspace.last_gradients:
+        summed = ()
+
+    def complete() -> None:
+        for one in summed:
+            one.add_up()
+
+    return complete
 
 
 def _going_back(

@@ -53,8 +53,9 @@ class Task(Protocol):
     what is told of held-out samples next to the loss (`weft.training.meter`); `about`, a mapping that the
     event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors; `bytes_per_token` of
     held-out text; and `takes_divided_logits` and `takes_divided_tokens`, true where loss and metrics also
-    take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks have. Any other
-    task is given all logits on every rank. Targets are always those of all tokens.
+    take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks have, beside
+    tensor ranks, too. Any other task is given all logits on every rank. Targets are always those of all
+    tokens.
 
     Attributes:
         samples, held_out_samples: how many there are of each; held-out samples are never trained on.

@@ -1,0 +1,157 @@
+"""Law: replicas that divide tokens and layers train like one process, whatever else the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from context_jobs import TokenLoss, context_plan, require_equal
+from pool import WorkerPool
+from small_jobs import SEED, make_program, make_runtime
+from tensor_jobs import divisible, samples_of
+
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan, context_groups_of, tensor_groups_of
+from weft.errors import InputError
+from weft.planning.compile import compile_evaluation
+from weft.predict.cost.memory import stage_kept_bytes
+from weft.run.stages import build_stage
+from weft.run.tensor_parallel import TensorRanks
+from weft.run.tensor_stage import connect_stages
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("family", "loss"), [("gpt", "tokens"), ("llama", "columns"), ("bert", "own"), ("gpt", "mean")]
+)
+def test_two_by_two_ranks_train_like_one_process(worker_pool: WorkerPool, family: str, loss: str) -> None:
+    config = divisible(family)
+    require_equal(worker_pool, config, context_plan(config, tp=2), loss)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "rest"),
+    [
+        ("gpt", {"pp": 2, "schedule": "1f1b", "recompute": "full"}, ("tokens", 0.2)),
+        ("bert", {"pp": 2, "schedule": "zb-h1", "recompute": "selective"}, ("tokens", None, True)),
+        ("llama", {"dp": 2, "loops": 4, "schedule": "breadth-first", "sharding": "zero-2"}, ("tokens", 0.2)),
+        ("bert", {"dp": 2, "sharding": "zero-3"}, ()),
+    ],
+)
+def test_with_pipelines_and_replicas(
+    worker_pool: WorkerPool, family: str, options: dict[str, Any], rest: tuple[Any, ...]
+) -> None:
+    """Tied embeddings, clipped norms and uneven masks among them."""
+    config = divisible(family, tied=family != "bert")
+    plan = context_plan(config, tp=2, **options).model_copy(update={"gradient_norm": True})
+    require_equal(worker_pool, config, plan, *rest)
+
+
+def test_own_tokens_that_tensor_ranks_do_not_divide_stay_whole(worker_pool: WorkerPool) -> None:
+    """Three tensor ranks, and four tokens of each context rank."""
+    config = replace(divisible("gpt"), hidden=18, heads=3, key_value_heads=3)
+    plan = context_plan(config, tp=3, micro_batches=2)
+    assert plan.shape(0).sequence_parallel == 1
+    require_equal(worker_pool, config, plan)
+
+
+def exchanged_bytes(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[int, float]:
+    """Bytes that tensor ranks exchange in the forward passes of a step, and what is predicted of them.
+
+    An all-reduce is a gather and a sum that is scattered, each of all that it reduces.
+    """
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
+    found: list[int] = []
+
+    def counted(name: str, times: int) -> Any:
+        method = getattr(TensorRanks, name)
+
+        def call(group: TensorRanks, value: torch.Tensor) -> torch.Tensor:
+            found.append(times * value.nbytes)
+            return method(group, value)
+
+        return patch.object(TensorRanks, name, call)
+
+    shape, graph = plan.shape(0), layer_graph(config)
+    with counted("gather", shape.tensor_parallel), counted("scatter_sum", 1), counted("add_up", 2):
+        runtime.evaluate(compile_evaluation(plan, graph), [samples_of(config, plan, 0)])
+    runtime.close()
+    reduced = sum(layer.tensor_reduced(shape) for layer in graph.layers)
+    return sum(found), 2 * plan.micro_batches * plan.element_bytes * reduced
+
+
+def test_tensor_ranks_exchange_the_predicted_bytes_of_the_own_tokens(worker_pool: WorkerPool) -> None:
+    config = divisible("gpt")
+    for found, predicted in worker_pool.run(exchanged_bytes, config, context_plan(config, tp=2), ranks=4):
+        assert found == predicted
+
+
+def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
+    program = compile_evaluation(plan, layer_graph(config))
+    evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
+    trained = runtime.step(0, samples_of(config, plan, 0)).loss
+    runtime.close()
+    return evaluated, trained
+
+
+def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
+    config = divisible("gpt")
+    for evaluated, trained in worker_pool.run(evaluate, config, context_plan(config, tp=2), ranks=4):
+        assert evaluated == trained
+
+
+def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
+    """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
+    place, share = divmod(rank, 2)
+    stage = build_stage(
+        config, range(1, 3), SEED, torch.float32, tensor_share=(share, 2), context_share=(place, 2)
+    )
+    for axis, groups_of in ((stage.tensor, tensor_groups_of), (stage.context, context_groups_of)):
+        groups = {ranks: dist.new_group(ranks) for ranks in groups_of(range(ranks), 2)}
+        axis.connect(next(group for ranks, group in groups.items() if rank in ranks))
+    inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
+    # The first pass has made the mask of all blocks, which stays.
+    stage(inputs)
+    masks = [part.context_attention._mask for part in stage.modules() if hasattr(part, "context_attention")]
+    staying = [*stage.parameters(), *(mask for mask in masks if mask is not None)]
+    others = {tensor.untyped_storage().data_ptr() for tensor in staying}
+    found: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in others:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = stage(inputs)
+    assert output.shape == stage.output_shape(3, config.sequence)
+    shape = Shape(3, config.sequence, 2, 2)
+    return sum(found.values()), stage_kept_bytes(layer_graph(config), range(1, 3), shape, "fp32")
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_blocks_keep_what_is_predicted(worker_pool: WorkerPool, family: str) -> None:
+    config = replace(divisible(family, sequence=32), hidden=64, feed_forward=128)
+    for kept, predicted in worker_pool.run(kept_bytes, config, ranks=4):
+        assert kept == pytest.approx(predicted, rel=0.02)
+
+
+def test_stages_must_be_divided_as_the_plan_says() -> None:
+    config = divisible("gpt", sequence=16)
+    plan = context_plan(config, tp=2)
+    stages = {0: build_stage(config, range(4), SEED, torch.float64, context_share=(1, 4))}
+    with pytest.raises(InputError) as caught:
+        connect_stages(make_program(config, plan), 1, stages, {}, plan.context_parallel)
+    assert str(caught.value).splitlines() == [
+        "stage 0: rank 1 was given tensor share 0 of 1, the plan gives it 1 of 2",
+        "stage 0: rank 1 was given context share 1 of 4, the plan gives it 0 of 2",
+    ]
