@@ -179,6 +179,8 @@ def test_the_text_is_brief_about_what_is_uneven():
     assert str(wanted) == (
         "pp 4 x dp 2, 1f1b, micro-batch size 2, layers 3+1x3, shares 5+3, devices 4-7 0-1 3 2"
     )
+    scattered = layout(pipeline_parallel=8, rank_order=tuple(range(15, -1, -1)))
+    assert str(scattered).endswith(", devices 15 14 13 12 11 10 and 10 runs more")
     assert str(wanted.regular) == "pp 4 x dp 2, 1f1b, micro-batch size 2"
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
+from weft.moves.pipeline_partition import pipeline_partition
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import by_count
 from weft.planning.planners.layer_times import LayerTimes
-from weft.planning.planners.metis_form import MetisFormPlanner, shared_by_speed
+from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, shared_by_speed
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Pins, Problem, problem_of
 
@@ -156,6 +157,31 @@ def test_metis_form_is_the_closed_form_where_devices_are_alike() -> None:
             (32 // layout.micro_batch_size - 1) * stage_s.max() + stage_s.sum() + sent / link.bytes_per_s
         )
         assert one.estimate_s == pytest.approx(expected)
+
+
+def test_the_closed_form_is_that_of_the_slowest_replica() -> None:
+    # Two stages, two replicas, the second of which is three times slower in the second stage.
+    work_s = np.ones((2, 2, 4))
+    work_s[1, 1] = 3.0
+    found = metis_form(work_s, np.full((1, 4), 0.5), 8)
+    first, second = found.layers_per_stage
+    assert (first + second, first > second) == (4, True)
+    assert found.micro_batches == (4, 4)
+    one_s = (4 - 1) * max(first, second) + first + second
+    other_s = (4 - 1) * max(first, 3 * second) + first + 3 * second
+    assert found.pipeline_s == pytest.approx(max(one_s, other_s) + 0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 12))
+def test_equal_replicas_have_the_time_of_one(stages: int, replicas: int, more: int) -> None:
+    layer_s = np.linspace(1.0, 2.0, 5)
+    whole = np.broadcast_to(layer_s, (stages, replicas, 5))
+    alone = pipeline_partition(whole[:, 0], np.zeros((stages - 1, 5)), 1 + more)
+    found = metis_form(whole, np.zeros((stages - 1, 5)), replicas * (1 + more))
+    assert found.micro_batches == (1 + more,) * replicas
+    assert found.layers_per_stage == alone.layers_per_stage
+    assert found.pipeline_s == pytest.approx(alone.seconds)
 
 
 def test_metis_form_gives_faster_devices_more_layers_and_chooses_who_comes_first() -> None:

@@ -1,12 +1,15 @@
 """Bounds are below what the simulator finds, whatever the degrees, the order and the shards."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from weft.describe.plan import Plan
 from weft.moves.layout import Layout, build_plan, refuse
-from weft.planning.compile import compile_plan
+from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
 from weft.predict.predict import predict
@@ -82,3 +85,28 @@ def test_recomputing_and_tensor_ranks_raise_the_time_bound_by_what_they_add():
     assert 1.2 < BOUNDS.step_s(again) / BOUNDS.step_s(plain) < 1.5
     halved = Layout(**base, schedule="1f1b", tensor_parallel=2)
     assert BOUNDS.step_s(halved) > BOUNDS.step_s(plain) / 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(layouts, st.data())
+def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
+    layout = replace(layout, blocking=(), sharding="zero-0", island=None)
+    count, stages = len(PROBLEM.job.graph.layers), layout.stages
+    assume(stages <= count and PROBLEM.job.global_batch >= layout.data_parallel * layout.micro_batch_size)
+    borders = sorted(data.draw(st.permutations(range(1, count)))[: stages - 1])
+    rest = PROBLEM.job.global_batch // layout.micro_batch_size - layout.data_parallel
+    first = data.draw(st.integers(0, rest)) if layout.data_parallel > 1 else rest
+    shares = [1 + first, *[1] * (layout.data_parallel - 1)]
+    shares[-1] += rest - first
+    layout = replace(
+        layout,
+        layers_per_stage=tuple(end - start for start, end in pairwise([0, *borders, count])),
+        micro_batches_per_replica=tuple(shares),
+    )
+    assume(refuse(PROBLEM.job, layout) is None)
+    job = PROBLEM.job
+    plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
+    program = compile_folded(plan, job.graph, job.cluster)
+    prediction = predict(plan, program, job.graph, job.cluster).prediction
+    assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
+    assert BOUNDS.resident_bytes(layout) <= BOUNDS.holding(layout).total <= max(prediction.peak_bytes)

@@ -5,7 +5,7 @@ from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
-from weft.planning.compile import compile_evaluation, compile_plan
+from weft.planning.compile import compile_evaluation, compile_folded, compile_plan
 from weft.program.kinds import FORWARD, REDUCE, SEND_ACTIVATION, STEP
 from weft.program.verify import verify
 
@@ -57,3 +57,32 @@ def test_the_plan_id_sees_decisions_and_not_predictions():
     other, _ = planned(micro_batch_size=4)
     assert plan.plan_id != other.plan_id
     assert plan.plan_id == plan.model_copy(update={"prediction": None}).plan_id
+
+
+def folded(on, data_parallel, **changes):
+    graph, cluster = layer_graph(resolve_model("gpt-1m")), parse_cluster(on)
+    layout = Layout(
+        pipeline_parallel=2,
+        data_parallel=data_parallel,
+        loops=1,
+        micro_batch_size=1,
+        schedule="1f1b",
+        **changes,
+    )
+    job = Job(graph=graph, cluster=cluster, global_batch=12, sequence=256)
+    return "folded" in compile_folded(build_plan(job, layout, flops_per_layer(job)), graph, cluster).meta
+
+
+def test_one_pipeline_stands_for_all_where_it_is_the_slowest_everywhere():
+    assert folded("4xa100-80gb", 2)
+    assert folded("2xa100-80gb+2xt4", 2)
+    # Stages on an A100 and two V100, and on a V100 and two T4.
+    assert folded("1xa100-80gb+3xv100-16gb+2xt4", 3)
+    # The first pipeline is slower in its second stage, the second one in its first.
+    crossed = (0, 2, 3, 1)
+    assert not folded("2xa100-80gb+2xt4", 2, rank_order=crossed)
+    assert folded("4xa100-80gb", 2, rank_order=crossed)
+
+
+def test_pipelines_with_unequal_shares_are_all_kept():
+    assert not folded("4xa100-80gb", 2, micro_batches_per_replica=(8, 4))

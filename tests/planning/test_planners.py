@@ -14,6 +14,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners import PLANNERS, Ranking, Verdict, get_planner
 from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
 from weft.planning.problem import Pins, Problem, problem_of
+from weft.predict.predict import predict
 from weft.program.verify import verify
 
 CLOSED_FORM = ("amp", "megatron", "uniform", "annealing", "metis-form")
@@ -57,6 +58,20 @@ def test_plans_are_legal_and_their_programs_verify(name: str, on: str) -> None:
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 def test_a_planner_answers_the_same_twice(name: str) -> None:
     assert get_planner(name).search(small(MIXED)).candidates == searched(name, MIXED).candidates
+
+
+@pytest.mark.parametrize("name", ["annealing", "metis-form", "random", "homogeneous"])
+def test_unlike_replicas_are_priced_like_the_whole_program(name: str) -> None:
+    problem = small("2xa100-80gb+2xt4+2xv100-16gb", 12, schedule=None)
+    job = problem.job
+    for candidate in get_planner(name).search(problem).fitting[:6]:
+        plan = candidate.plan
+        assert plan is not None
+        assert plan.prediction is not None
+        whole = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster).prediction
+        # Where pipelines leave their nodes over unlike links, one stands for the others' messages.
+        assert plan.prediction.step_s == pytest.approx(whole.step_s, rel=1e-2)
+        assert plan.prediction.peak_bytes == whole.peak_bytes
 
 
 def split(cluster: Cluster) -> Cluster:

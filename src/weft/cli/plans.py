@@ -98,7 +98,8 @@ def plan(
         Pin whether backward passes run layers forward again, to keep less: none, selective (without
         products), or full.
     planner
-        Which planner searches.
+        Which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
+        exhaustive.
     compare
         Planners, with commas between them: show the best plan of each, judged by one simulator.
     top

@@ -30,7 +30,7 @@ def pipeline_partition(work_s: Floats, cut_s: Floats, micro_batches: int) -> Pip
 
         sum of stages + sum of cuts + (micro_batches - 1) x longest stage
 
-    (Li et al., AMP, arXiv 2210.07297, section 4.2). Exact: for every length that the longest stage can have,
+    (Li et al., AMP, arXiv 2210.07297). Exact: for every length that the longest stage can have,
     shortest first, a dynamic program finds the best stages that are no longer, until no longer stage can pay.
     Of equal ones the one with the shortest longest stage is taken, then the one with the earliest cuts.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+# Of an order of devices, in words.
+_RUNS_SHOWN = 6
+
 
 def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:
     """Why a chain of `layers` cannot be cut into `stages` of so many layers each, or None."""
@@ -71,8 +74,10 @@ def counts_text(counts: Sequence[int]) -> str:
 
 
 def order_text(rank_order: Sequence[int]) -> str:
-    """Devices in their order, such as ``4-7 0-3``."""
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in _rising(rank_order))
+    """Devices in their order, such as ``4-7 0-3``; long orders are cut."""
+    runs = [str(first) if first == last else f"{first}-{last}" for first, last in _rising(rank_order)]
+    more = f" and {len(runs) - _RUNS_SHOWN} runs more" if len(runs) > _RUNS_SHOWN else ""
+    return " ".join(runs[:_RUNS_SHOWN]) + more
 
 
 def _repeated(count: int, times: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.plan import Plan
@@ -41,20 +43,39 @@ def compile_folded(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Program:
     """The training program with one pipeline in place of all that run as many micro-batches, and one lane
     where lanes are equal.
 
-    Pipelines with unequal shares of the batch are all kept. Lanes are equal when each replica's ranks are
-    equally fast devices of one node, for then they do the same at the same time over the same links. Replicas
-    need not be equal: prices are those of the slowest.
+    Pipelines are all kept where shares of the batch are unequal, or where none is slowest in all of its
+    stages. Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do
+    the same at the same time over the same links. Prices are those of the slowest.
 
     Raises:
         InputError: as `compile_plan` does.
     """
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
-    program = compile_plan(plan, graph, only_replica=0 if len(shares) == 1 else None)
+    foldable = len(shares) == 1 and _one_is_slowest(plan, cluster)
+    program = compile_plan(plan, graph, only_replica=0 if foldable else None)
     places = (copy.ranks for stage in plan.stages for copy in stage.replicas)
     equal = all(
         len({(cluster.node_of(rank), cluster.speed_of(rank)) for rank in ranks}) == 1 for ranks in set(places)
     )
     return fold_lanes(program) if equal else program
+
+
+def _one_is_slowest(plan: Plan, cluster: Cluster) -> bool:
+    """Whether some pipeline has, in each of its stages, devices as slow as those of any other pipeline."""
+    if len(cluster.groups) == 1 and not cluster.groups[0].speeds:
+        return True
+    pace = [
+        group.device.flops_per_s.get(plan.precision, 0.0) * speed
+        for group in cluster.groups
+        for _ in range(group.count)
+        for speed in group.speeds or (1.0,) * group.devices
+    ]
+    paces = np.array(
+        [[min(pace[rank] for rank in copy.ranks) for copy in stage.replicas] for stage in plan.stages]
+    )
+    slowest = paces == paces.min(axis=1, keepdims=True)
+    paths = paths_of(get_schedule(plan.schedule.name))
+    return bool(slowest.reshape(len(paces), -1, paths).all(axis=(0, 2)).any())
 
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:

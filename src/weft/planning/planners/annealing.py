@@ -1,7 +1,7 @@
 """The `annealing` planner: AMP's closed form, minimised over degrees and places by simulated annealing.
 
-AMP anneals over tilings of the device grid (Li et al., arXiv 2210.07297, section 4.3). Here a state is the
-degrees, the order in which nodes are taken, and whether the replicas or the stages of a pipeline are
+Code published with AMP (Li et al., arXiv 2210.07297) anneals over tilings of the device grid. Here a state is
+the degrees, the order in which nodes are taken, and whether the replicas or the stages of a pipeline are
 neighbours; a move changes one degree, the micro-batch size, the place of two nodes, or the axes.
 """
 

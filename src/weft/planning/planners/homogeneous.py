@@ -58,9 +58,11 @@ class HomogeneousPlanner:
                 judged.append(answer)
         waiting.sort(key=_preference)
         reached: list[float] = []
-        variants: dict[str, list[Layout]] = defaultdict(list)
+        variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for least, candidate in waiting:
-            family = str(replace(candidate.layout, sharding="zero-0", recompute="none"))
+            plain = replace(candidate.layout, sharding="zero-0", recompute="none")
+            # Words for an order of devices may be cut.
+            family = str(plain), plain.rank_order
             worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
             reason = _cannot_win(problem, candidate, least, worst, variants[family])
             if reason is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, islice, permutations
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,15 @@ from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.problem import Problem
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class MetisForm(NamedTuple):
+    """Layers of each stage, micro-batches of each replica, and seconds without the gradients' all-reduce."""
+
+    layers_per_stage: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    pipeline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,38 +102,49 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Layer
         # A profile that was not measured at this micro-batch size refuses to guess.
         return replace(refused, reason=str(error.violations[0]))
     if layout.pipeline_parallel > np.count_nonzero(work_s[0, 0]):
-        return replace(
-            refused, reason=f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
-        )
+        reason = f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+        return replace(refused, reason=reason)
     grid = inputs.node_of_rank[ranks]
     per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]]).max(axis=(1, 2))
     sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tensor_parallel])
-    cut_s = np.outer(per_byte_s, sent)
-    equal = shares_of(problem.job, layout)
-    # Together replicas are as fast as the sum of their speeds.
-    together_s = layout.data_parallel / np.sum(1.0 / np.maximum(work_s, np.finfo(float).tiny), axis=1)
-    counts = pipeline_partition(together_s, cut_s, equal[0]).layers_per_stage
-    ends: npt.NDArray[np.int64] = np.cumsum(np.array(counts))
-    stage_s = np.array(
-        [
-            np.add.reduceat(rows, ends - np.array(counts), axis=1)[:, stage]
-            for stage, rows in enumerate(work_s)
-        ]
-    )
-    shares = shared_by_speed(1.0 / stage_s.max(axis=0), sum(equal))
-    filled_s = (np.array(shares) - 1) * stage_s.max(axis=0) + stage_s.sum(axis=0)
-    crossed_s = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
-    estimate_s = float(filled_s.max() + crossed_s) + reduction_s(inputs, grid, counts)
-    shared = replace(layout, micro_batches_per_replica=None if len(set(shares)) == 1 else shares)
+    found = metis_form(work_s, np.outer(per_byte_s, sent), sum(shares_of(problem.job, layout)))
+    estimate_s = found.pipeline_s + reduction_s(inputs, grid, found.layers_per_stage)
+    uneven = found.micro_batches if len(set(found.micro_batches)) > 1 else None
     return Candidate(
-        layout=with_layers(shared, counts),
+        layout=with_layers(replace(layout, micro_batches_per_replica=uneven), found.layers_per_stage),
         verdict=Verdict.PRUNED,
         reason=f"estimated {format_seconds(estimate_s)}, others less",
         estimate_s=estimate_s,
     )
 
 
-def _work_s(cluster: Cluster, layout: Layout, ranks: npt.NDArray[np.int64], times: LayerTimes) -> Floats:
+def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
+    """Stages by capacity and shares by speed, with the closed form of the slowest replica.
+
+    Args:
+        work_s: seconds of a micro-batch in each layer on the devices of each stage of each replica, shape
+            (stages, replicas, layers).
+        cut_s: seconds of the cut behind each layer between two stages, shape (stages - 1, layers).
+        micro_batches: of all replicas together.
+    """
+    replicas = work_s.shape[1]
+    # Together replicas are as fast as the sum of their speeds.
+    together_s = replicas / np.sum(1.0 / np.maximum(work_s, np.finfo(float).tiny), axis=1)
+    counts = np.array(
+        pipeline_partition(together_s, cut_s, max(1, micro_batches // replicas)).layers_per_stage
+    )
+    ends: Ints = np.cumsum(counts)
+    by_stage = np.add.reduceat(work_s, ends - counts, axis=2)
+    # Of every stage its own layers: (stages, replicas).
+    stage_s = np.diagonal(by_stage, axis1=0, axis2=2).T
+    longest_s = stage_s.max(axis=0)
+    shares = shared_by_speed(1.0 / longest_s, micro_batches)
+    filled_s = (np.array(shares) - 1) * longest_s + stage_s.sum(axis=0)
+    crossed_s = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
+    return MetisForm(tuple(counts.tolist()), shares, float(filled_s.max() + crossed_s))
+
+
+def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: LayerTimes) -> Floats:
     """Seconds of a micro-batch, forward and backward, in each layer on the devices of each stage and replica:
     (stages, replicas, layers)."""
     size, degree = layout.micro_batch_size, layout.tensor_parallel

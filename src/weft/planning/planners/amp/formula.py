@@ -1,4 +1,4 @@
-"""AMP's estimate of a strategy, and its search (Li et al., arXiv 2210.07297, sections 3 and 4).
+"""AMP's estimate of a strategy, and its search (Li et al., arXiv 2210.07297).
 
 The backward pass takes twice the forward pass, both are linear in the size of the micro-batch, every cut is
 crossed once per step, gradients are reduced in a ring after everything else, and memory does not count.
