@@ -11,6 +11,7 @@ from weft.moves.layout import Job, Layout, build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
 from weft.predict.predict import predict
+from weft.timeline.figures import bubble_fraction
 
 GRAPH = layer_graph(resolve_model("gpt-1m", sequence=256))
 CLUSTER = parse_cluster("16xa100-80gb")
@@ -43,8 +44,11 @@ def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, 
     )
     job = Job(graph=GRAPH, cluster=CLUSTER, global_batch=4 * micro_batches, sequence=256, precision="bf16")
     plan = build_plan(job, layout, [1.0] * len(GRAPH.layers))
-    whole = predict(plan, compile_folded(plan, GRAPH, CLUSTER), GRAPH, CLUSTER).prediction
-    found = predict_long(plan, GRAPH, CLUSTER)
+    simulated = predict(plan, compile_folded(plan, GRAPH, CLUSTER), GRAPH, CLUSTER)
+    whole, step = simulated.prediction, predict_long(plan, GRAPH, CLUSTER)
+    found = step.prediction
+    assert step.waiting == pytest.approx(bubble_fraction(simulated.simulation.timeline), abs=2e-3)
+    assert step.resident_bytes == tuple(simulated.priced.costs.base_bytes.tolist())
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-6)
     assert found.first_step_s == pytest.approx(whole.first_step_s, rel=1e-6)
     assert found.peak_bytes == pytest.approx(whole.peak_bytes, rel=1e-6)

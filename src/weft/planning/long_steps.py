@@ -8,17 +8,33 @@ plan that is run is always simulated whole.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Prediction, Replica
 from weft.planning.compile import compile_folded
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, MachineMeasurement
+from weft.timeline.figures import bubble_fraction
 
 # A round is one micro-batch for each device in line. The first rounds fill the pipeline.
 FIRST_ROUNDS, ROUNDS_MORE = 3, 2
 # Shorter steps than this are simulated whole.
 SHORT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongStep:
+    """What is predicted of a plan's step.
+
+    `resident_bytes` are what each rank that was simulated holds all the time; `waiting` is the share of the
+    step for which devices wait.
+    """
+
+    prediction: Prediction
+    resident_bytes: tuple[int, ...]
+    waiting: float
 
 
 def predict_long(
@@ -28,16 +44,21 @@ def predict_long(
     *,
     machine: MachineMeasurement | None = None,
     profile: LayerProfile | None = None,
-) -> Prediction:
-    """The prediction of a plan; exact where its step is short.
+) -> LongStep:
+    """Predict a step of a plan; exact where it is short.
 
     Raises:
         InputError: as `predict` does.
     """
 
-    def predicted(one: Plan) -> Prediction:
+    def predicted(one: Plan) -> LongStep:
         program = compile_folded(one, graph, cluster)
-        return predict(one, program, graph, cluster, machine=machine, profile=profile).prediction
+        step = predict(one, program, graph, cluster, machine=machine, profile=profile)
+        return LongStep(
+            prediction=step.prediction,
+            resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
+            waiting=bubble_fraction(step.simulation.timeline),
+        )
 
     lengths = _shorter(plan)
     if lengths is None:
@@ -49,16 +70,20 @@ def predict_long(
     def onward(one: float, other: float) -> float:
         return one + rounds * (other - one)
 
-    return Prediction(
-        step_s=onward(near.step_s, far.step_s),
-        step_low_s=onward(near.step_low_s, far.step_low_s),
-        step_high_s=onward(near.step_high_s, far.step_high_s),
-        first_step_s=onward(near.first_step_s, far.first_step_s),
+    before, after = near.prediction, far.prediction
+    step_s = onward(before.step_s, after.step_s)
+    prediction = Prediction(
+        step_s=step_s,
+        step_low_s=onward(before.step_low_s, after.step_low_s),
+        step_high_s=onward(before.step_high_s, after.step_high_s),
+        first_step_s=onward(before.first_step_s, after.first_step_s),
         peak_bytes=tuple(
-            round(onward(one, other)) for one, other in zip(near.peak_bytes, far.peak_bytes, strict=True)
+            round(onward(one, other)) for one, other in zip(before.peak_bytes, after.peak_bytes, strict=True)
         ),
-        source=far.source,
+        source=after.source,
     )
+    waited_s = onward(near.waiting * before.step_s, far.waiting * after.step_s)
+    return LongStep(prediction=prediction, resident_bytes=far.resident_bytes, waiting=waited_s / step_s)
 
 
 def _shorter(plan: Plan) -> tuple[int, int] | None:

@@ -145,7 +145,7 @@ def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]
 
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
     plan, graph, cluster = subject.plan, subject.graph, subject.cluster
-    prediction = predict_long(plan, graph, cluster, profile=subject.profile)
+    prediction = predict_long(plan, graph, cluster, profile=subject.profile).prediction
     held = [(peak, cluster.device_of(rank).usable_bytes) for rank, peak in enumerate(prediction.peak_bytes)]
     peak, room = min(held, key=lambda one: one[1] - one[0])
     return ScoredRow(

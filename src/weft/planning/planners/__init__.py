@@ -13,8 +13,10 @@ from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
 from weft.planning.planners.uniform import UniformPlanner
+from weft.planning.planners.weft import WeftPlanner
 
 _ALL: tuple[Planner, ...] = (
+    WeftPlanner(),
     HomogeneousPlanner(),
     AmpPlanner(),
     MegatronPlanner(),

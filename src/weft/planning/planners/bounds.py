@@ -20,7 +20,14 @@ from weft.moves.layout import Layout, parts_of, pipeline_of, replicas_of
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import ComputeModel, StageTimes
-from weft.predict.cost.memory import resident_bytes, stage_product_bytes, state_bytes, with_slack
+from weft.predict.cost.memory import (
+    ALLOCATOR_SLACK,
+    SHARDINGS,
+    resident_bytes,
+    stage_product_bytes,
+    state_bytes,
+    with_slack,
+)
 from weft.predict.cost.network import Network
 from weft.predict.cost.residency import kept_changes
 from weft.program.program import Ints
@@ -40,6 +47,15 @@ class Holding:
     @property
     def total(self) -> int:
         return self.resident + self.activations
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of every layer on a rank, each of shape (layers,): its states, what a micro-batch leaves in it
+    until its backward pass, and room for arriving gradients, which a rank needs for its largest stage."""
+
+    states: Floats
+    left: Floats
+    gradients: Floats
 
 
 class _Layers(NamedTuple):
@@ -139,6 +155,23 @@ class Bounds:
         ]
         return max(holdings, key=lambda holding: holding.total)
 
+    def layer_bytes(self, layout: Layout) -> LayerBytes:
+        """What each layer holds on a rank of the layout, allocator's slack included; without buffers."""
+        layers, states = self._layers_of(layout), state_bytes(self._problem.job.precision)
+        sharers, level = layout.island or replicas_of(layout), SHARDINGS.index(layout.sharding)
+        parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
+        each = sum(size / (sharers if level >= first else 1) for size, first in parts)
+        left = layers.kept
+        if layout.recompute != "none":
+            left = layers.inputs + (layers.products if layout.recompute == "selective" else 0.0)
+        slack = 1.0 + ALLOCATOR_SLACK
+        arriving = states.gradients if sharers > 1 else 0
+        return LayerBytes(
+            states=slack * each * layers.parameters,
+            left=slack * left,
+            gradients=slack * arriving * layers.parameters,
+        )
+
     def _resident(self, layout: Layout) -> Ints:
         """Per device of one pipeline; states, buffers and the one layer being recomputed, with slack."""
         pipeline, placement = self._placed(layout)
@@ -176,19 +209,25 @@ class Bounds:
 
     def _cuts(self, layout: Layout) -> Ints:
         """First layer of every stage, then the number of layers; stages are as `build_plan` cuts them."""
-        key = (self._shape(layout), layout.stages, layout.layers_per_stage)
+        key = (self.shape(layout), layout.stages, layout.layers_per_stage)
         if key not in self._partitions:
             parts = parts_of(layout, self.layer_seconds(layout))
             self._partitions[key] = np.cumsum([0, *(len(part) for part in parts)])
         return self._partitions[key]
 
     def _layers_of(self, layout: Layout) -> _Layers:
-        shape = self._shape(layout)
+        shape = self.shape(layout)
         if shape not in self._layers:
             self._layers[shape] = self._evaluated(shape)
         return self._layers[shape]
 
-    def _shape(self, layout: Layout) -> Shape:
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of a message."""
+        return PRECISION_BYTES[self._problem.job.precision]
+
+    def shape(self, layout: Layout) -> Shape:
+        """What a rank of the layout computes of a micro-batch."""
         sequence, degrees = self._problem.job.sequence, (layout.tensor_parallel, layout.context_parallel)
         return Shape(layout.micro_batch_size, sequence, *degrees)
 

@@ -9,12 +9,10 @@ from operator import itemgetter
 from weft.describe.units import format_bytes
 from weft.errors import InputError
 from weft.moves.layout import Layout, build_plan, pipeline_of
-from weft.planning.compile import compile_folded
+from weft.planning.long_steps import predict_long
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Holding
 from weft.planning.problem import Problem
-from weft.predict.predict import predict
-from weft.timeline.figures import bubble_fraction
 
 
 def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:
@@ -25,27 +23,23 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     job = problem.job
     plan = build_plan(job, candidate.layout, layer_seconds)
     try:
-        program = compile_folded(plan, job.graph, job.cluster)
-        predicted = predict(
-            plan, program, job.graph, job.cluster, machine=problem.machine, profile=problem.profile
-        )
+        step = predict_long(plan, job.graph, job.cluster, machine=problem.machine, profile=problem.profile)
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    plan = plan.model_copy(update={"prediction": predicted.prediction})
-    peak_bytes = predicted.prediction.peak_bytes
+    plan = plan.model_copy(update={"prediction": step.prediction})
+    peak_bytes = step.prediction.peak_bytes
     over, rank = max(
         ((held - job.cluster.device_of(rank).usable_bytes, rank) for rank, held in enumerate(peak_bytes)),
         key=itemgetter(0),
     )
     if over > 0:
-        resident = int(predicted.priced.costs.base_bytes[rank])
+        resident = step.resident_bytes[rank]
         fills = filled(Holding(resident=resident, activations=peak_bytes[rank] - resident))
         reason = f"rank {rank} would need {format_bytes(over)} more than its device has: {fills}"
         verdict = Verdict.TOO_BIG
     else:
-        waiting = bubble_fraction(predicted.simulation.timeline)
-        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, waiting)
+        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, step.waiting)
     return replace(candidate, verdict=verdict, reason=reason, peak_bytes=max(peak_bytes), plan=plan)
 
 

@@ -155,11 +155,13 @@ class Pricing:
     @cached_property
     def exchanges(self) -> Mapping[tuple[int, int], Exchanges]:
         """What the ranks of (stage, replica) spend on exchanges among them, if they are several."""
-        found = {
-            place: one
-            for place, one in stage_exchanges(self.plan, self.graph, self.network, self._place_of).items()
-            if not self.compute.contains_exchanges(self._device_of(place), self.shape(place[0]))
-        }
+        found = stage_exchanges(self.plan, self.graph, self.network, self._place_of)
+        if self.compute.profile is not None:
+            found = {
+                place: one
+                for place, one in found.items()
+                if not self.compute.contains_exchanges(self._device_of(place), self.shape(place[0]))
+            }
         if KEPT_REPLICA not in self.program.meta:
             return found
         worst: dict[int, Exchanges] = {}

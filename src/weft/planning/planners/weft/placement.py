@@ -1,0 +1,73 @@
+"""Where the ranks of a mesh sit on a cluster of unlike nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, islice, permutations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.cluster import Cluster
+from weft.moves.layout import Layout
+
+Ints = npt.NDArray[np.int64]
+
+
+class Placement(NamedTuple):
+    """An order of the groups of nodes, and which axis runs over neighbouring devices.
+
+    `stages_neighbour`: a replica's whole pipeline sits on neighbouring devices, so that replicas may be
+    unlike; else the replicas of a stage do, so that stages may be unlike.
+    """
+
+    groups: tuple[int, ...]
+    stages_neighbour: bool
+
+
+def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
+    """All orders of the groups, up to so many, those with the most memory first in front; with both axes.
+
+    Early stages keep the activations of most micro-batches.
+    """
+    rooms = [group.device.usable_bytes for group in cluster.groups]
+    by_room = sorted(range(len(rooms)), key=lambda group: -rooms[group])
+    for order in islice(permutations(by_room), most_orders):
+        for stages_neighbour in (False, True):
+            yield Placement(order, stages_neighbour)
+
+
+def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, and what is left of it without the last group of nodes, the last two and so on.
+
+    Slow devices may hold the others up. The ranks of a plan are those of the first devices, so that only the
+    last can be left out.
+    """
+    for count in range(len(cluster.groups), 0, -1):
+        groups = cluster.groups[:count]
+        names = {group.name for group in groups}
+        links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
+        yield replace(cluster, groups=groups, links=links)
+
+
+def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
+    """The device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
+    sizes = [group.count * group.devices for group in cluster.groups]
+    firsts = list(accumulate(sizes, initial=0))
+    order = [range(firsts[group], firsts[group + 1]) for group in placement.groups]
+    devices = np.concatenate([np.arange(part.start, part.stop) for part in order])
+    if layout.ranks < cluster.ranks:
+        # The ranks of a plan are those of the first devices.
+        devices = np.arange(layout.ranks)
+    stages, replicas = layout.pipeline_parallel, layout.data_parallel
+    if placement.stages_neighbour:
+        return devices.reshape(replicas, stages, layout.width).transpose(1, 0, 2)
+    return devices.reshape(stages, replicas, layout.width)
+
+
+def rank_order_of(devices: Ints) -> tuple[int, ...] | None:
+    """The order as a layout says it; None where every rank has the device of its number."""
+    order = tuple(devices.ravel().tolist())
+    return None if order == tuple(range(len(order))) else order

@@ -1,0 +1,206 @@
+"""The `weft` planner: the best layout that weft knows how to find, on equal and on unlike devices.
+
+On equal devices it is the search of `homogeneous`. On unlike ones every degree is given stages, shares and
+places that suit its devices and fit in their memory; the layouts with the least estimates are simulated,
+beside the best plans of the baselines, and the fastest is changed little by little while that helps. The
+simulator has the last word: no baseline that was asked has a plan that is predicted to be faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar
+
+from weft.describe.cluster import Cluster
+from weft.describe.units import format_seconds
+from weft.errors import InputError
+from weft.moves.layout import Layout, refuse
+from weft.planning.planners.amp import AmpPlanner
+from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.homogeneous import HomogeneousPlanner, rank_key
+from weft.planning.planners.megatron import MegatronPlanner
+from weft.planning.planners.metis_form import MetisFormPlanner
+from weft.planning.planners.simulated import simulated
+from weft.planning.planners.space import layouts
+from weft.planning.planners.weft.improve import neighbours
+from weft.planning.planners.weft.placement import beginnings_of
+from weft.planning.planners.weft.uneven import Suited, UnevenSpace
+from weft.planning.problem import Problem
+
+
+def untold(text: str) -> None:
+    """Progress that nobody is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeftPlanner:
+    """See the module.
+
+    Attributes:
+        finalists: layouts on unlike devices that are simulated because of their estimates, at least so many
+            that fit.
+        orders: orders of the groups of nodes that are tried for the best degrees.
+        trials: small changes that are simulated at most.
+        seeded_to: devices up to which the baselines are asked as well; on more they take minutes.
+        budget_s: seconds after which the best so far is the answer; None: as long as it takes.
+        tell: is told the best so far, in words.
+    """
+
+    name: ClassVar[str] = "weft"
+    finalists: int = 12
+    orders: int = 24
+    trials: int = 60
+    seeded_to: int = 32
+    budget_s: float | None = None
+    tell: Callable[[str], None] = untold
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """The degrees and choices; on unlike devices each is given stages, shares and places."""
+        return layouts(problem)
+
+    def search(self, problem: Problem) -> Ranking:
+        """Find the best layouts within the budget.
+
+        Raises:
+            InputError: when a pin names an unknown schedule.
+        """
+        if not unlike_devices(problem.job.cluster) or problem.minimise == "memory":
+            return HomogeneousPlanner().search(problem)
+        search = _Search(self, problem)
+        search.estimate()
+        search.seed()
+        search.improve()
+        return search.ranking()
+
+
+def unlike_devices(cluster: Cluster) -> bool:
+    """Whether devices differ in kind or speed, or nodes in their links."""
+    speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
+    return len(cluster.groups) > 1 or len(speeds) > 1
+
+
+# Plans of the first devices that are alike, of which the simulator is asked again.
+_ALIKE_TAKEN = 3
+_Key = tuple[str, tuple[int, ...] | None]
+
+
+class _Search:
+    """One search: what was found so far, and the time that is left."""
+
+    def __init__(self, planner: WeftPlanner, problem: Problem) -> None:
+        self._planner, self._problem = planner, problem
+        self._bounds = Bounds(problem)
+        self._found: dict[_Key, Candidate] = {}
+        self._left_out: list[Candidate] = []
+        self._best: Candidate | None = None
+        self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
+
+    def estimate(self) -> None:
+        """Simulate the layouts with the least estimates; the first of them even without time left."""
+        suited: list[Suited] = []
+        for problem in self._beginnings():
+            bounds = self._bounds if problem is self._problem else Bounds(problem)
+            found, refused = UnevenSpace(problem, bounds).search(
+                self._planner.orders, self._planner.finalists
+            )
+            suited += found
+            self._left_out += refused
+        suited.sort(key=lambda one: one.estimate_s)
+        fitting = 0
+        for one in suited:
+            if fitting >= self._planner.finalists or (fitting and self._late()):
+                self._left_out.append(one.candidate())
+                continue
+            fitting += self._try(one.candidate()).verdict is Verdict.FITS
+
+    def _beginnings(self) -> Iterator[Problem]:
+        """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many."""
+        pins, job = self._problem.pins, self._problem.job
+        yield self._problem
+        if pins.pipeline_parallel is None or pins.data_parallel is None:
+            for cluster in islice(beginnings_of(job.cluster), 1, None):
+                yield replace(self._problem, job=replace(job, cluster=cluster))
+
+    def seed(self) -> None:
+        """Take over the plans of the baselines, and those of the first devices that are alike."""
+        self._seed_alike()
+        if self._problem.job.cluster.ranks > self._planner.seeded_to:
+            return
+        baselines: tuple[Planner, ...] = (MetisFormPlanner(), AmpPlanner(), MegatronPlanner())
+        for baseline in baselines:
+            if self._late():
+                return
+            try:
+                candidates = baseline.search(self._problem).candidates
+            except InputError:
+                continue  # pins that this baseline cannot honour
+            for candidate in candidates:
+                if candidate.plan is not None:
+                    self._take(replace(candidate, estimate_s=None))
+
+    def _seed_alike(self) -> None:
+        """Orders with several stages per device are searched where devices are alike."""
+        for problem in self._beginnings():
+            if self._late():
+                return
+            if not unlike_devices(problem.job.cluster):
+                for candidate in HomogeneousPlanner().search(problem).fitting[:_ALIKE_TAKEN]:
+                    self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
+
+    def improve(self) -> None:
+        """Change the best layout little by little, as long as that helps and time is left."""
+        trials = self._planner.trials
+        improved = self._best is not None
+        while improved and trials > 0:
+            improved = False
+            assert self._best is not None
+            for layout in neighbours(self._problem, self._best.layout):
+                if trials == 0 or self._late():
+                    return
+                if _key(layout) in self._found or refuse(self._problem.job, layout) is not None:
+                    continue
+                trials -= 1
+                before = self._best
+                self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
+                if self._best is not before:
+                    improved = True
+                    break
+
+    def ranking(self) -> Ranking:
+        others = (one for one in self._left_out if _key(one.layout) not in self._found)
+        candidates = [*self._found.values(), *others]
+        return Ranking(
+            problem=self._problem, candidates=tuple(sorted(candidates, key=rank_key(self._problem)))
+        )
+
+    def _late(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    def _try(self, candidate: Candidate) -> Candidate:
+        try:
+            judged = simulated(self._problem, candidate, self._bounds.layer_seconds(candidate.layout))
+        except InputError as error:
+            judged = replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+        return self._take(judged)
+
+    def _take(self, judged: Candidate) -> Candidate:
+        self._found.setdefault(_key(judged.layout), judged)
+        if judged.verdict is Verdict.FITS and (self._best is None or _step_s(judged) < _step_s(self._best)):
+            self._best = judged
+            self._planner.tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
+        return judged
+
+
+def _key(layout: Layout) -> _Key:
+    """What tells layouts apart; words cut long orders of devices short."""
+    return str(layout), layout.rank_order
+
+
+def _step_s(candidate: Candidate) -> float:
+    assert candidate.plan is not None
+    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
+    return candidate.plan.prediction.step_s
