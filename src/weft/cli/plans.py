@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from weft.api import changed, plan_file_job, words_to_run
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.output import Json, console, print_json, print_timeline
-from weft.cli.rankings import print_ranking, show_comparison
+from weft.cli.rankings import budgeted, print_ranking, show_comparison
 from weft.cli.schedules import schedule
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
@@ -45,6 +45,7 @@ def plan(
     island: int | None = None,
     recompute: str | None = None,
     planner: str | None = None,
+    budget_seconds: float | None = None,
     compare: str | None = None,
     top: int = SHOWN,
     out: Path | None = None,
@@ -100,6 +101,8 @@ def plan(
     planner
         Which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
         exhaustive.
+    budget_seconds
+        Seconds after which the best plan so far is the answer (planner weft).
     compare
         Planners, with commas between them: show the best plan of each, judged by one simulator.
     top
@@ -147,7 +150,7 @@ def plan(
         )
         show_comparison(problem_of_run(run), compare, out=out, json=json)
         return
-    planned = plan_run(run)
+    planned = plan_run(run, planner=None if budget_seconds is None else budgeted(run, budget_seconds))
     assert planned.ranking is not None, "a searched plan has a ranking"
     if out is not None:
         out.write_text(planned.plan.to_json())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from weft.cli.output import console, print_json
+from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.planning.comparison import compare_planners
-from weft.planning.planned import PlannedJob
-from weft.planning.planners import Ranking
+from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
+from weft.planning.planners import Planner, Ranking, get_planner
+from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import Problem
 from weft.web.candidates import candidate_rows
 from weft.web.comparison import answer_record, answers_table
@@ -30,6 +35,22 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
         f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "
         f"times from {prediction.source}"
     )
+
+
+def budgeted(run: RunFile, budget_s: float) -> Planner:
+    """The planner of a run file, which answers after so many seconds and tells of its best so far.
+
+    Raises:
+        InputError: when there is no time, or the planner knows no budget.
+    """
+    if not 0.0 < budget_s < inf:
+        problem = f"{budget_s:g}: a search needs some seconds"
+        raise InputError(Violation("--budget-seconds", problem, "10"))
+    planner = get_planner(run.plan.planner or DEFAULT_PLANNER)
+    if not isinstance(planner, WeftPlanner):
+        problem = f"{planner.name} has no budget; its search takes as long as it takes"
+        raise InputError(Violation("--budget-seconds", problem, "--planner weft"))
+    return replace(planner, budget_s=budget_s, tell=lambda text: print(text, file=sys.stderr))
 
 
 def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:

@@ -425,7 +425,7 @@ contract = "exact"              # what may change: exact < function-preserving <
 # island = 8                    # so many replicas share it out among themselves, such as those of a node
 # recompute = "none"            # or "full": backward passes run layers forward again to keep less;
 #                               # "selective": without matrix products and attention
-# planner = "homogeneous"
+# planner = "weft"
 
 [sync]
 method = "dense"                # how replicas agree on the gradient

@@ -10,13 +10,13 @@ from weft.describe.plan_file import check_plan
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
-from weft.planning.planners import Candidate, Ranking, get_planner
+from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
 from weft.program.verify import require_valid
 
-DEFAULT_PLANNER = "homogeneous"
+DEFAULT_PLANNER = "weft"
 REASONS_SHOWN = 3
 
 
@@ -51,15 +51,16 @@ class PlannedJob:
         )
 
 
-def plan_run(run: RunFile, *, problem: Problem | None = None) -> PlannedJob:
-    """Search the best plan for a run file.
+def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:
+    """Search the best plan for a run file, with its planner or the one that is given.
 
     Raises:
         InputError: when the run file poses no legal problem, no layout fits (the message then names those
             that came closest), or the best one misses the deadline.
     """
     problem = problem or problem_of_run(run)
-    ranking = get_planner(run.plan.planner or DEFAULT_PLANNER).search(problem)
+    planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
+    ranking = planner.search(problem)
     if not ranking.fitting:
         raise InputError(_nothing_fits(ranking))
     best = ranking.fitting[0]

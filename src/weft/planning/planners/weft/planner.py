@@ -1,9 +1,10 @@
 """The `weft` planner: the best layout that weft knows how to find, on equal and on unlike devices.
 
-On equal devices it is the search of `homogeneous`. On unlike ones every degree is given stages, shares and
-places that suit its devices and fit in their memory; the layouts with the least estimates are simulated,
-beside the best plans of the baselines, and the fastest is changed little by little while that helps. The
-simulator has the last word: no baseline that was asked has a plan that is predicted to be faster.
+On equal devices it begins with the search of `homogeneous`. On unlike ones every degree is given stages,
+shares and places that suit its devices and fit in their memory, and the layouts with the least estimates are
+simulated. Beside them stand the best plans of the baselines, and the fastest is changed little by little
+while that helps. The simulator has the last word: no baseline that was asked has a plan that is predicted to
+be faster.
 """
 
 from __future__ import annotations
@@ -68,19 +69,23 @@ class WeftPlanner:
         Raises:
             InputError: when a pin names an unknown schedule.
         """
-        if not unlike_devices(problem.job.cluster) or problem.minimise == "memory":
+        if problem.minimise == "memory":
             return HomogeneousPlanner().search(problem)
         search = _Search(self, problem)
-        search.estimate()
+        if unlike_devices(problem.job.cluster):
+            search.estimate()
+        else:
+            search.take_all(HomogeneousPlanner().search(problem))
         search.seed()
         search.improve()
         return search.ranking()
 
 
 def unlike_devices(cluster: Cluster) -> bool:
-    """Whether devices differ in kind or speed, or nodes in their links."""
+    """Whether devices differ in kind or speed, or nodes in their links, however the nodes are grouped."""
     speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
-    return len(cluster.groups) > 1 or len(speeds) > 1
+    first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
+    return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
 
 
 # Plans of the first devices that are alike, of which the simulator is asked again.
@@ -127,7 +132,8 @@ class _Search:
 
     def seed(self) -> None:
         """Take over the plans of the baselines, and those of the first devices that are alike."""
-        self._seed_alike()
+        if unlike_devices(self._problem.job.cluster):
+            self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
         baselines: tuple[Planner, ...] = (MetisFormPlanner(), AmpPlanner(), MegatronPlanner())
@@ -141,6 +147,14 @@ class _Search:
             for candidate in candidates:
                 if candidate.plan is not None:
                     self._take(replace(candidate, estimate_s=None))
+
+    def take_all(self, ranking: Ranking) -> None:
+        """Take over all that another search answered."""
+        for candidate in ranking.candidates:
+            if candidate.plan is not None:
+                self._take(candidate)
+            else:
+                self._left_out.append(candidate)
 
     def _seed_alike(self) -> None:
         """Orders with several stages per device are searched where devices are alike."""

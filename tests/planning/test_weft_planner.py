@@ -1,0 +1,204 @@
+"""The default planner: never worse than those it asks, on equal and on unlike devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.cli.main import run
+from weft.describe.cluster_file import parse_cluster
+from weft.planning.compile import compile_plan
+from weft.planning.planners import Verdict, get_planner
+from weft.planning.planners.bounds import Bounds, LayerBytes
+from weft.planning.planners.weft import WeftPlanner
+from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
+from weft.planning.planners.weft.stages import deal, dealt
+from weft.planning.problem import Pins, problem_of
+from weft.program.verify import verify
+
+MIXED = "2xa100-80gb+2xv100-32gb"
+
+
+def posed(on: str, model: str = "gpt2", batch: int = 16, **pins):
+    return problem_of(
+        model=model, on=on, global_batch=batch, sequence=256, precision="fp16", pins=Pins(**pins)
+    )
+
+
+def best_s(name: str, problem) -> float:
+    steps = [one.plan.prediction.step_s for one in get_planner(name).search(problem).fitting]
+    return min(steps)
+
+
+@pytest.mark.parametrize("on", [MIXED, "4xa100-80gb+4xt4", "2xv100-16gb+2xa100-80gb", "4xa100-80gb"])
+@pytest.mark.parametrize("batch", [16, 60])
+def test_no_baseline_has_a_plan_that_is_predicted_to_be_faster(on, batch):
+    problem = posed(on, batch=batch)
+    found = best_s("weft", problem)
+    for name in ("amp", "megatron", "metis-form"):
+        assert found <= best_s(name, problem)
+
+
+@pytest.mark.parametrize("on", [MIXED, "4xa100-80gb+4xt4"])
+def test_its_plans_are_what_the_verifier_accepts(on):
+    problem = posed(on)
+    fitting = get_planner("weft").search(problem).fitting
+    assert len(fitting) > 3
+    for one in fitting[:6]:
+        assert verify(compile_plan(one.plan, problem.job.graph)) == []
+
+
+def test_slow_devices_that_hold_the_others_up_are_left_out():
+    problem = posed("2xa100-80gb+2xt4", batch=16)
+    best = get_planner("weft").search(problem).fitting[0]
+    assert best.plan.ranks == 2
+    alone = best_s("weft", posed("2xa100-80gb", batch=16))
+    assert best.plan.prediction.step_s == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_same_question_has_the_same_answer():
+    problem = posed(MIXED)
+    one, other = (get_planner("weft").search(problem) for _ in range(2))
+    assert [str(item.layout) for item in one.candidates] == [str(item.layout) for item in other.candidates]
+
+
+def test_pins_are_kept():
+    ranking = get_planner("weft").search(
+        posed(MIXED, tensor_parallel=1, pipeline_parallel=2, micro_batch_size=2)
+    )
+    assert ranking.fitting
+    for one in ranking.fitting:
+        layout = one.layout
+        assert (layout.tensor_parallel, layout.pipeline_parallel, layout.micro_batch_size) == (1, 2, 2)
+
+
+def test_a_budget_ends_the_search_with_the_best_so_far():
+    told = []
+    planner = WeftPlanner(budget_s=1e-9, tell=told.append)
+    ranking = planner.search(posed(MIXED))
+    assert len(ranking.fitting) == 1
+    assert len(told) == 1
+    assert told[0].startswith("best so far: ")
+    assert len(ranking.candidates) > 20
+
+
+def test_more_memory_or_speed_never_make_the_best_step_longer():
+    slow = parse_cluster("2xa100-40gb+2xv100-16gb")
+    steps = []
+    for scale in (1.0, 1.5, 3.0):
+        groups = tuple(
+            replace(
+                group,
+                device=replace(
+                    group.device,
+                    memory_bytes=round(group.device.memory_bytes * scale),
+                    flops_per_s={key: value * scale for key, value in group.device.flops_per_s.items()},
+                ),
+            )
+            for group in slow.groups
+        )
+        problem = posed("2xa100-40gb+2xv100-16gb", model="gpt2", batch=32)
+        problem = replace(problem, job=replace(problem.job, cluster=replace(slow, groups=groups)))
+        steps.append(best_s("weft", problem))
+    assert steps == sorted(steps, reverse=True)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_stages_are_as_short_as_any_that_fit(data):
+    layers, stages = data.draw(st.integers(2, 7)), data.draw(st.integers(1, 4))
+    if stages > layers:
+        return
+    numbers = st.floats(0.1, 10.0)
+    times_s = [np.array(data.draw(st.lists(numbers, min_size=layers, max_size=layers))) for _ in range(2)]
+    pace = np.array(data.draw(st.lists(st.integers(0, 1), min_size=stages, max_size=stages)))[:, None]
+    states = np.array(data.draw(st.lists(numbers, min_size=layers, max_size=layers)))
+    room = np.array(data.draw(st.lists(st.floats(5.0, 60.0), min_size=stages, max_size=stages)))
+    memory = LayerBytes(states=states, left=states / 4, gradients=np.zeros(layers))
+    batch = data.draw(st.integers(1, 6))
+
+    def longest(counts):
+        ends = np.cumsum(counts)
+        return max(
+            times_s[pace[stage, 0]][end - count : end].sum()
+            for stage, (count, end) in enumerate(zip(counts, ends, strict=True))
+        )
+
+    def fits(counts):
+        ends = np.cumsum(counts)
+        return all(
+            states[end - count : end].sum() * (1 + min(stages - stage, batch) / 4)
+            <= room[stage] * (1 + 1e-12)
+            for stage, (count, end) in enumerate(zip(counts, ends, strict=True))
+        )
+
+    cuts = combinations(range(1, layers), stages - 1)
+    every = [tuple(np.diff([0, *cut, layers]).tolist()) for cut in cuts]
+    legal = [counts for counts in every if fits(counts)]
+    found = deal(times_s, pace, room, memory, batch, uneven=False)
+    if not legal:
+        assert found is None
+        return
+    assert found is not None
+    assert found.layers_per_stage in legal
+    assert longest(found.layers_per_stage) == pytest.approx(min(map(longest, legal)), rel=1e-6)
+    again = dealt(times_s, pace, found.layers_per_stage, batch, uneven=False)
+    assert again == found
+
+
+def test_shares_follow_the_speed_of_replicas():
+    times_s = [np.full(4, 1.0), np.full(4, 3.0)]
+    memory = LayerBytes(np.zeros(4), np.zeros(4), np.zeros(4))
+    found = deal(times_s, np.array([[0, 1]]), np.array([1.0]), memory, 16, uneven=True)
+    assert found.micro_batches == (12, 4)
+    equal = deal(times_s, np.array([[0, 1]]), np.array([1.0]), memory, 16, uneven=False)
+    assert equal.micro_batches == (8, 8)
+    assert found.pipeline_s < equal.pipeline_s
+
+
+def test_placements_use_every_device_once():
+    cluster = parse_cluster("4xa100-80gb+4xt4+2xl4")
+    assert [one.ranks for one in beginnings_of(cluster)] == [10, 8, 4]
+    problem = posed("4xa100-80gb+4xt4", tensor_parallel=2, pipeline_parallel=2, data_parallel=2)
+    (layout, *_) = get_planner("weft").space(problem)
+    for placement in placements_of(problem.job.cluster, 24):
+        devices = devices_of(problem.job.cluster, layout, placement)
+        assert devices.shape == (2, 2, 2)
+        assert sorted(devices.ravel().tolist()) == list(range(8))
+        order = rank_order_of(devices)
+        assert order is None or sorted(order) == list(range(8))
+
+
+def test_what_bounds_say_of_layers_is_what_a_stage_holds():
+    problem = posed("4xa100-80gb", data_parallel=1, pipeline_parallel=1, tensor_parallel=1, recompute="none")
+    layout = next(iter(get_planner("homogeneous").space(problem)))
+    bounds = Bounds(problem)
+    memory = bounds.layer_bytes(layout)
+    holding = bounds.holding(layout)
+    assert memory.states.sum() == pytest.approx(holding.resident, rel=1e-6)
+    assert memory.left.sum() == pytest.approx(holding.activations, rel=1e-6)
+
+
+def test_the_command_takes_a_budget(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    words = f"plan gpt2 --on {MIXED} --global-batch 16 --sequence 256 --precision fp16".split()
+    assert run([*words, "--budget-seconds", "0.001"]) == 0
+    shown = capsys.readouterr()
+    assert "best so far: " in shown.err
+    assert "1 simulated and fitting" in shown.out
+    assert run([*words, "--budget-seconds", "-1"]) == 2
+    assert "--budget-seconds: -1" in capsys.readouterr().err
+    assert run([*words, "--budget-seconds", "1", "--planner", "amp"]) == 2
+    assert "amp has no budget" in capsys.readouterr().err
+
+
+def test_what_cannot_be_suited_is_answered_for_with_a_reason():
+    ranking = get_planner("weft").search(posed("2xv100-16gb+2xt4", model="gpt-6.6b", batch=4))
+    reasons = {one.verdict for one in ranking.candidates}
+    assert Verdict.TOO_BIG in reasons
+    assert all(one.reason for one in ranking.candidates)
