@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from weft.api import changed, plan_file_job, words_to_run
 from weft.cli.curve import refuse_options, show_curve
+from weft.cli.emit import write_emitted
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.rankings import budgeted, print_ranking, show_comparison
 from weft.cli.schedules import schedule
@@ -49,6 +50,7 @@ def plan(
     compare: str | None = None,
     top: int = SHOWN,
     out: Path | None = None,
+    emit: str | None = None,
     curve: Annotated[bool, Parameter(negative=())] = False,
     critical_batch: float | None = None,
     svg: Path | None = None,
@@ -61,6 +63,8 @@ def plan(
     Example: weft plan llama-13b --on 64xa100-80gb
 
     Example: weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form
+
+    Example: weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh
 
     Example: weft plan gpt-52b --on 64xv100-32gb --precision fp16 --curve --svg curve.svg
 
@@ -109,6 +113,9 @@ def plan(
         How many candidates to show.
     out
         Write the best plan to this file.
+    emit
+        Write what a user of another stack runs for the best plan, to the file of --out or here: megatron,
+        torchtitan, deepspeed or accelerate; slurm, skypilot or k8s start weft's own runtime.
     curve
         Compare orders of micro-batches over samples per device, and time with cost on larger clusters.
     critical_batch
@@ -122,6 +129,7 @@ def plan(
         "--out": out,
         "--planner": planner,
         "--compare": compare,
+        "--emit": emit,
     }
     refuse_options(
         [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
@@ -152,6 +160,9 @@ def plan(
         return
     planned = plan_run(run, planner=None if budget_seconds is None else budgeted(run, budget_seconds))
     assert planned.ranking is not None, "a searched plan has a ranking"
+    if emit is not None:
+        write_emitted(planned, emit, out, json=json)
+        return
     if out is not None:
         out.write_text(planned.plan.to_json())
     if json:

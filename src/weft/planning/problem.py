@@ -76,8 +76,38 @@ def problem_of(
     Raises:
         InputError: for an unknown model, cluster, device or precision.
     """
-    config = resolve_model(model, sequence=sequence)
-    cluster = parse_cluster(on)
+    return problem_of_model(
+        resolve_model(model, sequence=sequence),
+        parse_cluster(on),
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        pins=pins,
+        minimise=minimise,
+        gradient_norm=gradient_norm,
+        home=home,
+    )
+
+
+def problem_of_model(
+    config: ModelConfig,
+    cluster: Cluster,
+    *,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    pins: Pins | None = None,
+    minimise: str = "time",
+    gradient_norm: bool = False,
+    home: Path | None = None,
+) -> Problem:
+    """The problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
+
+    `sequence` is what the user asked for, if anything; the one that counts is the model's.
+
+    Raises:
+        InputError: when a device does not compute the precision.
+    """
     assumed: dict[str, str] = {}
     if global_batch is None:
         global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks

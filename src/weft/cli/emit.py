@@ -1,0 +1,66 @@
+"""`weft plan --emit`: the best plan in the words of another stack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from weft.cli.output import print_json
+from weft.describe.plan import Plan
+from weft.describe.units import format_bytes, format_seconds
+from weft.doors.as_written import as_written
+from weft.doors.emit import OWN_RUNS, emit
+from weft.doors.explained import overfull_bytes, predicted
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob
+from weft.run.supported import unsupported
+
+
+def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: bool) -> None:
+    """Write the file to `out` or standard output; what is lost and how to start it goes to standard error.
+
+    Raises:
+        InputError: when there is no such stack, it cannot express the plan, or weft's own runtime, which it
+            would start, cannot execute it.
+    """
+    emitted = emit(planned, name)
+    if name in OWN_RUNS and (problems := unsupported(planned.plan)):
+        raise InputError(problems)
+    lines = [str(loss) for loss in emitted.losses]
+    nearest = as_written(planned, name, emitted)
+    if nearest is not None:
+        lines.append(_compared(planned, nearest))
+    for line in lines:
+        print(f"weft: {line}", file=sys.stderr)
+    launch = emitted.launch if out is None else emitted.launch.replace(emitted.file, str(out))
+    text = emitted.text.replace(emitted.launch, launch)
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    if json:
+        record = {
+            "stack": name,
+            "file": str(out or emitted.file),
+            "text": text,
+            "launch": launch,
+            "plan_step_s": predicted(planned.plan).step_s,
+            "written_step_s": predicted(nearest).step_s if nearest is not None else None,
+        }
+        print_json(
+            record | {"losses": [{"what": one.what, "nearest": one.nearest} for one in emitted.losses]}
+        )
+        return
+    print(f"start: {launch}", file=sys.stderr)
+    if out is None:
+        print(text, end="")
+    else:
+        print(f"wrote {out}")
+
+
+def _compared(planned: PlannedJob, nearest: Plan) -> str:
+    """One line: the step of the plan and of what is written, and whether that fits."""
+    written_s, planned_s = predicted(nearest).step_s, predicted(planned.plan).step_s
+    line = f"as written, a step is predicted to take {format_seconds(written_s)}"
+    over = overfull_bytes(nearest, planned.problem.job.cluster)
+    if over > 0:
+        line += f" and {format_bytes(over)} more than the fullest device has"
+    return f"{line}; the plan's takes {format_seconds(planned_s)}"

@@ -1,0 +1,35 @@
+"""What a plan is worth in the words of another stack: the file that was written, predicted like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.describe.plan import Plan
+from weft.doors.emit import OWN_RUNS
+from weft.doors.emit.base import Decided, Emitted
+from weft.doors.explain import read_configuration
+from weft.doors.implied import carried_out, planned_layout
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob
+
+
+def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> Plan | None:
+    """The plan that an emitted file amounts to, with its prediction; None where nothing is lost, weft's own
+    runtime executes the plan itself, or what is left of it cannot run.
+
+    What the file leaves to the program (recomputation, the samples of a micro-batch) is as planned.
+    """
+    if name in OWN_RUNS or not emitted.losses:
+        return None
+    decided = Decided(planned)
+    configuration = read_configuration(emitted.text, emitted.file)
+    configuration = replace(configuration, recompute=configuration.recompute or decided.layout.recompute)
+    replicas = configuration.replicas or decided.layout.data_parallel
+    problem = planned.problem
+    job = replace(problem.job, global_batch=decided.global_batch, precision=planned.plan.precision)
+    problem = replace(problem, job=job)
+    layout = carried_out(configuration, problem, replicas, decided.layout.micro_batch_size)
+    try:
+        return planned_layout(problem, layout)
+    except InputError:
+        return None

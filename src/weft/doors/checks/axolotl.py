@@ -1,0 +1,88 @@
+"""Rules for Axolotl's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
+from weft.doors.configuration import Configuration
+
+
+def one_precision(configuration: Configuration) -> Iterator[Finding]:
+    """bf16 and fp16 exclude each other."""
+    given = configuration.given
+    if on(given, "bf16") and on(given, "fp16"):
+        yield wrong("fp16", "true beside bf16: true; one is allowed", "false")
+
+
+def one_way_to_shard(configuration: Configuration) -> Iterator[Finding]:
+    """DeepSpeed and FSDP exclude each other."""
+    given = configuration.given
+    if given.get("deepspeed") and (given.get("fsdp") or "fsdp_config" in given):
+        yield wrong("deepspeed", "given beside fsdp; one is allowed", "leave one out")
+
+
+def one_batch(configuration: Configuration) -> Iterator[Finding]:
+    """Accumulation follows from a batch, or a batch from accumulation."""
+    given = configuration.given
+    if given.get("batch_size") and given.get("gradient_accumulation_steps"):
+        problem = "given beside gradient_accumulation_steps, which it would decide"
+        yield wrong("batch_size", problem, "leave it out")
+
+
+def adapters_and_bits(configuration: Configuration) -> Iterator[Finding]:
+    """qlora trains on four bits, lora on eight at least, and whole weights on neither."""
+    given = configuration.given
+    adapter, eight, four = given.get("adapter"), on(given, "load_in_8bit"), on(given, "load_in_4bit")
+    if eight and four:
+        yield wrong("load_in_8bit", "true beside load_in_4bit: true; one is allowed", "false")
+    if adapter == "qlora" and not four:
+        yield wrong("adapter", "qlora without load_in_4bit", "load_in_4bit: true")
+    if adapter == "lora" and four:
+        yield wrong("adapter", "lora with load_in_4bit", "qlora")
+    if not adapter and (eight or four):
+        key = "load_in_8bit" if eight else "load_in_4bit"
+        yield wrong(key, "true without an adapter: weights of few bits cannot be trained", "false")
+    if not adapter:
+        for key in given:
+            if key.startswith("lora_") and given[key] not in (None, False):
+                yield idle(key, "read with an adapter only; none is given", "adapter: lora")
+
+
+def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
+    """Packed samples must not see each other, which the attention has to know."""
+    given = configuration.given
+    backends = ("flash_attention", "xformers_attention", "sdp_attention", "flex_attention")
+    if on(given, "sample_packing") and not any(on(given, key) for key in backends):
+        problem = "true without an attention that masks packed samples"
+        yield wrong("sample_packing", problem, "flash_attention: true")
+    if (configuration.context_parallel or 1) > 1 and not on(given, "flash_attention"):
+        yield wrong(configuration.key("context_parallel"), "needs flash_attention", "flash_attention: true")
+
+
+def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
+    """Samples padded to the longest compute on padding."""
+    given = configuration.given
+    if on(given, "pad_to_sequence_len") and not on(given, "sample_packing"):
+        problem = "true without sample_packing: every sample is padded to sequence_len"
+        yield slow("pad_to_sequence_len", problem, "sample_packing: true")
+
+
+def tensor_ranks_need_fsdp2(configuration: Configuration) -> Iterator[Finding]:
+    """Further axes are torch's, with FSDP2."""
+    version = number(
+        configuration.given, "fsdp_version", number(configuration.given, "fsdp_config.fsdp_version")
+    )
+    if (configuration.tensor_parallel or 1) > 1 and configuration.given.get("fsdp") and version != 2:
+        yield wrong("tensor_parallel_size", "needs FSDP2", "fsdp_version: 2")
+
+
+RULES: tuple[Rule, ...] = (
+    one_precision,
+    one_way_to_shard,
+    one_batch,
+    adapters_and_bits,
+    packing_needs_masks,
+    samples_are_filled,
+    tensor_ranks_need_fsdp2,
+)

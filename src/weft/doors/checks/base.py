@@ -1,0 +1,68 @@
+"""What rules share: a finding, and the arithmetic of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isqrt
+from typing import Any
+
+from weft.doors.configuration import AUTO, Configuration, truth, whole
+from weft.errors import Violation
+
+
+class Severity(StrEnum):
+    """`WRONG` will not start or contradicts itself, `IDLE` has no effect, `SLOW` costs time or memory."""
+
+    WRONG = "wrong"
+    IDLE = "no effect"
+    SLOW = "wasteful"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a configuration: where, what is given, what is allowed, the nearest."""
+
+    severity: Severity
+    violation: Violation
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.violation}"
+
+
+Rule = Callable[[Configuration], Iterable[Finding]]
+
+
+def wrong(where: str, problem: str, nearest: str = "") -> Finding:
+    return Finding(Severity.WRONG, Violation(where, problem, nearest))
+
+
+def idle(where: str, problem: str, nearest: str = "") -> Finding:
+    return Finding(Severity.IDLE, Violation(where, problem, nearest))
+
+
+def slow(where: str, problem: str, nearest: str = "") -> Finding:
+    return Finding(Severity.SLOW, Violation(where, problem, nearest))
+
+
+def number(given: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
+    """The whole number under a key, or the default where there is none."""
+    value = whole(given.get(key))
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def on(given: Mapping[str, Any], key: str) -> bool:
+    """Whether an option is given and not switched off; `auto` is not."""
+    return given.get(key) != AUTO and truth(given.get(key))
+
+
+def nearest_multiple(value: int, unit: int) -> int:
+    """The multiple of `unit` nearest to `value`, at least one of it."""
+    return unit * max(1, round(value / unit))
+
+
+def nearest_divisor(value: int, of: int) -> int:
+    """The divisor of `of` nearest to `value`, the smaller of equals."""
+    small = [count for count in range(1, isqrt(of) + 1) if of % count == 0]
+    return min({*small, *(of // count for count in small)}, key=lambda count: (abs(count - value), count))

@@ -1,0 +1,94 @@
+"""Rules for every stack: arithmetic of devices and batches, and of the model's sizes where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.doors.checks.base import Finding, Rule, nearest_divisor, nearest_multiple, slow, wrong
+from weft.doors.configuration import Configuration
+
+
+def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
+    """Devices are whole replicas."""
+    devices, each = configuration.devices, configuration.replica_ranks
+    if devices is not None and devices % each:
+        problem = f"{devices} devices are no multiple of the {each} that pp x tp x cp take"
+        yield wrong(configuration.key("devices"), problem, str(nearest_multiple(devices, each)))
+
+
+def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
+    """The global batch is replicas x samples of a micro-batch x micro-batches."""
+    batch, size = configuration.global_batch, configuration.micro_batch_size
+    replicas, count = configuration.replicas, configuration.micro_batches
+    if batch is None or size is None:
+        return
+    key = configuration.key("global_batch")
+    if replicas is not None and count is not None and batch != replicas * size * count:
+        product = replicas * size * count
+        terms = (
+            f"{configuration.key('micro_batch_size')} {size} x {configuration.key('micro_batches')} {count}"
+        )
+        yield wrong(key, f"{batch}; {terms} x {replicas} replicas make {product}", str(product))
+    elif count is None and replicas is not None and batch % (size * replicas):
+        unit = size * replicas
+        problem = f"{batch} is no multiple of {size} samples x {replicas} replicas = {unit}"
+        yield wrong(key, problem, str(nearest_multiple(batch, unit)))
+    elif replicas is None and count is not None and batch % (size * count):
+        unit = size * count
+        problem = f"{batch} is no multiple of {size} samples x {count} micro-batches = {unit}"
+        yield wrong(key, problem, str(nearest_multiple(batch, unit)))
+
+
+def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
+    """Fewer micro-batches than devices leave some of them idle most of a step."""
+    devices, count = configuration.pipeline_parallel or 1, _micro_batches(configuration)
+    if devices > 1 and count is not None and count < devices:
+        problem = f"{count} micro-batches cannot fill a pipeline of {devices} devices"
+        yield slow(configuration.key("micro_batches"), problem, str(devices))
+
+
+def _micro_batches(configuration: Configuration) -> int | None:
+    """Micro-batches per replica, where the file says enough."""
+    batch, size, replicas = (
+        configuration.global_batch,
+        configuration.micro_batch_size,
+        configuration.replicas,
+    )
+    if configuration.micro_batches is not None or batch is None or size is None or replicas is None:
+        return configuration.micro_batches
+    return batch // (size * replicas) or None
+
+
+def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:
+    """Tensor ranks divide heads and columns, context ranks divide tokens, stages need a layer each."""
+    model = configuration.model
+    if not isinstance(model, ModelConfig):
+        return
+    if model.hidden % model.heads:
+        near = str(nearest_multiple(model.hidden, model.heads))
+        yield wrong("hidden size", f"{model.hidden} is no multiple of {model.heads} heads", near)
+        return
+    graph = layer_graph(model)
+    tensor, context = configuration.tensor_parallel or 1, configuration.context_parallel or 1
+    if (reason := graph.refuse_tensor(tensor)) is not None:
+        problem, _, near = reason.partition("; nearest tp: ")
+        yield wrong(configuration.key("tensor_parallel"), problem, near)
+    chunks = 2 * context
+    if context > 1 and model.sequence % chunks:
+        problem = f"{model.sequence} tokens are no multiple of 2 x cp = {chunks}"
+        near = str(nearest_divisor(context, max(1, model.sequence // 2)))
+        yield wrong(configuration.key("context_parallel"), problem, near)
+    stages = (configuration.pipeline_parallel or 1) * (configuration.loops or 1)
+    if stages > model.layers:
+        problem = f"{stages} stages, the model has {model.layers} blocks"
+        yield wrong(configuration.key("pipeline_parallel"), problem, str(model.layers))
+
+
+RULES: tuple[Rule, ...] = (
+    devices_hold_replicas,
+    batch_is_product,
+    pipeline_is_filled,
+    axes_divide_the_model,
+)

@@ -1,0 +1,127 @@
+"""Rules for DeepSpeed's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.units import format_count
+from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
+from weft.doors.configuration import Configuration
+
+_ZERO = "zero_optimization."
+_STAGE = f"{_ZERO}stage"
+
+
+def _stage(configuration: Configuration) -> int:
+    return number(configuration.given, _STAGE, 0) or 0
+
+
+def one_precision(configuration: Configuration) -> Iterator[Finding]:
+    """fp16, bf16 and amp exclude each other."""
+    names = [
+        name for name in ("bf16", "bfloat16", "fp16", "amp") if on(configuration.given, f"{name}.enabled")
+    ]
+    if len(names) > 1:
+        problem = f"{' and '.join(names)} are both enabled; one is allowed"
+        yield wrong(f"{names[-1]}.enabled", problem, "false")
+
+
+def batch_is_given(configuration: Configuration) -> Iterator[Finding]:
+    """Of the three batch sizes at least one is needed that is no accumulation."""
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu")
+    if not any(key in configuration.given for key in keys):
+        yield wrong("train_batch_size", f"neither {keys[0]} nor {keys[1]} is given", keys[1])
+
+
+def stage_is_known(configuration: Configuration) -> Iterator[Finding]:
+    """ZeRO has stages 0 to 3."""
+    given = configuration.given.get(_STAGE, 0)
+    if given not in (0, 1, 2, 3):
+        yield wrong(_STAGE, f"{given!r}: 0, 1, 2 or 3", "3")
+
+
+def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Finding]:
+    """The pipeline's engine asserts a stage below 2."""
+    stages, stage = configuration.pipeline_parallel or 1, _stage(configuration)
+    if stages > 1 and stage > 1:
+        problem = f"stage {stage} with a pipeline of {stages}; its engine takes 0 and 1"
+        yield wrong(_STAGE, problem, "1")
+
+
+def tensor_ranks_hold_weights(configuration: Configuration) -> Iterator[Finding]:
+    """Automatic tensor parallelism goes up to stage 2."""
+    if (configuration.tensor_parallel or 1) > 1 and _stage(configuration) > 2:
+        yield wrong(_STAGE, "stage 3 with tensor ranks (autotp_size); up to 2 is allowed", "2")
+
+
+def offload_needs_a_stage(configuration: Configuration) -> Iterator[Finding]:
+    """Weights can be offloaded with stage 3, optimizer states with any stage but 0."""
+    stage = _stage(configuration)
+    for part, least in (("param", 3), ("optimizer", 1)):
+        key = f"{_ZERO}offload_{part}.device"
+        if configuration.given.get(key) in ("cpu", "nvme") and stage < least:
+            near = f"{_STAGE} {least}"
+            yield wrong(key, f"{configuration.given[key]!r} with stage {stage}; needs at least {least}", near)
+    if on(configuration.given, f"{_ZERO}cpu_offload"):
+        key = f"{_ZERO}cpu_offload"
+        yield wrong(key, "replaced by offload_optimizer", 'offload_optimizer: {"device": "cpu"}')
+
+
+def offload_costs_time(configuration: Configuration) -> Iterator[Finding]:
+    """States on the host cross the bus in every step."""
+    for part in ("param", "optimizer"):
+        key = f"{_ZERO}offload_{part}.device"
+        if configuration.given.get(key) in ("cpu", "nvme"):
+            problem = f"{configuration.given[key]!r}: every step moves them over the host's bus"
+            yield slow(key, problem, "'none' where the prediction below fits")
+
+
+def keys_of_stage_3(configuration: Configuration) -> Iterator[Finding]:
+    """What only whole sharding looks at."""
+    stage = _stage(configuration)
+    if stage >= 3:
+        return
+    words = ("stage3_", "mics_", "zero_hpz_", "zero_quantized_weights")
+    for key in configuration.given:
+        if key.startswith(_ZERO) and key.removeprefix(_ZERO).startswith(words):
+            yield idle(key, f"read with stage 3 only; stage is {stage}", f"{_STAGE} 3")
+
+
+def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
+    """Reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
+    stage, given = _stage(configuration), configuration.given
+    key = f"{_ZERO}overlap_comm"
+    if stage in (1, 2, 3) and given.get(key) is False:
+        yield slow(key, "false: gradients are reduced while nothing is computed", "true")
+        return
+    bucket, model = number(given, f"{_ZERO}reduce_bucket_size"), configuration.model
+    if stage == 0 or bucket is None or not isinstance(model, ModelConfig):
+        return
+    held = layer_graph(model).parameters(configuration.tensor_parallel or 1)
+    held //= configuration.pipeline_parallel or 1
+    if bucket >= held:
+        problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
+        yield slow(f"{_ZERO}reduce_bucket_size", problem, str(max(1, held // 8)))
+
+
+def scaling_is_for_fp16(configuration: Configuration) -> Iterator[Finding]:
+    """Losses are scaled in fp16 only."""
+    for key in configuration.given:
+        if key.startswith("bf16.") and "loss_scale" in key:
+            yield idle(key, "losses are scaled in fp16 only", "leave it out")
+
+
+RULES: tuple[Rule, ...] = (
+    one_precision,
+    batch_is_given,
+    stage_is_known,
+    pipeline_shares_states_only,
+    tensor_ranks_hold_weights,
+    offload_needs_a_stage,
+    offload_costs_time,
+    keys_of_stage_3,
+    reductions_overlap,
+    scaling_is_for_fp16,
+)

@@ -1,0 +1,181 @@
+"""Rules for Megatron-LM's options, as its own validation has them, and what it does not warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.units import format_count
+from weft.doors.checks.base import (
+    Finding,
+    Rule,
+    idle,
+    nearest_divisor,
+    nearest_multiple,
+    number,
+    slow,
+    wrong,
+)
+from weft.doors.configuration import Configuration
+
+_SPLITS = (
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--pipeline-model-parallel-layout",
+)
+_UNEVEN = (
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+)
+
+
+def one_precision(configuration: Configuration) -> Iterator[Finding]:
+    """--fp16 and --bf16 exclude each other."""
+    if "--fp16" in configuration.given and "--bf16" in configuration.given:
+        yield wrong("--fp16", "given with --bf16; one is allowed", "--bf16")
+
+
+def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
+    """Stages have equally many layers unless a layout says otherwise."""
+    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    splits = [key for key in _SPLITS if key in given]
+    if len(splits) > 1:
+        yield wrong(splits[1], f"given with {splits[0]}; one is allowed", "leave one out")
+    layers = number(given, "--num-layers")
+    if layers is None or _SPLITS[2] in given or any(key in given for key in _UNEVEN):
+        return
+    if layers % stages:
+        near = str(nearest_divisor(stages, layers))
+        key = configuration.key("pipeline_parallel")
+        yield wrong(key, f"{stages} stages do not divide {layers} layers", f"{near}, or {_SPLITS[2]}")
+        return
+    each = number(given, _SPLITS[0])
+    if each is not None and stages > 1 and (layers // stages) % each:
+        near = str(nearest_divisor(each, layers // stages))
+        yield wrong(_SPLITS[0], f"{each} does not divide the {layers // stages} layers of a device", near)
+
+
+def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
+    """Several stages per device need at least two devices, and three where messages do not overlap."""
+    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    split = next((key for key in _SPLITS[:2] if key in given), None)
+    if split is None:
+        return
+    if stages == 1:
+        yield wrong(split, "needs a pipeline; its size is 1", "--pipeline-model-parallel-size 2")
+    elif stages == 2 and "--no-overlap-p2p-communication" in given:
+        problem = "a looped pipeline of 2 devices without overlapped messages"
+        yield wrong("--no-overlap-p2p-communication", problem, "leave it out")
+
+
+def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
+    """Groups of micro-batches are at least pp and at most all; a rest is no smaller than pp."""
+    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    batch, size, replicas = (
+        configuration.global_batch,
+        configuration.micro_batch_size,
+        configuration.replicas,
+    )
+    if (configuration.loops or 1) == 1 or stages == 1 or batch is None or size is None or replicas is None:
+        return
+    count = batch // (size * replicas)
+    key = "--microbatch-group-size-per-virtual-pipeline-stage"
+    group = number(given, key, stages) or stages
+    if not stages <= group <= max(count, stages):
+        yield wrong(
+            key, f"{group}: pp {stages} to {count} micro-batches", str(min(max(group, stages), count))
+        )
+    elif 0 < count % group < stages:
+        near = nearest_multiple(count, group) * size * replicas
+        problem = f"{count} micro-batches in groups of {group} leave {count % group}, fewer than pp {stages}"
+        yield wrong("--global-batch-size", problem, str(near))
+
+
+def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
+    """Gathers overlap where states are shared out and reductions overlap."""
+    given, key = configuration.given, "--overlap-param-gather"
+    if key not in given:
+        return
+    if configuration.sharding == "zero-0":
+        yield wrong(key, "needs states that are shared out", "--use-distributed-optimizer")
+    if "--overlap-grad-reduce" not in given:
+        yield wrong(key, "needs --overlap-grad-reduce", "--overlap-grad-reduce")
+
+
+def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
+    """Reductions that wait for the whole backward pass, or buckets too large to begin before its end."""
+    given, replicas = configuration.given, configuration.replicas or 1
+    if replicas > 1 and "reductions" in configuration.blocking:
+        problem = f"not given: {replicas} replicas reduce gradients while nothing is computed"
+        yield slow("--overlap-grad-reduce", problem, "--overlap-grad-reduce")
+    bucket, model = number(given, "--ddp-bucket-size"), configuration.model
+    if bucket is None or not isinstance(model, ModelConfig):
+        return
+    held = layer_graph(model).parameters() // configuration.replica_ranks
+    if bucket >= held:
+        problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
+        yield slow("--ddp-bucket-size", problem, str(max(1, held // 8)))
+
+
+def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:
+    """Full recomputation needs a method, selective takes none."""
+    given = configuration.given
+    granularity, method = given.get("--recompute-granularity"), given.get("--recompute-method")
+    if granularity == "full" and method is None:
+        yield wrong(
+            "--recompute-granularity", "full without --recompute-method", "--recompute-method uniform"
+        )
+    if granularity == "selective" and method is not None:
+        yield wrong("--recompute-method", f"{method} with granularity selective", "leave it out")
+    if granularity is None and "--recompute-activations" not in given and method is not None:
+        near = "--recompute-granularity full"
+        yield idle("--recompute-method", f"{method} without --recompute-granularity", near)
+    if "--distribute-saved-activations" in given and "--sequence-parallel" in given:
+        problem = "given with --sequence-parallel, which divides them already"
+        yield wrong("--distribute-saved-activations", problem, "leave it out")
+
+
+def sequence_goes_with_tensor(configuration: Configuration) -> Iterator[Finding]:
+    """Tensor ranks that divide norms hold less and send as much."""
+    tensor, given = configuration.tensor_parallel or 1, configuration.given
+    if tensor > 1 and "--sequence-parallel" not in given:
+        problem = f"not given: each of {tensor} tensor ranks keeps all tokens of norms and residuals"
+        yield slow("--sequence-parallel", problem, "--sequence-parallel")
+    if tensor == 1 and "--sequence-parallel" in given:
+        yield idle("--sequence-parallel", "divides over tensor ranks; there is 1", "leave it out")
+
+
+def groups_of_queries(configuration: Configuration) -> Iterator[Finding]:
+    """Query groups are read when they are switched on."""
+    given = configuration.given
+    if "--num-query-groups" in given and "--group-query-attention" not in given:
+        yield idle("--num-query-groups", "read with --group-query-attention only", "--group-query-attention")
+
+
+def sharded_checkpoints(configuration: Configuration) -> Iterator[Finding]:
+    """Megatron FSDP has a format of its own, and shares nothing unless a strategy is named."""
+    given = configuration.given
+    if "--use-megatron-fsdp" not in given:
+        return
+    if given.get("--ckpt-format") != "fsdp_dtensor":
+        yield wrong("--ckpt-format", "Megatron FSDP saves fsdp_dtensor only", "--ckpt-format fsdp_dtensor")
+    if "--data-parallel-sharding-strategy" not in given:
+        near = "--data-parallel-sharding-strategy optim_grads_params"
+        yield idle("--use-megatron-fsdp", "shares nothing without a strategy", near)
+
+
+RULES: tuple[Rule, ...] = (
+    one_precision,
+    layers_fill_stages,
+    loops_need_a_pipeline,
+    groups_fill_loops,
+    overlap_needs_owners,
+    reductions_overlap,
+    recomputation_is_whole,
+    sequence_goes_with_tensor,
+    groups_of_queries,
+    sharded_checkpoints,
+)

@@ -1,0 +1,175 @@
+"""`Configuration`: what a file of another stack says of a run, in weft's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Blocking, Recompute, Sharding
+from weft.describe.units import shown
+from weft.errors import InputError, Violation
+
+# More entries than any configuration has; nested aliases of YAML can stand for any number.
+_MOST_ENTRIES = 20_000
+# As in weft's own run files: products of some of them stay 64-bit integers.
+_LARGEST_COUNT = 10**9
+# What Hugging Face's integration fills in from the program's own arguments.
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A run as a file describes it; None where the file does not say.
+
+    Attributes:
+        stack: whose file it is, by the name that `weft explain` prints.
+        given: what the file says, by dotted key as the file spells it.
+        keys: which key of the file each attribute comes from.
+        devices: ranks of the job. `pipeline_parallel` and so on: degrees.
+        loops: stages per device of the pipeline.
+        micro_batches: per step and replica. `global_batch`: samples per step.
+        model: sizes, or the name of a preset or of a model elsewhere.
+        unpredicted: what the file asks for and weft does not predict, one line each.
+    """
+
+    stack: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    devices: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    tensor_parallel: int | None = None
+    context_parallel: int | None = None
+    loops: int | None = None
+    micro_batch_size: int | None = None
+    micro_batches: int | None = None
+    global_batch: int | None = None
+    sequence: int | None = None
+    sharding: Sharding | None = None
+    island: int | None = None
+    recompute: Recompute | None = None
+    precision: str | None = None
+    schedule: str | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
+    blocking: tuple[Blocking, ...] = ()
+    clips: bool = False
+    model: ModelConfig | str | None = None
+    unpredicted: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Ranks of one replica of a stage."""
+        return (self.tensor_parallel or 1) * (self.context_parallel or 1)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica of the whole model."""
+        return (self.pipeline_parallel or 1) * self.width
+
+    @property
+    def replicas(self) -> int | None:
+        """The data-parallel degree: given, or what devices or batch sizes leave; None where it is open."""
+        if self.data_parallel is not None:
+            return self.data_parallel
+        if self.devices is not None:
+            whole, rest = divmod(self.devices, self.replica_ranks)
+            return whole if whole and not rest else None
+        if None in (self.global_batch, self.micro_batch_size, self.micro_batches):
+            return None
+        assert self.global_batch is not None
+        whole, rest = divmod(self.global_batch, (self.micro_batch_size or 1) * (self.micro_batches or 1))
+        return whole if whole and not rest else None
+
+    @property
+    def ranks(self) -> int | None:
+        """Ranks of the job: given, or the product of the degrees."""
+        if self.devices is not None:
+            return self.devices
+        return None if self.replicas is None else self.replicas * self.replica_ranks
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """The global batch: given, or the product of its parts."""
+        if self.global_batch is not None or self.replicas is None:
+            return self.global_batch
+        if self.micro_batch_size is None or self.micro_batches is None:
+            return None
+        return self.replicas * self.micro_batch_size * self.micro_batches
+
+    def key(self, attribute: str) -> str:
+        """The file's key that an attribute comes from, or its own name."""
+        return self.keys.get(attribute, attribute)
+
+
+# Which keys an attribute is read from; the first that is given counts.
+Keys = Mapping[str, Sequence[str]]
+
+
+def counts(given: Mapping[str, Any], table: Keys, file: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Attributes that are counts, all of them integers, and the keys they come from.
+
+    `auto` and null are not given, and neither is -1, which stands for what is left over.
+
+    Raises:
+        InputError: naming every key whose value is no count.
+    """
+    values: dict[str, Any] = {}
+    found: dict[str, str] = {}
+    problems = []
+    for attribute, keys in table.items():
+        for key in keys:
+            value = whole(given.get(key))
+            if value is None or value in (AUTO, -1):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
+                large = isinstance(value, int) and value > 1
+                bound, near = ("most", _LARGEST_COUNT) if large else ("least", 1)
+                problem = f"{shown(value)}: a count of at {bound} {near}"
+                problems.append(Violation(f"{file}: {key}", problem, str(near)))
+            else:
+                values[attribute], found[attribute] = value, key
+            break
+    if problems:
+        raise InputError(problems)
+    return values, found
+
+
+def whole(value: Any) -> Any:
+    """A number that a file writes as text or as 8e0, as an integer; everything else as it is."""
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        return int(value) if len(value) < 19 else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return int(value)
+    return value
+
+
+def flat(record: Mapping[Any, Any], file: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys; lists stay values.
+
+    Raises:
+        InputError: when there are more entries than any configuration has.
+    """
+    found: dict[str, Any] = {}
+    for key, value in _entries(record, ""):
+        found[key] = value
+        if len(found) > _MOST_ENTRIES:
+            raise InputError(Violation(file, f"more than {_MOST_ENTRIES} entries; not a configuration"))
+    return found
+
+
+def _entries(record: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            # The table itself is an entry, so that one that is empty is seen, too.
+            yield name, {}
+            yield from _entries(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def truth(value: Any) -> bool:
+    """Whether an option is on; files write it as true, "true", "yes" or 1."""
+    return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))

@@ -1,0 +1,166 @@
+"""Accelerate: the YAML of `accelerate launch --config_file`, with the plugin that the plan needs.
+
+Replicas alone need none, or DeepSpeed's for zero-1; gradients and weights shared out need FSDP2; pipelines,
+and tensor ranks whose replicas do not share weights out, need Megatron-LM's. Micro-batches are no key of the
+file, so they stand in the launch line with the names of `transformers.TrainingArguments`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.planning.planned import PlannedJob
+
+NAME = "accelerate"
+STACK = "Accelerate"
+_BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer", "vit": "ViTLayer"}
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The configuration of the plan."""
+    decided = Decided(planned)
+    plugin, losses = _plugin(decided)
+    losses = [*decided.inequalities(STACK), *losses, *_losses(decided)]
+    precision = decided.plan.precision
+    record: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        **plugin,
+        "mixed_precision": precision if precision in ("bf16", "fp16") else "no",
+        "num_machines": decided.nodes,
+        "num_processes": decided.layout.ranks,
+        "machine_rank": 0,
+        "main_process_port": 29500,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    file = f"{NAME}.yaml"
+    launch = _launch(decided, file)
+    text = header(decided, launch, losses) + yaml.safe_dump(record, sort_keys=False)
+    return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
+
+
+def _launch(decided: Decided, file: str) -> str:
+    where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"' if decided.nodes > 1 else ""
+    batch = (
+        f"--per_device_train_batch_size {decided.plan.micro_batch_size} "
+        f"--gradient_accumulation_steps {decided.micro_batches}"
+    )
+    return f"accelerate launch --config_file {file}{where} train.py {batch}"
+
+
+def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
+    layout = decided.layout
+    shares_weights = layout.sharding in ("zero-2", "zero-3")
+    if layout.pipeline_parallel > 1 or (layout.width > 1 and not shares_weights):
+        return _megatron(decided)
+    if layout.sharding == "zero-1":
+        return _deepspeed(decided)
+    if shares_weights:
+        return _fsdp(decided)
+    return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, []
+
+
+def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
+    require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
+    layout, losses = decided.layout, []
+    values: dict[str, Any] = {
+        "tp_degree": layout.tensor_parallel,
+        "pp_degree": layout.pipeline_parallel,
+        "num_micro_batches": decided.micro_batches,
+        "sequence_parallelism": layout.tensor_parallel > 1,
+        "recompute_activations": layout.recompute != "none",
+        "use_distributed_optimizer": layout.sharding != "zero-0",
+        "gradient_clipping": decided.run.optimizer.clip_norm or 0.0,
+    }
+    if layout.sharding in ("zero-2", "zero-3"):
+        what = f"{layout.sharding} with a pipeline, which the Megatron-LM plugin does not have"
+        losses.append(Loss(what, "use_distributed_optimizer (zero-1)"))
+    if layout.island is not None:
+        what = f"islands of {layout.island} replicas, which the Megatron-LM plugin does not have"
+        losses.append(Loss(what, "all replicas share states out"))
+    if layout.recompute == "full":
+        losses.append(Loss("recompute full", "recompute_activations, which runs the attention's core again"))
+    if layout.context_parallel > 1:
+        losses.append(Loss("context ranks, which the Megatron-LM plugin does not have", "tensor ranks"))
+    if layout.loops > 1:
+        blocks = max(1, decided.model.layers // (layout.pipeline_parallel * layout.loops))
+        what = f"{layout.loops} loops, {layout.schedule}; the YAML has no key for stages per device"
+        near = f"MegatronLMPlugin(num_layers_per_virtual_pipeline_stage={blocks}) in the program"
+        losses.append(Loss(what, near))
+    elif layout.schedule != "1f1b":
+        losses.append(Loss(f"schedule {layout.schedule}, which the plugin does not have", "1f1b"))
+    if len(set(decided.blocks)) > 1:
+        what = f"stages of {', '.join(map(str, decided.blocks))} blocks"
+        losses.append(Loss(what, "as many blocks in each, which their number must allow"))
+    keys = {f"megatron_lm_{key}": value for key, value in values.items()}
+    return {"distributed_type": "MEGATRON_LM", "megatron_lm_config": keys}, losses
+
+
+def _deepspeed(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
+    values: dict[str, Any] = {
+        "zero_stage": 1,
+        "gradient_accumulation_steps": decided.micro_batches,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,
+    }
+    if decided.run.optimizer.clip_norm is not None:
+        values["gradient_clipping"] = decided.run.optimizer.clip_norm
+    losses = []
+    if decided.layout.island is not None:
+        what = f"islands of {decided.layout.island} replicas with zero-1"
+        losses.append(Loss(what, "all replicas share states out"))
+    return {"distributed_type": "DEEPSPEED", "deepspeed_config": values}, losses
+
+
+def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
+    layout, losses = decided.layout, []
+    values: dict[str, Any] = {
+        "version": 2,
+        "reshard_after_forward": layout.sharding == "zero-3",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "activation_checkpointing": layout.recompute != "none",
+        "offload_params": False,
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+    block = _BLOCKS.get(decided.model.family)
+    if block is None:
+        values["auto_wrap_policy"] = "SIZE_BASED_WRAP"
+        values["min_num_params"] = 10**6
+    else:
+        values["transformer_layer_cls_to_wrap"] = block
+    if layout.sharding == "zero-2":
+        what = f"zero-2: {STACK}'s FSDP2 shares out weights, too, between steps"
+        losses.append(Loss(what, "fsdp_reshard_after_forward: false, which gathers them once per step"))
+    shard = layout.island or layout.data_parallel
+    sizes = {
+        "dp_replicate_size": layout.data_parallel // shard,
+        "dp_shard_size": shard,
+        "tp_size": layout.tensor_parallel,
+        "cp_size": layout.context_parallel,
+    }
+    plugin: dict[str, Any] = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {f"fsdp_{key}": value for key, value in values.items()},
+    }
+    if layout.width > 1 or layout.island is not None:
+        plugin["parallelism_config"] = {f"parallelism_config_{key}": size for key, size in sizes.items()}
+    return plugin, losses
+
+
+def _losses(decided: Decided) -> list[Loss]:
+    layout, losses = decided.layout, []
+    alone = layout.pipeline_parallel == 1
+    if alone and layout.recompute == "selective" and layout.sharding in ("zero-2", "zero-3"):
+        losses.append(Loss("recompute selective", "fsdp_activation_checkpointing, which runs whole blocks"))
+    if alone and layout.width == 1 and layout.recompute != "none" and layout.sharding in ("zero-0", "zero-1"):
+        what = f"recompute {layout.recompute}, which the YAML has no key for here"
+        losses.append(Loss(what, "model.gradient_checkpointing_enable()"))
+    if decided.plan.precision == "fp64":
+        losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32 (mixed_precision: no)"))
+    return losses

@@ -1,0 +1,194 @@
+"""What emitters share: a plan's decisions as other stacks ask for them, and what an emitter gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import RECOMPUTES, Plan, Recompute
+from weft.describe.run_file import RunFile
+from weft.errors import InputError, Violation
+from weft.moves.layout import Layout
+from weft.planning.planned import PlannedJob
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import paths_of
+
+# What a stack prints where the address of the first node belongs.
+MASTER = '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port 29500'
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a stack cannot express of a plan, and the nearest that it can do."""
+
+    what: str
+    nearest: str
+
+    def __str__(self) -> str:
+        return f"lost: {self.what}; nearest: {self.nearest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """A plan in the words of another stack.
+
+    `text` is the file, `file` a usual name for it, `launch` the command that starts the run with it, and
+    `losses` what the stack cannot express.
+    """
+
+    file: str
+    text: str
+    launch: str
+    losses: tuple[Loss, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The decisions of a planned job, for stacks that know one degree of each axis for all stages.
+
+    Where stages or replicas differ, the values are the nearest that are equal, and `inequalities` says so.
+    """
+
+    job: PlannedJob
+
+    @property
+    def plan(self) -> Plan:
+        return self.job.plan
+
+    @property
+    def run(self) -> RunFile:
+        return self.job.run
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.job.problem.model
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The homogeneous layout nearest to the plan."""
+        plan = self.plan
+        pipeline_parallel = plan.mesh.get("pp", 1)
+        paths = paths_of(get_schedule(plan.schedule.name))
+        copies = _usual([len(stage.replicas) for stage in plan.stages])
+        width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
+        recompute: Recompute = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
+        return Layout(
+            pipeline_parallel=pipeline_parallel,
+            data_parallel=max(1, copies // paths),
+            loops=-(-len(plan.stages) // pipeline_parallel),
+            micro_batch_size=plan.micro_batch_size,
+            schedule=plan.schedule.name,
+            options=plan.schedule.options,
+            tensor_parallel=width // plan.context_parallel,
+            context_parallel=plan.context_parallel,
+            sharding=plan.sharding,
+            island=plan.island,
+            recompute=recompute,
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step of one pipeline, where all have equally many."""
+        return max(1, round(self.plan.micro_batches / self.layout.data_parallel))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step where all pipelines have equally many micro-batches."""
+        return self.micro_batches * self.layout.data_parallel * self.plan.micro_batch_size
+
+    @property
+    def blocks(self) -> list[int]:
+        """How many blocks, neither embedding nor head, each stage has."""
+        layers = self.job.problem.job.graph.layers
+        return [sum(layers[index].kind == "block" for index in stage.layers) for stage in self.plan.stages]
+
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks that one launcher starts on a node of the first group."""
+        return min(self.job.problem.job.cluster.groups[0].devices, self.layout.ranks)
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.layout.ranks // self.devices_per_node)
+
+    def torchrun(self, program: str) -> str:
+        """The command that starts `program` on every node."""
+        if self.nodes == 1:
+            return f"torchrun --standalone --nproc-per-node {self.devices_per_node} {program}"
+        sizes = f"--nnodes {self.nodes} --nproc-per-node {self.devices_per_node}"
+        return f"torchrun {sizes} {MASTER} {program}"
+
+    def summary(self) -> list[str]:
+        """Two lines: which plan this is and what it does."""
+        job = self.job.problem.job
+        return [
+            f"weft plan {self.plan.plan_id}: {job.graph.name} on {job.cluster.name}",
+            f"{self.layout}, global batch {self.plan.global_batch}, {self.plan.sequence} tokens per sample",
+        ]
+
+    def inequalities(self, stack: str) -> list[Loss]:
+        """What is lost where every stage and replica must be alike."""
+        plan, layout, losses = self.plan, self.layout, []
+        if layout.pipeline_parallel == 1 and layout.loops > 1 and self.micro_batches > 1:
+            what = (
+                f"layers that run {self.micro_batches} micro-batches before the next one ({layout.schedule})"
+            )
+            losses.append(
+                Loss(f"{what}; {stack} runs one after the other", "weights gathered for each of them")
+            )
+        shares = [copy.micro_batches for copy in plan.stages[0].replicas]
+        if len(set(shares)) > 1:
+            what = f"replicas take {_listed(shares)} micro-batches; {stack} gives all of them equally many"
+            losses.append(Loss(what, f"{self.micro_batches} each, global batch {self.global_batch}"))
+        counts = [len(stage.replicas) for stage in plan.stages]
+        if len(set(counts)) > 1:
+            what = f"stages have {_listed(counts)} replicas; {stack} has as many of every stage"
+            losses.append(Loss(what, f"{layout.data_parallel} of every stage"))
+        widths = [len(copy.ranks) for stage in plan.stages for copy in stage.replicas]
+        if len(set(widths)) > 1:
+            what = f"replicas have {_listed(sorted(set(widths)))} ranks; {stack} has one degree for all"
+            losses.append(Loss(what, f"tensor degree {layout.tensor_parallel}"))
+        recomputes = {stage.recompute for stage in plan.stages}
+        if len(recomputes) > 1:
+            what = f"stages recompute {_listed(sorted(recomputes))}; {stack} recomputes alike in all"
+            losses.append(Loss(what, f"{layout.recompute} in all"))
+        sizes = {group.devices for group in self.job.problem.job.cluster.groups}
+        if len(sizes) > 1 and self.nodes > 1:
+            what = f"nodes have {_listed(sorted(sizes))} devices; one launch line starts as many on each"
+            losses.append(Loss(what, "give each node its own --nproc-per-node"))
+        return losses
+
+
+def _usual(values: Sequence[int]) -> int:
+    """The value that most have, the smaller of equals."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))
+
+
+def _listed(values: Sequence[object]) -> str:
+    shown = ", ".join(str(value) for value in values[:8])
+    return shown if len(values) <= 8 else f"{shown}, ..."
+
+
+def require_family(decided: Decided, stack: str, families: Sequence[str]) -> None:
+    """Refuse a model that a stack has no counterpart of.
+
+    Raises:
+        InputError: naming what it has.
+    """
+    if decided.model.family not in families:
+        problem = f"{stack} trains models of {', '.join(families)}, not of family {decided.model.family}"
+        raise InputError(Violation("--emit", problem, "slurm"))
+
+
+def commented(lines: Sequence[str]) -> str:
+    """Lines as comments of shell, TOML and YAML."""
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def header(decided: Decided, launch: str, losses: Sequence[Loss]) -> str:
+    """The comment at the top of a file: which plan, how to start it, what is lost."""
+    return commented([*decided.summary(), f"start: {launch}", *(str(loss) for loss in losses)])

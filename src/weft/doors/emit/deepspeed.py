@@ -1,0 +1,118 @@
+"""DeepSpeed: the JSON that `deepspeed.initialize` takes.
+
+A file has no comments, so what it cannot hold stands beside it: the launch line, and what is lost.
+`pipeline`, `tensor_parallel` and `sequence_parallel_size` are read by the engine; the model's code makes the
+`PipelineModule` with as many stages.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from weft.doors.emit.base import Decided, Emitted, Loss
+from weft.planning.planned import PlannedJob
+
+NAME = "deepspeed"
+STACK = "DeepSpeed"
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The configuration of the plan."""
+    decided = Decided(planned)
+    stage, state_losses = _zero_stage(decided)
+    record: dict[str, Any] = {
+        "train_batch_size": decided.global_batch,
+        "train_micro_batch_size_per_gpu": decided.plan.micro_batch_size,
+        "gradient_accumulation_steps": decided.micro_batches,
+        "zero_optimization": _zero(decided, stage),
+    }
+    layout, run = decided.layout, decided.run
+    if decided.plan.precision in ("bf16", "fp16"):
+        record[decided.plan.precision] = {"enabled": True}
+    if run.optimizer.clip_norm is not None:
+        record["gradient_clipping"] = run.optimizer.clip_norm
+    if layout.pipeline_parallel > 1:
+        interval = 1 if layout.recompute == "full" else 0
+        record["pipeline"] = {"stages": layout.pipeline_parallel, "activation_checkpoint_interval": interval}
+    if layout.tensor_parallel > 1:
+        record["tensor_parallel"] = {"autotp_size": layout.tensor_parallel}
+    if layout.context_parallel > 1:
+        record["sequence_parallel_size"] = layout.context_parallel
+    record["optimizer"] = _optimizer(decided)
+    file = f"{NAME}.json"
+    return Emitted(
+        file=file,
+        text=json.dumps(record, indent=2) + "\n",
+        launch=_launch(decided, file),
+        losses=(*decided.inequalities(STACK), *state_losses, *_losses(decided)),
+    )
+
+
+def _launch(decided: Decided, file: str) -> str:
+    sizes = f"--num_gpus {decided.devices_per_node}"
+    if decided.nodes > 1:
+        sizes = f"--hostfile hostfile --num_nodes {decided.nodes} {sizes}"
+    return f"deepspeed {sizes} train.py --deepspeed --deepspeed_config {file}"
+
+
+def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
+    """The nearest stage that goes with the plan's other axes."""
+    layout = decided.layout
+    stage, losses = int(layout.sharding[-1]), []
+    if layout.pipeline_parallel > 1 and stage > 1:
+        what = f"{layout.sharding} with a pipeline, which {STACK} refuses"
+        losses.append(Loss(what, "zero_optimization stage 1"))
+        stage = 1
+    if layout.tensor_parallel > 1 and stage > 2:
+        losses.append(Loss(f"{layout.sharding} with tensor ranks", "zero_optimization stage 2"))
+        stage = 2
+    if layout.island is not None and stage != 3:
+        what = f"islands of {layout.island} replicas with {STACK}'s ZeRO stage {stage}"
+        losses.append(Loss(what, "all replicas share states out"))
+    return stage, losses
+
+
+def _zero(decided: Decided, stage: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if stage > 0:
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    if stage == 3 and decided.layout.island is not None:
+        zero["mics_shard_size"] = decided.layout.island
+    return zero
+
+
+def _optimizer(decided: Decided) -> dict[str, Any]:
+    optimizer = decided.run.optimizer
+    names = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+    values: dict[str, Any] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
+    if optimizer.name == "sgd":
+        values["momentum"] = 0.9 if optimizer.momentum is None else optimizer.momentum
+    else:
+        values["betas"] = list(optimizer.betas or (0.9, 0.95))
+    return {"type": names[optimizer.name], "params": values}
+
+
+def _losses(decided: Decided) -> list[Loss]:
+    layout, blocks, losses = decided.layout, decided.blocks, []
+    if layout.pipeline_parallel > 1 and layout.loops > 1:
+        what = f"{layout.loops} stages per device ({layout.schedule})"
+        losses.append(Loss(f"{what}; {STACK}'s pipeline has one", "1f1b with one stage per device"))
+    elif layout.pipeline_parallel > 1 and layout.schedule != "1f1b":
+        losses.append(Loss(f"schedule {layout.schedule}, which {STACK} does not have", "1f1b"))
+    if layout.pipeline_parallel > 1:
+        what = f"stages of {', '.join(map(str, blocks))} blocks, which the JSON does not name"
+        near = "PipelineModule(partition_method='parameters'), which balances parameters"
+        losses.append(Loss(what, near))
+    if layout.pipeline_parallel > 1 and layout.tensor_parallel > 1:
+        what = f"a pipeline of tensor groups, of which {STACK} alone does only the pipeline"
+        losses.append(Loss(what, "Megatron-DeepSpeed, whose layers are divided by its own mpu"))
+    if layout.context_parallel > 1:
+        what = "context ranks that gather keys and values"
+        losses.append(Loss(f"{what}; {STACK} exchanges heads", "Ulysses with sequence_parallel_size"))
+    if layout.recompute == "selective" or (layout.recompute == "full" and layout.pipeline_parallel == 1):
+        what = f"recompute {layout.recompute}, which the JSON configures and does not switch on"
+        losses.append(Loss(what, "model.gradient_checkpointing_enable(), which recomputes whole blocks"))
+    if decided.plan.precision == "fp64":
+        losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32"))
+    return losses

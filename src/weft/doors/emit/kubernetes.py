@@ -1,0 +1,110 @@
+"""Kubernetes: indexed Jobs that train the plan with weft's own runtime, one pod per node.
+
+No operator is needed: a headless Service gives the pods names, and a pod's index is its node's number. Nodes
+of several kinds become several Jobs. The pods need an image with weft and torch in it, and a volume that all
+of them share.
+"""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from weft.doors.emit.base import Decided, Emitted, Loss, header
+from weft.doors.emit.own_run import PORT, Nodes, files, losses_of, nodes_of, run_name, worker
+from weft.planning.planned import PlannedJob
+
+NAME = "k8s"
+# A ConfigMap holds no more.
+_MOST_BYTES = 2**20
+_VOLUME = "weft-runs"
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The manifests in one file."""
+    decided = Decided(planned)
+    nodes, losses = nodes_of(decided), losses_of(decided)
+    size = sum(len(text.encode()) for text in files(decided).values())
+    if size > _MOST_BYTES:
+        what = f"a plan of {size} bytes in a ConfigMap, which holds {_MOST_BYTES}"
+        losses.append(Loss(what, f"put run.toml and plan.json into the volume {_VOLUME}"))
+    file = f"{NAME}.yaml"
+    launch = f"kubectl apply -f {file}"
+    jobs = [_job(decided, number, nodes) for number in range(len(nodes))]
+    text = header(decided, launch, losses) + "---\n".join([_plan(decided), _service(decided), *jobs])
+    return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
+
+
+def _plan(decided: Decided) -> str:
+    data = "".join(f"  {name}: |\n{indent(text, '    ')}" for name, text in files(decided).items())
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {run_name(decided)}\ndata:\n{data}"
+
+
+def _service(decided: Decided) -> str:
+    name = run_name(decided)
+    return (
+        f"apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n  clusterIP: None\n"
+        # Pods find each other before they are ready.
+        f"  publishNotReadyAddresses: true\n  selector:\n    app: {name}\n"
+    )
+
+
+def _job(decided: Decided, number: int, nodes: list[Nodes]) -> str:
+    name, one = run_name(decided), nodes[number]
+    job = name if number == 0 else f"{name}-{number}"
+    return f"""\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {job}
+spec:
+  completionMode: Indexed
+  completions: {one.count}
+  parallelism: {one.count}
+  backoffLimit: 0
+  template:
+    metadata:
+      labels:
+        app: {name}
+    spec:
+      subdomain: {name}
+      restartPolicy: Never
+      containers:
+        - name: worker
+          # An image with weft[torch].
+          image: weft:latest
+          command: ["bash", "-c"]
+          args:
+            - |
+{indent(_script(decided, number, nodes), " " * 14)}\
+          ports:
+            - containerPort: {PORT}
+          resources:
+            limits:
+              {_limit(one)}
+          volumeMounts:
+            - {{name: plan, mountPath: /plan}}
+            - {{name: runs, mountPath: /runs}}
+            - {{name: shared-memory, mountPath: /dev/shm}}
+      volumes:
+        - {{name: plan, configMap: {{name: {name}}}}}
+        # A claim with access mode ReadWriteMany.
+        - {{name: runs, persistentVolumeClaim: {{claimName: {_VOLUME}}}}}
+        - {{name: shared-memory, emptyDir: {{medium: Memory}}}}
+"""
+
+
+def _limit(nodes: Nodes) -> str:
+    return f"{'cpu' if nodes.device.synchronous else 'nvidia.com/gpu'}: {nodes.devices}"
+
+
+def _script(decided: Decided, number: int, nodes: list[Nodes]) -> str:
+    name, one = run_name(decided), nodes[number]
+    folder = f"/runs/{name}"
+    count = sum(other.count for other in nodes)
+    prepare = (
+        f'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then\n  mkdir -p {folder}\n  cp -n /plan/* {folder}/\n'
+        f"  weft train {folder} --prepare-only\nfi\n"
+    )
+    rank = f"$((JOB_COMPLETION_INDEX + {one.first}))" if one.first else '"$JOB_COMPLETION_INDEX"'
+    command = worker(count, one.devices, rank, f"{name}-0.{name}", folder)
+    return f"set -euo pipefail\n{prepare if number == 0 else ''}{command}\n"

@@ -1,0 +1,237 @@
+"""Megatron-LM: a shell script with one `torchrun` command line.
+
+Option names are those of `megatron/training/arguments.py`. Ranks are ordered alike: tensor ranks innermost,
+then context ranks, replicas, and pipeline devices outermost.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.planning.planned import PlannedJob
+
+NAME = "megatron"
+STACK = "Megatron-LM"
+_PROGRAM = "pretrain_gpt.py"
+# One option per entry, with its values, as typed.
+Options = list[tuple[str, ...]]
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The command line of the plan.
+
+    Raises:
+        InputError: when Megatron-LM has no such model.
+    """
+    decided = Decided(planned)
+    require_family(decided, STACK, ("gpt", "llama"))
+    order, order_losses = _order(decided)
+    options = [
+        *_degrees(decided),
+        *order,
+        *_batch(decided),
+        *_states(decided),
+        *_memory(decided),
+        *_model(decided),
+        *_training(decided),
+    ]
+    losses = (*decided.inequalities(STACK), *order_losses, *_losses(decided))
+    lines = [decided.torchrun(_PROGRAM)]
+    lines += [" ".join((option[0], *map(shlex.quote, option[1:]))) for option in options]
+    # Synthetic data unless the environment names some.
+    lines.append("${DATA_ARGUMENTS:---mock-data}")
+    command = " \\\n  ".join(lines)
+    launch = f"bash {NAME}.sh" + (", on every node with its NODE_RANK" if decided.nodes > 1 else "")
+    head = f"#!/usr/bin/env bash\n{header(decided, launch, losses)}set -euo pipefail\n{_environment(decided)}"
+    text = f"{head}\n{command}\n"
+    return Emitted(file=f"{NAME}.sh", text=text, launch=launch, losses=losses)
+
+
+def _environment(decided: Decided) -> str:
+    """Tensor and context ranks need one hardware queue, Megatron FSDP needs several."""
+    layout = decided.layout
+    if layout.width == 1 or layout.sharding in _STRATEGIES:
+        return ""
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+
+
+def _degrees(decided: Decided) -> Options:
+    layout = decided.layout
+    options: Options = [
+        ("--tensor-model-parallel-size", str(layout.tensor_parallel)),
+        ("--pipeline-model-parallel-size", str(layout.pipeline_parallel)),
+        ("--context-parallel-size", str(layout.context_parallel)),
+    ]
+    if layout.tensor_parallel > 1:
+        options.append(("--sequence-parallel",))
+    return options
+
+
+def _order(decided: Decided) -> tuple[Options, list[Loss]]:
+    """Stages and the order of micro-batches, and what is lost of them."""
+    layout, blocks = decided.layout, decided.blocks
+    options: Options = []
+    losses: list[Loss] = []
+    if layout.pipeline_parallel == 1:
+        return options, losses
+    if len(set(blocks)) > 1:
+        options.append(("--pipeline-model-parallel-layout", pipeline_text(decided)))
+    elif layout.loops > 1:
+        options.append(("--num-layers-per-virtual-pipeline-stage", str(blocks[0])))
+    name = layout.schedule
+    if layout.loops == 1:
+        if name != "1f1b":
+            losses.append(Loss(f"schedule {name}, which {STACK} does not have", "1f1b"))
+        return options, losses
+    group, losses = _group(decided)
+    if group != layout.pipeline_parallel:
+        options.append(("--microbatch-group-size-per-virtual-pipeline-stage", str(group)))
+    return options, losses
+
+
+def _group(decided: Decided) -> tuple[int, list[Loss]]:
+    """How many micro-batches run through a stage before the next one, and what is lost by it.
+
+    Megatron-LM's are at least pp and at most all, and a rest is no smaller than pp.
+    """
+    devices, count, name = decided.layout.pipeline_parallel, decided.micro_batches, decided.layout.schedule
+    rounds = int(decided.layout.options.get("depth", max(1, count // devices)))
+    own = int(decided.layout.options.get("group_size", devices))
+    wanted = {"breadth-first": count, "hybrid": count // rounds}.get(name, own)
+    allowed = [group for group in range(devices, count + 1) if not 0 < count % group < devices]
+    losses = []
+    if name not in ("breadth-first", "depth-first", "hybrid"):
+        losses.append(Loss(f"schedule {name}, which {STACK} does not have", "interleaved 1f1b (depth-first)"))
+    if not allowed:
+        what = f"{count} micro-batches on {devices} devices in loops; {STACK} needs as many as devices"
+        return devices, [*losses, Loss(what, f"{devices} micro-batches")]
+    group = min(allowed, key=lambda size: (abs(size - wanted), size))
+    if name in ("breadth-first", "hybrid"):
+        what = f"schedule {name}; {STACK} starts backwards before all forwards of a round are done"
+        losses.append(Loss(what, f"interleaved 1f1b that runs {group} micro-batches through each stage"))
+    elif group != wanted:
+        what = f"{count} micro-batches in loops on {devices} devices, of which they are no multiple"
+        losses.append(Loss(what, f"{group} micro-batches through each stage"))
+    return group, losses
+
+
+def pipeline_text(decided: Decided) -> str:
+    """Stages in the words of --pipeline-model-parallel-layout: E embedding, t blocks, L head."""
+    layers = decided.job.problem.job.graph.layers
+    stages = []
+    for stage, count in zip(decided.plan.stages, decided.blocks, strict=True):
+        kinds = {layers[index].kind for index in stage.layers}
+        text = "E" if "embedding" in kinds else ""
+        text += f"t*{count}" if count else ""
+        stages.append(text + ("L" if "head" in kinds else ""))
+    return "|".join(stages)
+
+
+def _batch(decided: Decided) -> Options:
+    return [
+        ("--micro-batch-size", str(decided.plan.micro_batch_size)),
+        ("--global-batch-size", str(decided.global_batch)),
+    ]
+
+
+_STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
+
+
+def _states(decided: Decided) -> Options:
+    """What replicas share out, and that reductions overlap with backward passes."""
+    layout = decided.layout
+    options: Options = []
+    if layout.data_parallel * layout.context_parallel > 1:
+        options.append(("--overlap-grad-reduce",))
+    if layout.sharding == "zero-0":
+        return options
+    options += [("--use-distributed-optimizer",), ("--overlap-param-gather",)]
+    if layout.sharding in _STRATEGIES:
+        options += [
+            ("--use-megatron-fsdp",),
+            ("--data-parallel-sharding-strategy", _STRATEGIES[layout.sharding]),
+            ("--ckpt-format", "fsdp_dtensor"),
+        ]
+    if layout.island is not None:
+        count = layout.data_parallel // layout.island
+        options.append(("--num-distributed-optimizer-instances", str(count)))
+    return options
+
+
+def _memory(decided: Decided) -> Options:
+    recompute = decided.layout.recompute
+    if recompute == "none":
+        return []
+    if recompute == "selective":
+        return [("--recompute-granularity", "selective")]
+    return [
+        ("--recompute-granularity", "full"),
+        ("--recompute-method", "uniform"),
+        ("--recompute-num-layers", "1"),
+    ]
+
+
+def _model(decided: Decided) -> Options:
+    model = decided.model
+    options: Options = [
+        ("--num-layers", str(model.layers)),
+        ("--hidden-size", str(model.hidden)),
+        ("--ffn-hidden-size", str(model.feed_forward)),
+        ("--num-attention-heads", str(model.heads)),
+        ("--seq-length", str(decided.plan.sequence)),
+        ("--max-position-embeddings", str(max(model.sequence, decided.plan.sequence))),
+        ("--tokenizer-type", "NullTokenizer"),
+        ("--vocab-size", str(model.vocabulary)),
+        ("--attention-dropout", "0"),
+        ("--hidden-dropout", "0"),
+    ]
+    if model.key_value_heads != model.heads:
+        options += [("--group-query-attention",), ("--num-query-groups", str(model.key_value_heads))]
+    if model.family == "llama":
+        options += [
+            ("--swiglu",),
+            ("--normalization", "RMSNorm"),
+            ("--position-embedding-type", "rope"),
+            ("--disable-bias-linear",),
+        ]
+        if model.rotary_base is not None:
+            options.append(("--rotary-base", f"{model.rotary_base:.0f}"))
+    if model.norm_epsilon is not None:
+        options.append(("--norm-epsilon", f"{model.norm_epsilon:g}"))
+    if not model.tied_embeddings:
+        options.append(("--untie-embeddings-and-output-weights",))
+    return options
+
+
+def _training(decided: Decided) -> Options:
+    run, optimizer = decided.run, decided.run.optimizer
+    options: Options = []
+    if decided.plan.precision in ("bf16", "fp16"):
+        options.append((f"--{decided.plan.precision}",))
+    options += [
+        ("--train-iters", str(run.train.steps)),
+        ("--seed", str(run.train.seed or 1234)),
+        ("--optimizer", "sgd" if optimizer.name == "sgd" else "adam"),
+        ("--lr", f"{optimizer.learning_rate:g}"),
+        ("--min-lr", f"{optimizer.final_learning_rate or 0:g}"),
+        ("--lr-decay-style", optimizer.schedule),
+        ("--lr-warmup-iters", str(optimizer.warm_up_steps)),
+        ("--weight-decay", f"{optimizer.weight_decay:g}"),
+        ("--clip-grad", f"{optimizer.clip_norm or 0:g}"),
+    ]
+    if optimizer.name != "sgd":
+        first, second = optimizer.betas or (0.9, 0.95)
+        options += [("--adam-beta1", f"{first:g}"), ("--adam-beta2", f"{second:g}")]
+    return options
+
+
+def _losses(decided: Decided) -> Sequence[Loss]:
+    layout, losses = decided.layout, []
+    if layout.recompute == "selective":
+        what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
+        losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))
+    if decided.plan.precision == "fp64":
+        losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32"))
+    return losses

@@ -1,0 +1,108 @@
+"""What the launchers of weft's own runs share: the run directory's files, and one command per node.
+
+A run directory needs `run.toml` and `plan.json`; `weft train DIRECTORY --prepare-only` makes the rest of it,
+and `torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. All nodes must see it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from weft.describe.device import Device
+from weft.describe.run_file import RunFile
+from weft.doors.emit.base import Decided, Loss
+
+PORT = 29500
+WORKER = "-m weft.training.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`count` nodes with the next ranks, `devices` on each; `first` is the first one's number."""
+
+    device: Device
+    count: int
+    devices: int
+    first: int
+
+
+def nodes_of(decided: Decided) -> list[Nodes]:
+    """The nodes that the plan's ranks need, in the order of the ranks; a node in part is one of its own."""
+    found: list[Nodes] = []
+    left, first = decided.plan.ranks, 0
+    for group in decided.job.problem.job.cluster.groups:
+        whole = min(group.count, left // group.devices)
+        rest = min(left - whole * group.devices, group.devices if whole < group.count else 0)
+        for count, devices in ((whole, group.devices), (1, rest)):
+            if not count or not devices:
+                continue
+            if found and (found[-1].device, found[-1].devices) == (group.device, devices):
+                found[-1] = replace(found[-1], count=found[-1].count + count)
+            else:
+                found.append(Nodes(group.device, count, devices, first))
+            first += count
+            left -= count * devices
+    return found
+
+
+def pinned(decided: Decided) -> RunFile:
+    """The run file with what the plan has decided of batch, sequence and precision written out."""
+    run, plan = decided.run, decided.plan
+    return run.model_copy(
+        update={
+            "train": run.train.model_copy(
+                update={"global_batch": plan.global_batch, "precision": plan.precision}
+            ),
+            "task": run.task.model_copy(update={"sequence": plan.sequence}),
+        }
+    )
+
+
+def files(decided: Decided) -> dict[str, str]:
+    """`run.toml` and `plan.json`, from which a run directory is made."""
+    # The prediction is made again where the run is prepared.
+    plan = decided.plan.model_copy(update={"prediction": None})
+    return {"run.toml": pinned(decided).to_toml(), "plan.json": plan.to_json()}
+
+
+def here_documents(decided: Decided, folder: str) -> str:
+    """Shell that writes the files into `folder` unless a run has begun there."""
+    writes = "".join(
+        f"cat > {folder}/{name} <<'END_OF_{name.partition('.')[0].upper()}'\n{text.rstrip()}\n"
+        f"END_OF_{name.partition('.')[0].upper()}\n"
+        for name, text in files(decided).items()
+    )
+    return f"mkdir -p {folder}\nif [ ! -e {folder}/plan.json ]; then\n{writes}fi\n"
+
+
+def worker(nodes: int, devices: int | str, rank: str, master: str, folder: str) -> str:
+    """The command that runs one node's ranks."""
+    if nodes == 1:
+        return f"torchrun --standalone --nproc-per-node {devices} {WORKER} {folder}"
+    sizes = f"--nnodes {nodes} --nproc-per-node {devices} --node-rank {rank}"
+    return f"torchrun {sizes} --master-addr {master} --master-port {PORT} {WORKER} {folder}"
+
+
+def run_name(decided: Decided) -> str:
+    """A name of small letters, digits and dashes, as clusters want them."""
+    word = re.sub(r"[^a-z0-9]+", "-", decided.plan.model.lower()).strip("-") or "model"
+    return f"weft-{word[:30]}-{decided.plan.plan_id[:8]}"
+
+
+def has_accelerators(nodes: list[Nodes]) -> bool:
+    return any(not one.device.synchronous for one in nodes)
+
+
+def losses_of(decided: Decided) -> list[Loss]:
+    """What the run needs that a launcher does not bring along."""
+    losses, run = [], decided.run
+    if run.cluster.use == "this-machine":
+        what = "a plan for this machine, which another machine refuses"
+        losses.append(Loss(what, "plan with --on and the cluster's expression"))
+    elif run.cluster.use.endswith(".toml"):
+        losses.append(Loss(f"the file {run.cluster.use}, which all nodes must see", "copy it along"))
+    for path in (run.model.hf, run.task.data, run.task.tokenizer):
+        if path is not None and path.removeprefix("hf:").startswith("/"):
+            losses.append(Loss(f"{path}, which all nodes must see", "copy it along"))
+    return losses

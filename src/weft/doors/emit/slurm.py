@@ -1,0 +1,64 @@
+"""Slurm: a batch script that trains the plan with weft's own runtime, one `torchrun` per node."""
+
+from __future__ import annotations
+
+from weft.doors.emit.base import Decided, Emitted, header
+from weft.doors.emit.own_run import (
+    Nodes,
+    has_accelerators,
+    here_documents,
+    losses_of,
+    nodes_of,
+    run_name,
+    worker,
+)
+from weft.planning.planned import PlannedJob
+
+NAME = "slurm"
+_FOLDER = '"$RUN_DIRECTORY"'
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The script; nodes of several kinds become the components of a heterogeneous job."""
+    decided = Decided(planned)
+    nodes, losses = nodes_of(decided), losses_of(decided)
+    file = f"{NAME}.sh"
+    launch = f"sbatch {file}"
+    components = "#SBATCH hetjob\n".join(_requests(one) for one in nodes)
+    text = (
+        f"#!/usr/bin/env bash\n#SBATCH --job-name={run_name(decided)}\n{components}"
+        f"{header(decided, launch, losses)}"
+        "# The run directory must be on a file system that all nodes share.\n"
+        f"set -euo pipefail\n"
+        f'export RUN_DIRECTORY="${{RUN_DIRECTORY:-$SLURM_SUBMIT_DIR/runs/{run_name(decided)}}}"\n'
+        f"{here_documents(decided, _FOLDER)}"
+        f"weft train {_FOLDER} --prepare-only\n"
+        f"{_start(nodes)}"
+        f"weft compare {_FOLDER}\n"
+    )
+    return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
+
+
+def _requests(nodes: Nodes) -> str:
+    lines = f"#SBATCH --nodes={nodes.count}\n#SBATCH --ntasks-per-node=1\n"
+    if nodes.device.synchronous:
+        return f"{lines}#SBATCH --cpus-per-task={nodes.devices}\n"
+    return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n"
+
+
+def _start(nodes: list[Nodes]) -> str:
+    """One task per node, which starts the node's ranks; tasks are numbered as the plan's nodes are."""
+    count = sum(one.count for one in nodes)
+    several = len(nodes) > 1
+    hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"
+    devices = str(nodes[0].devices)
+    if several:
+        devices = '"$SLURM_GPUS_ON_NODE"' if has_accelerators(nodes) else '"$SLURM_CPUS_PER_TASK"'
+    command = worker(count, devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER)
+    groups = f" --het-group=0-{len(nodes) - 1}" if several else ""
+    return (
+        f'HOSTS="$(scontrol show hostnames "{hosts}")"\n'
+        # Not by a pipe into head, which may end before what writes to it, and so end the script.
+        "export MASTER_ADDR=\"${HOSTS%%$'\\n'*}\"\n"
+        f"srun{groups} bash -c '{command}'\n"
+    )

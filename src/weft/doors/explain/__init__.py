@@ -1,0 +1,43 @@
+"""Files of other stacks, recognised by what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from weft.doors.configuration import Configuration
+from weft.doors.explain import accelerate, axolotl, deepspeed, megatron, torchtitan
+from weft.errors import InputError, Violation
+
+
+class Reader(NamedTuple):
+    """How one stack's files are told from others, and read; both get the text and the file's name."""
+
+    recognises: Callable[[str, str], bool]
+    read: Callable[[str, str], Configuration]
+
+
+# The first that recognises a text reads it.
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        door.NAME: Reader(door.recognises, door.read)
+        for door in (deepspeed, accelerate, axolotl, torchtitan, megatron)
+    }
+)
+_READABLE = (
+    "a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML, a Megatron-LM command line, "
+    "or a trace of torch.profiler (JSON or .json.gz)"
+)
+
+
+def read_configuration(text: str, name: str) -> Configuration:
+    """The configuration in a text.
+
+    Raises:
+        InputError: when no stack's reader recognises it, listing what can be read.
+    """
+    for reader in READERS.values():
+        if reader.recognises(text, name):
+            return reader.read(text, name)
+    raise InputError(Violation(name, f"not recognised; can be read: {_READABLE}"))

@@ -1,0 +1,101 @@
+"""DeepSpeed: the JSON that `deepspeed.initialize` takes, and its sections inside other files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.describe.plan import Blocking, Recompute, Sharding
+from weft.doors.configuration import AUTO, Configuration, counts, flat, truth, whole
+from weft.doors.explain.reading import json_mapping
+
+NAME = "DeepSpeed"
+_MARKS = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
+_COUNTS = {
+    "micro_batch_size": ("train_micro_batch_size_per_gpu",),
+    "micro_batches": ("gradient_accumulation_steps",),
+    "global_batch": ("train_batch_size",),
+    "pipeline_parallel": ("pipeline.stages",),
+    "tensor_parallel": ("tensor_parallel.autotp_size", "tensor_parallel.tp_size"),
+    "context_parallel": ("sequence_parallel_size",),
+}
+SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
+
+
+def recognises(text: str, name: str) -> bool:
+    """Whether it is JSON with DeepSpeed's batch sizes or its ZeRO section."""
+    record = json_mapping(text)
+    return record is not None and any(mark in record for mark in _MARKS)
+
+
+def read(text: str, name: str) -> Configuration:
+    """The keys, dotted.
+
+    Raises:
+        InputError: when a batch size or a degree is no count.
+    """
+    given = flat(json_mapping(text) or {}, name)
+    values, keys = counts(given, _COUNTS, name)
+    stage = whole(given.get("zero_optimization.stage", 0))
+    if "global_batch" not in values:
+        # The engine accumulates nothing unless it is told to.
+        values.setdefault("micro_batches", 1)
+    return Configuration(
+        stack=NAME,
+        given=given,
+        keys=keys | {"sharding": "zero_optimization.stage"},
+        sharding=SHARDINGS.get(stage) if isinstance(stage, int) else None,
+        island=_island(given, stage),
+        recompute=_recompute(given),
+        precision=_precision(given),
+        schedule="1f1b",
+        loops=1,
+        blocking=_blocking(given, stage, values.get("pipeline_parallel", 1)),
+        clips=given.get("gradient_clipping", 0) not in (0, 0.0),
+        unpredicted=unpredicted(given),
+        **values,
+    )
+
+
+def _precision(given: Mapping[str, Any]) -> str | None:
+    """The section that is switched on; None where the program decides."""
+    for name in ("bf16", "bfloat16", "fp16"):
+        if truth(given.get(f"{name}.enabled")):
+            return "fp16" if name == "fp16" else "bf16"
+    left_open = AUTO in (given.get("bf16.enabled"), given.get("fp16.enabled"))
+    return None if left_open else "fp32"
+
+
+def _island(given: Mapping[str, Any], stage: Any) -> int | None:
+    size = whole(given.get("zero_optimization.mics_shard_size", -1))
+    return size if stage == 3 and isinstance(size, int) and size > 1 else None
+
+
+def _recompute(given: Mapping[str, Any]) -> Recompute | None:
+    """A pipeline's interval switches it on; anything else is the program's."""
+    interval = whole(given.get("pipeline.activation_checkpoint_interval"))
+    return None if not isinstance(interval, int) else "full" if interval > 0 else "none"
+
+
+def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Blocking, ...]:
+    """A pipeline's engine waits for messages and reduces at the end; ZeRO-1 overlaps when told to."""
+    if pipeline > 1:
+        return ("messages", "reductions") if stage in (0, 1) else ("messages",)
+    return ("reductions",) if stage == 1 and given.get("zero_optimization.overlap_comm") is False else ()
+
+
+def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What DeepSpeed does and weft does not predict."""
+    lines = []
+    for part in ("optimizer", "param"):
+        key = f"zero_optimization.offload_{part}.device"
+        if given.get(key) not in (None, "none"):
+            lines.append(f"{key} {given[key]}: predicted as held by the devices")
+    if any(key.endswith("quantized_weights") and truth(value) for key, value in given.items()):
+        lines.append("zero_optimization.zero_quantized_weights: predicted with whole weights")
+    if whole(given.get("zero_optimization.zero_hpz_partition_size", 1)) != 1:
+        lines.append("zero_optimization.zero_hpz_partition_size: predicted without second copies of weights")
+    stage = whole(given.get("zero_optimization.stage", 0))
+    if stage in (2, 3) and given.get("zero_optimization.overlap_comm") is False:
+        lines.append("zero_optimization.overlap_comm false: predicted with reductions beside backward passes")
+    return tuple(lines)

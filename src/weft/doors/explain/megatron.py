@@ -1,0 +1,270 @@
+"""Megatron-LM: the options of a command line, alone or in the script that assembles it.
+
+Scripts keep options in variables and arrays, so that all words of the text are looked at, with the variables
+that the text itself sets put in their places.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Blocking, Recompute, Sharding
+from weft.doors.configuration import Configuration, counts, whole
+
+NAME = "Megatron-LM"
+_MARKS = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--num-layers-per-virtual-pipeline-stage",
+    "--use-distributed-optimizer",
+    "--num-attention-heads",
+)
+_COUNTS = {
+    "pipeline_parallel": ("--pipeline-model-parallel-size",),
+    "tensor_parallel": ("--tensor-model-parallel-size", "--model-parallel-size"),
+    "context_parallel": ("--context-parallel-size",),
+    "micro_batch_size": ("--micro-batch-size",),
+    "global_batch": ("--global-batch-size",),
+    "sequence": ("--seq-length",),
+}
+_STRATEGIES: Mapping[str, Sharding] = {
+    "no_shard": "zero-0",
+    "optim": "zero-1",
+    "optim_grads": "zero-2",
+    "optim_grads_params": "zero-3",
+}
+
+
+def recognises(text: str, name: str) -> bool:
+    """Whether the text has options that only Megatron-LM has."""
+    return any(mark in text.replace("_", "-") for mark in _MARKS)
+
+
+def read(text: str, name: str) -> Configuration:
+    """The options, by their names with dashes in front.
+
+    Raises:
+        InputError: when a degree or a batch size is no count.
+    """
+    given = options_of(text)
+    values, keys = counts(given, _COUNTS, name)
+    if "global_batch" not in values and "micro_batch_size" in values:
+        # One micro-batch per replica, if nothing else is said.
+        values["micro_batches"] = 1
+    loops, loops_key = _loops(given, values)
+    group = whole(given.get("--microbatch-group-size-per-virtual-pipeline-stage"))
+    pipeline = values.get("pipeline_parallel", 1)
+    looped = loops > 1 and pipeline > 1
+    return Configuration(
+        stack=NAME,
+        given=given,
+        keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
+        devices=_devices(given),
+        loops=loops,
+        schedule="depth-first" if looped else "1f1b",
+        sharding=_sharding(given),
+        island=_island(given, values),
+        recompute=_recompute(given),
+        precision=next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32"),
+        blocking=_blocking(given, looped=looped, pipeline=pipeline),
+        clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
+        model=_model(given),
+        options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
+        unpredicted=tuple(_unpredicted(given)),
+        **values,
+    )
+
+
+_VALUE = re.compile(r"^--[a-zA-Z]")
+_ASSIGNMENT = re.compile(
+    r"(?:^|[;&])[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\$\(\([^()]*\)\)|\"[^\"]*\"|'[^']*'|[^\s()#;&|]+)",
+    re.MULTILINE,
+)
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*))")
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """All options of a text, with their first values; True for an option without one.
+
+    Dashes and underlines in names are alike. Later options win, as they do for Megatron-LM's parser.
+    """
+    text = _substituted(re.sub(r"\\\r?\n", " ", text))
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        words = _words(line)
+        for position, word in enumerate(words):
+            if not _VALUE.match(word):
+                continue
+            option, sign, value = word.partition("=")
+            following = words[position + 1] if position + 1 < len(words) else ""
+            if not sign:
+                value = "" if _VALUE.match(following) else following
+            found[option.replace("_", "-")] = value or True
+    return found
+
+
+def _words(line: str) -> list[str]:
+    """Words of a line, those inside quotations and arrays, too; without its comment."""
+    line = re.sub(r"(^|\s)#.*", "", line).replace('"', " ").replace("'", " ")
+    words = re.sub(r"\w+=\(", " ", line).split()
+    return [word if "(" in word else word.rstrip(")") for word in words if word not in ("(", ")")]
+
+
+def _substituted(text: str) -> str:
+    """The text with the variables it sets put in their places, and sums and products worked out."""
+    known: dict[str, str] = {}
+
+    def value_of(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        return known.get(name, match[0] if default is None else default)
+
+    def result_of(match: re.Match[str]) -> str:
+        # Names need no sign inside an expression.
+        expression = re.sub(r"[A-Za-z_]\w*", lambda name: known.get(name[0], name[0]), match[1])
+        return _result(expression) or match[0]
+
+    def put(words: str) -> str:
+        return _ARITHMETIC.sub(result_of, _VARIABLE.sub(value_of, words))
+
+    for match in _ASSIGNMENT.finditer(text):
+        known[match[1]] = put(match[2].strip("\"'"))
+    return put(text)
+
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _result(expression: str) -> str:
+    try:
+        return str(_evaluated(ast.parse(expression.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return ""
+
+
+def _evaluated(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 10**12:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return int(_OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right)))
+    raise ValueError("neither a number nor a sum or product of some")
+
+
+def _devices(given: Mapping[str, Any]) -> int | None:
+    """Ranks that torchrun's options start."""
+    per_node, nodes = whole(given.get("--nproc-per-node")), whole(given.get("--nnodes", 1))
+    return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
+
+
+def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, str]:
+    pipeline = values.get("pipeline_parallel", 1)
+    layout = given.get("--pipeline-model-parallel-layout")
+    if isinstance(layout, str):
+        return max(1, stages_of(layout) // pipeline), "--pipeline-model-parallel-layout"
+    key = "--num-virtual-stages-per-pipeline-rank"
+    if isinstance(chunks := whole(given.get(key)), int):
+        return max(1, chunks), key
+    key = "--num-layers-per-virtual-pipeline-stage"
+    per_stage, layers = whole(given.get(key)), whole(given.get("--num-layers"))
+    if isinstance(per_stage, int) and isinstance(layers, int) and per_stage > 0:
+        return max(1, layers // (pipeline * per_stage)), key
+    return 1, key
+
+
+def stages_of(layout: str) -> int:
+    """How many stages a --pipeline-model-parallel-layout names, such as ``E|(t|)*3,m|m||L``."""
+    repeated = re.compile(r"\(([^()]*)\)(?:\*(\d{1,5}))?")
+    while (match := repeated.search(layout)) is not None:
+        layout = layout[: match.start()] + match[1] * int(match[2] or 1) + layout[match.end() :]
+    return layout.count("|") + 1
+
+
+def _sharding(given: Mapping[str, Any]) -> Sharding:
+    if "--use-torch-fsdp2" in given:
+        return "zero-3"
+    if "--use-megatron-fsdp" in given or "--use-custom-fsdp" in given:
+        return _STRATEGIES.get(str(given.get("--data-parallel-sharding-strategy", "no_shard")), "zero-0")
+    return "zero-1" if "--use-distributed-optimizer" in given else "zero-0"
+
+
+def _island(given: Mapping[str, Any], values: Mapping[str, int]) -> int | None:
+    instances, devices = whole(given.get("--num-distributed-optimizer-instances", 1)), _devices(given)
+    if not isinstance(instances, int) or instances < 2 or devices is None or _sharding(given) == "zero-0":
+        return None
+    ranks = [values.get(f"{axis}_parallel", 1) for axis in ("pipeline", "tensor", "context")]
+    return max(1, devices // (ranks[0] * ranks[1] * ranks[2]) // instances)
+
+
+def _recompute(given: Mapping[str, Any]) -> Recompute:
+    granularity = given.get("--recompute-granularity")
+    if granularity == "full":
+        return "full"
+    return "selective" if granularity == "selective" or "--recompute-activations" in given else "none"
+
+
+def _blocking(given: Mapping[str, Any], *, looped: bool, pipeline: int) -> tuple[Blocking, ...]:
+    """Messages overlap on looped pipelines only, reductions when told to."""
+    found: list[Blocking] = []
+    if pipeline > 1 and (not looped or "--no-overlap-p2p-communication" in given):
+        found.append("messages")
+    if "--overlap-grad-reduce" not in given and _sharding(given) in ("zero-0", "zero-1"):
+        found.append("reductions")
+    return tuple(found)
+
+
+# Larger than those of any model; layers are priced one by one.
+_LARGEST_SIZE = 10**6
+_MOST_LAYERS = 4096
+
+
+def _model(given: Mapping[str, Any]) -> ModelConfig | None:
+    """Sizes, where the options say all of them; `--vocab-size` may be left to the tokenizer."""
+    names = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length")
+    sizes = [whole(given.get(name)) for name in names]
+    if not all(isinstance(size, int) and 0 < size <= _LARGEST_SIZE for size in sizes):
+        return None
+    layers, hidden, heads, sequence = sizes
+    if layers > _MOST_LAYERS:
+        return None
+    llama = "--swiglu" in given
+    inner = whole(given.get("--ffn-hidden-size"))
+    groups = whole(given.get("--num-query-groups")) if "--group-query-attention" in given else heads
+    vocabulary = whole(given.get("--vocab-size"))
+    return ModelConfig(
+        name=f"{'llama' if llama else 'gpt'} of {layers} layers",
+        family="llama" if llama else "gpt",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        key_value_heads=groups if isinstance(groups, int) and groups > 0 else heads,
+        feed_forward=inner if isinstance(inner, int) and inner > 0 else 4 * hidden,
+        vocabulary=vocabulary if isinstance(vocabulary, int) and vocabulary > 0 else 50_304,
+        sequence=sequence,
+        tied_embeddings="--untie-embeddings-and-output-weights" not in given,
+    )
+
+
+def _unpredicted(given: Mapping[str, Any]) -> list[str]:
+    found = {
+        "--num-experts": "experts (mixture of experts): predicted as the dense model",
+        "--cpu-offload-fraction": "optimizer states on the host: predicted as held by the device",
+        "--optimizer-cpu-offload": "optimizer states on the host: predicted as held by the device",
+        "--fp8-format": "fp8 products: predicted in the precision beside them",
+        "--fp8-hybrid": "fp8 products: predicted in the precision beside them",
+    }
+    lines = [f"{key}: {line}" for key, line in found.items() if key in given]
+    if _model(given) is not None and whole(given.get("--vocab-size")) is None:
+        lines.append("--vocab-size is not given; predicted with 50304")
+    return lines

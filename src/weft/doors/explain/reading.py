@@ -1,0 +1,47 @@
+"""Reading the texts of other stacks: mappings of JSON, YAML and TOML, or None where it is none."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+# Configurations are small; longer texts are traces or data.
+_MOST_CHARACTERS = 2_000_000
+
+
+def json_mapping(text: str) -> Mapping[str, Any] | None:
+    """The object of a JSON text."""
+    if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
+        return None
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def toml_mapping(text: str) -> Mapping[str, Any] | None:
+    """The tables of a TOML text."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def yaml_mapping(text: str) -> Mapping[str, Any] | None:
+    """The mapping of a YAML text that is not JSON."""
+    if len(text) > _MOST_CHARACTERS or text.lstrip().startswith("{"):
+        return None
+    try:
+        return _mapping(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None

@@ -1,0 +1,165 @@
+"""torchtitan: a job's TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.describe.plan import Recompute, Sharding
+from weft.doors.configuration import Configuration, counts, flat, truth, whole
+from weft.doors.explain.reading import toml_mapping
+
+NAME = "torchtitan"
+_COUNTS = {
+    "pipeline_parallel": ("parallelism.pipeline_parallel_degree",),
+    "tensor_parallel": ("parallelism.tensor_parallel_degree",),
+    "context_parallel": ("parallelism.context_parallel_degree",),
+    "global_batch": ("training.global_batch_size",),
+    "sequence": ("training.seq_len",),
+}
+_LOCAL_BATCH = ("training.local_batch_size", "training.batch_size")
+_SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "depth-first",
+    "loopedbfs": "breadth-first",
+    "interleavedzerobubble": "zb-h1",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "zb-v",
+}
+# Schedules of several stages per device, which torchtitan gives two if nothing else is said.
+_LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
+_FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b"}
+_PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def recognises(text: str, name: str) -> bool:
+    """Whether it is TOML with torchtitan's tables."""
+    record = toml_mapping(text)
+    if record is None:
+        return False
+    tables = {key for key, value in record.items() if isinstance(value, Mapping)}
+    return "training" in tables and bool(
+        tables & {"parallelism", "activation_checkpoint", "lr_scheduler", "job"}
+    )
+
+
+def read(text: str, name: str) -> Configuration:
+    """The keys, by table.
+
+    Raises:
+        InputError: when a degree or a batch size is no count.
+    """
+    given = flat(toml_mapping(text) or {}, name)
+    values, keys = counts(given, _COUNTS, name)
+    batch, batch_keys = _batch(given, values, name)
+    sharding, replicas = _replicas(given, name)
+    return Configuration(
+        stack=NAME,
+        given=given,
+        keys=keys | batch_keys,
+        sharding=sharding,
+        loops=_loops(given, values.get("pipeline_parallel", 1)),
+        schedule=_schedule(given, values.get("pipeline_parallel", 1)),
+        recompute=_recompute(given),
+        precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
+        # torchtitan clips to a norm of 1 unless told otherwise.
+        clips=given.get("training.max_norm", 1.0) != 0,
+        model=_model(given),
+        unpredicted=tuple(_unpredicted(given)),
+        **values,
+        **batch,
+        **replicas,
+    )
+
+
+def _batch(
+    given: Mapping[str, Any], values: Mapping[str, int], file: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The local batch is a micro-batch, or with a pipeline all that a replica runs in a step."""
+    local, keys = counts(given, {"local": _LOCAL_BATCH}, file)
+    size = local.get("local", 8)
+    if values.get("pipeline_parallel", 1) == 1:
+        batch = {"micro_batch_size": size}
+        if "global_batch" not in values:
+            batch["micro_batches"] = 1
+        return batch, {"micro_batch_size": keys.get("local", _LOCAL_BATCH[0])}
+    key = "parallelism.pipeline_parallel_microbatch_size"
+    micro, _ = counts(given, {"size": (key,)}, file)
+    each = micro.get("size", 1)
+    return (
+        {"micro_batch_size": each, "micro_batches": max(1, size // each)},
+        {"micro_batch_size": key, "micro_batches": keys.get("local", _LOCAL_BATCH[0])},
+    )
+
+
+def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, Any]]:
+    """What replicas share out, and how many there are where the file says it."""
+    keys = {axis: (f"parallelism.data_parallel_{axis}_degree",) for axis in ("replicate", "shard")}
+    degrees, _ = counts(given, keys, file)
+    # What is left over is shared out unless another degree is given.
+    shard, replicate = degrees.get("shard"), degrees.get("replicate", 1)
+    if shard == 1:
+        return "zero-0", {"data_parallel": replicate}
+    resharded = given.get("parallelism.fsdp_reshard_after_forward", "default")
+    pipeline = whole(given.get("parallelism.pipeline_parallel_degree", 1)) != 1
+    kept = resharded == "never" or (resharded == "default" and pipeline)
+    found: dict[str, Any] = {}
+    if shard is not None:
+        found["data_parallel"] = shard * replicate
+        if replicate > 1:
+            found["island"] = shard
+    return "zero-2" if kept else "zero-3", found
+
+
+def _schedule_name(given: Mapping[str, Any]) -> str:
+    name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    return name.lower().removeprefix("schedule")
+
+
+def _schedule(given: Mapping[str, Any], pipeline: int) -> str | None:
+    return "1f1b" if pipeline == 1 else _SCHEDULES.get(_schedule_name(given))
+
+
+def _loops(given: Mapping[str, Any], pipeline: int) -> int:
+    """From the stages that are listed, or what the schedule is given without a list."""
+    if pipeline == 1:
+        return 1
+    parts = given.get("parallelism.module_fqns_per_model_part")
+    points = given.get("parallelism.pipeline_parallel_split_points")
+    if isinstance(parts, list) and parts:
+        return max(1, len(parts) // pipeline)
+    if isinstance(points, list) and points:
+        return max(1, (len(points) + 1) // pipeline)
+    return 2 if _schedule_name(given) in _LOOPED else 1
+
+
+def _recompute(given: Mapping[str, Any]) -> Recompute:
+    """torchtitan's own default is selective."""
+    mode = given.get("activation_checkpoint.mode", "selective")
+    return "full" if mode == "full" else "none" if mode == "none" else "selective"
+
+
+def _model(given: Mapping[str, Any]) -> str | None:
+    if not str(given.get("model.name", "")).startswith("llama3"):
+        return None
+    flavor = str(given.get("model.flavor", ""))
+    return _FLAVORS.get(flavor, flavor) or None
+
+
+def _unpredicted(given: Mapping[str, Any]) -> list[str]:
+    found = []
+    option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
+    if given.get("activation_checkpoint.mode", "selective") == "selective" and option != "op":
+        found.append(
+            f"activation_checkpoint.selective_ac_option {option}: one block in {option} is recomputed; "
+            "predicted as all blocks without their products"
+        )
+    converters = given.get("model.converters")
+    if converters:
+        found.append(f"model.converters {converters}: predicted in the precision beside them")
+    if truth(given.get("training.enable_cpu_offload")):
+        found.append("training.enable_cpu_offload: predicted as held by the devices")
+    if whole(given.get("parallelism.expert_parallel_degree", 1)) != 1:
+        found.append("parallelism.expert_parallel_degree: experts are not predicted")
+    return found

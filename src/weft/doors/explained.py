@@ -1,0 +1,199 @@
+"""`explain_text`: a file of another stack, what is wrong with it, what weft predicts and would do instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.describe.cluster import Cluster
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan, Prediction
+from weft.describe.units import format_bytes, format_seconds
+from weft.doors.checks import findings
+from weft.doors.checks.base import Finding, slow, wrong
+from weft.doors.configuration import Configuration
+from weft.doors.explain import read_configuration
+from weft.doors.implied import Implied, Told, implied, known_model, planned_layout, with_told
+from weft.errors import InputError, Violation
+from weft.moves.layout import Layout
+from weft.planning.planned import DEFAULT_PLANNER
+from weft.planning.planners import Candidate, get_planner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a configuration means.
+
+    Attributes:
+        missing: facts without which nothing can be predicted, one line each, naming the option to give.
+        implied, plan: the layout that the file asks for and its plan with a prediction; None where facts are
+            missing or the layout cannot run.
+        best: what weft would do on the same cluster with the same batch, precision and model; None where
+            nothing is predicted or nothing fits.
+    """
+
+    configuration: Configuration
+    findings: tuple[Finding, ...]
+    missing: tuple[Violation, ...] = ()
+    implied: Implied | None = None
+    plan: Plan | None = None
+    best: Candidate | None = None
+
+    @property
+    def overfull_bytes(self) -> int:
+        """Bytes of the fullest device over what it has; negative where all fits, 0 where nothing is known."""
+        if self.implied is None or self.plan is None:
+            return 0
+        return overfull_bytes(self.plan, self.implied.problem.job.cluster)
+
+    @property
+    def gain_s(self) -> float | None:
+        """Seconds per step by which weft's plan is predicted to be faster; None without both predictions, or
+        where what the file asks for does not fit."""
+        if self.plan is None or self.best is None or self.overfull_bytes > 0:
+            return None
+        return predicted(self.plan).step_s - predicted(self.best.plan).step_s
+
+    def record(self) -> dict[str, Any]:
+        """The JSON answer; seconds, bytes and counts, None where something is not known."""
+        configuration = self.configuration
+        return {
+            "stack": configuration.stack,
+            "keys": dict(sorted(configuration.keys.items())),
+            "layout": layout_record(configuration),
+            "findings": [
+                {
+                    "severity": str(found.severity),
+                    "where": found.violation.where,
+                    "problem": found.violation.problem,
+                    "nearest": found.violation.nearest,
+                }
+                for found in self.findings
+            ],
+            "unpredicted": list(configuration.unpredicted),
+            "missing": [str(violation) for violation in self.missing],
+            "assumed": list(self.implied.assumed) if self.implied else [],
+            "predicted": _plan_record(self.implied.layout, self.plan) if self.implied and self.plan else None,
+            "fits": self.overfull_bytes <= 0 if self.plan else None,
+            "weft": _plan_record(self.best.layout, self.best.plan) if self.best else None,
+            "gain_s": self.gain_s,
+        }
+
+
+def explain_text(text: str, name: str, told: Told, *, search: bool = True) -> Explanation:
+    """Explain the text of a configuration; `name` is the file's. Without `search` weft plans nothing itself.
+
+    Raises:
+        InputError: when no stack's reader recognises it, a degree in it is no count, or what is told is
+            refused.
+    """
+    configuration = known_model(with_told(read_configuration(text, name), told), told)
+    found = findings(configuration)
+    try:
+        needed = implied(configuration, told)
+    except InputError as error:
+        return Explanation(configuration=configuration, findings=tuple(found), missing=error.violations)
+    plan: Plan | None = None
+    try:
+        plan = planned_layout(needed.problem, needed.layout)
+    except InputError as error:
+        refused = (wrong(configuration.stack, one.problem, one.nearest) for one in error.violations)
+        found += [one for one in refused if not any(one.violation.problem in str(other) for other in found)]
+    if plan is not None:
+        found += _memory_to_spare(needed, plan)
+    best = _best(needed) if search else None
+    return Explanation(
+        configuration=configuration, findings=tuple(found), implied=needed, plan=plan, best=best
+    )
+
+
+def layout_record(configuration: Configuration) -> dict[str, Any]:
+    """What the file says of the layout, in weft's words."""
+    model = configuration.model
+    return {
+        "devices": configuration.ranks,
+        "pp": configuration.pipeline_parallel,
+        "dp": configuration.replicas,
+        "tp": configuration.tensor_parallel,
+        "cp": configuration.context_parallel,
+        "loops": configuration.loops,
+        "micro_batch_size": configuration.micro_batch_size,
+        "micro_batches": configuration.micro_batches,
+        "global_batch": configuration.samples_per_step,
+        "sequence": configuration.sequence,
+        "sharding": configuration.sharding,
+        "island": configuration.island,
+        "recompute": configuration.recompute,
+        "precision": configuration.precision,
+        "schedule": configuration.schedule,
+        "blocking": list(configuration.blocking),
+        "model": model.name if isinstance(model, ModelConfig) else model,
+    }
+
+
+def predicted(plan: Plan | None) -> Prediction:
+    """The prediction of a plan that has one."""
+    assert plan is not None
+    assert plan.prediction is not None, "a plan that was simulated carries its prediction"
+    return plan.prediction
+
+
+def _plan_record(layout: Layout, plan: Plan | None) -> dict[str, Any]:
+    prediction = predicted(plan)
+    return {
+        "layout": str(layout),
+        "step_s": prediction.step_s,
+        "step_low_s": prediction.step_low_s,
+        "step_high_s": prediction.step_high_s,
+        "peak_bytes": max(prediction.peak_bytes),
+        "source": prediction.source,
+    }
+
+
+def overfull_bytes(plan: Plan, cluster: Cluster) -> int:
+    """Bytes of the fullest device over what it has; negative where all fits."""
+    peaks = predicted(plan).peak_bytes
+    return max(held - cluster.device_of(rank).usable_bytes for rank, held in enumerate(peaks))
+
+
+def _memory_to_spare(needed: Implied, plan: Plan) -> list[Finding]:
+    """Recomputation, or states shared out, where the same layout fits without."""
+    found, layout = [], needed.layout
+    key = "recompute"
+    if layout.recompute != "none":
+        found += _dispensable(needed, plan, replace(layout, recompute="none"), f"{key} {layout.recompute}")
+    if layout.sharding == "zero-3":
+        found += _dispensable(needed, plan, replace(layout, sharding="zero-2"), "sharding zero-3")
+    return found
+
+
+def _dispensable(needed: Implied, plan: Plan, layout: Layout, what: str) -> list[Finding]:
+    """One finding when `layout`, which saves less memory than the plan, fits and is faster."""
+    try:
+        other = planned_layout(needed.problem, layout)
+    except InputError:
+        return []
+    over = overfull_bytes(other, needed.problem.job.cluster)
+    gain_s = predicted(plan).step_s - predicted(other).step_s
+    if over > 0 or gain_s <= 0:
+        return []
+    where, _, given = what.partition(" ")
+    left = f"{format_bytes(-over)} of memory stay free without it"
+    near = str(getattr(layout, where))
+    return [slow(where, f"{given}: {left}, and a step takes {format_seconds(gain_s)} less", near)]
+
+
+def _best(needed: Implied) -> Candidate | None:
+    """The fastest plan that fits: of the planner's own search, and without a pipeline layer by layer.
+
+    The planner offers the latter where it is pinned; sharded weights are what many other stacks start from.
+    """
+    problem, planner = needed.problem, get_planner(DEFAULT_PLANNER)
+    layers = len(problem.job.graph.layers)
+    alone = [
+        replace(problem.pins, pipeline_parallel=1, schedule=schedule, loops=layers)
+        for schedule in ("breadth-first", "hybrid")
+    ]
+    rankings = [planner.search(replace(problem, pins=pins)) for pins in (problem.pins, *alone)]
+    found = [ranking.fitting[0] for ranking in rankings if ranking.fitting]
+    return min(found, key=lambda candidate: predicted(candidate.plan).step_s, default=None)

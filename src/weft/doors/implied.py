@@ -1,0 +1,267 @@
+"""What a configuration implies: a problem that weft can plan, the layout that the file asks for, and both
+predictions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.model import ModelConfig
+from weft.describe.models import PRESETS, resolve_model
+from weft.describe.plan import Plan, Recompute
+from weft.describe.units import shown
+from weft.doors.configuration import Configuration
+from weft.errors import InputError, Violation
+from weft.moves.layout import Layout, build_plan
+from weft.planning.long_steps import predict_long
+from weft.planning.planners.bounds import Bounds
+from weft.planning.problem import Problem, problem_of_model
+from weft.program.schedules import get_schedule
+
+# A step that is simulated layer by layer has at most so many passes, and then several layers to a stage.
+_MOST_PASSES = 4096
+_LEAST_LOOPS = 8
+_MOST_SIMULATED = 200_000
+# Models elsewhere whose sizes are a preset's, by what their names begin with, in small letters.
+_SIZES_OF: Mapping[str, str] = {
+    "llama-3-8b": "llama-3-8b",
+    "llama-3.1-8b": "llama-3-8b",
+    "llama-3-70b": "llama-3-70b",
+    "llama-3.1-70b": "llama-3-70b",
+    "llama-3.3-70b": "llama-3-70b",
+    "llama-2-7b": "llama-7b",
+    "llama-2-13b": "llama-13b",
+    "llama-7b": "llama-7b",
+    "llama-13b": "llama-13b",
+    "gpt2": "gpt2",
+}
+
+# What may follow without changing them.
+_SAME_SIZES = re.compile(r"(-(hf|chat|instruct|base|v[\d.]+))*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the user says beside the file; it counts before what the file says."""
+
+    model: str | None = None
+    on: str | None = None
+    global_batch: int | None = None
+    sequence: int | None = None
+    micro_batch_size: int | None = None
+    recompute: Recompute | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implied:
+    """The problem that a configuration poses, its layout, and what was filled in (a line each)."""
+
+    problem: Problem
+    layout: Layout
+    assumed: tuple[str, ...] = ()
+
+
+def with_told(configuration: Configuration, told: Told) -> Configuration:
+    """The configuration with what the user says in the place of what the file says."""
+    given: dict[str, Any] = {
+        "global_batch": told.global_batch,
+        "sequence": told.sequence,
+        "micro_batch_size": told.micro_batch_size,
+        "recompute": told.recompute,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if told.global_batch is not None or told.micro_batch_size is not None:
+        # How many micro-batches there are follows.
+        changes["micro_batches"] = None
+    return replace(configuration, **changes)
+
+
+def implied(configuration: Configuration, told: Told) -> Implied:
+    """Everything that a prediction needs, from a configuration that has been told all the user knows.
+
+    Raises:
+        InputError: naming the option for every fact that is missing, and what does not go together.
+    """
+    cluster = _cluster(configuration, told)
+    configuration, assumed = _on_all(configuration, told, cluster)
+    model, size = configuration.model, configuration.micro_batch_size
+    replicas = _replicas(configuration, cluster)
+    missing = [
+        one for one in (_missing_model(model, configuration.stack), replicas) if isinstance(one, Violation)
+    ]
+    if size is None:
+        what = "the file does not say the samples of a micro-batch; give --micro-batch-size"
+        missing.append(Violation(configuration.stack, what))
+    if missing:
+        raise InputError(missing)
+    assert isinstance(model, ModelConfig)
+    assert isinstance(replicas, int)
+    assert size is not None
+    batch = configuration.samples_per_step or replicas * size * (configuration.micro_batches or 1)
+    problem = problem_of_model(
+        model,
+        cluster,
+        global_batch=batch,
+        sequence=configuration.sequence,
+        precision=configuration.precision,
+        gradient_norm=configuration.clips,
+    )
+    assumed += _assumed(configuration, batch)
+    assumed += [f"{key}: {text}" for key, text in problem.assumed.items()]
+    return Implied(
+        problem=problem, layout=carried_out(configuration, problem, replicas, size), assumed=tuple(assumed)
+    )
+
+
+def _on_all(configuration: Configuration, told: Told, cluster: Cluster) -> tuple[Configuration, list[str]]:
+    """The configuration on all of a cluster that is told, where the file's launch is for fewer devices.
+
+    Scripts that are to be started on many nodes often say 1.
+    """
+    devices = configuration.devices
+    if told.on is None or devices is None or devices >= cluster.ranks or configuration.data_parallel:
+        return configuration, []
+    line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
+    return replace(configuration, devices=cluster.ranks, island=None), [line]
+
+
+def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:
+    """The data-parallel degree, on all of the cluster where the file does not say it."""
+    if configuration.replicas is not None:
+        return configuration.replicas
+    ranks, each = configuration.ranks or cluster.ranks, configuration.replica_ranks
+    replicas, rest = divmod(ranks, each)
+    if replicas and not rest:
+        return replicas
+    near = each * max(1, round(ranks / each))
+    return Violation("devices", f"{ranks} are no multiple of {_degrees(configuration)} = {each}", str(near))
+
+
+def _assumed(configuration: Configuration, batch: int) -> list[str]:
+    """What is filled in where neither the file nor the user says it."""
+    found = []
+    if configuration.samples_per_step is None and configuration.micro_batches is None:
+        found.append(f"global batch {batch}: one micro-batch per replica; --global-batch says otherwise")
+    if configuration.recompute is None:
+        found.append("recompute none: the program decides it, not this file; --recompute says otherwise")
+    if configuration.sharding is None:
+        found.append("sharding zero-0: the file does not say it")
+    if configuration.schedule is None:
+        found.append("schedule 1f1b: the file's is not one that weft knows")
+    return found
+
+
+def carried_out(
+    configuration: Configuration, problem: Problem, replicas: int, micro_batch_size: int
+) -> Layout:
+    """The layout as the stack carries it out.
+
+    Without a pipeline, weights and gradients that are shared out come and go layer by layer, and one
+    micro-batch follows the other: weft's hybrid order with a round for each micro-batch.
+    """
+    pipeline = configuration.pipeline_parallel or 1
+    sharding = (configuration.sharding or "zero-0") if replicas > 1 else "zero-0"
+    island = configuration.island
+    schedule, loops = configuration.schedule or "1f1b", configuration.loops or 1
+    options: Mapping[str, int] = configuration.options
+    if pipeline == 1:
+        schedule, loops, options = "1f1b", 1, {}
+    if pipeline == 1 and sharding in ("zero-2", "zero-3"):
+        rounds = max(1, problem.job.global_batch // (replicas * micro_batch_size))
+        schedule, options = "hybrid", {"depth": rounds}
+        loops = min(len(problem.job.graph.layers), max(_LEAST_LOOPS, _MOST_PASSES // rounds))
+    return Layout(
+        pipeline_parallel=pipeline,
+        data_parallel=replicas,
+        loops=loops,
+        micro_batch_size=micro_batch_size,
+        schedule=get_schedule(schedule).name,
+        options=options,
+        tensor_parallel=configuration.tensor_parallel or 1,
+        context_parallel=configuration.context_parallel or 1,
+        sharding=sharding,
+        island=island if sharding != "zero-0" and island is not None and 1 < island < replicas else None,
+        recompute=configuration.recompute or "none",
+        blocking=configuration.blocking,
+    )
+
+
+def planned_layout(problem: Problem, layout: Layout) -> Plan:
+    """The plan of a layout with its prediction, whether it fits the devices or not.
+
+    Raises:
+        InputError: when the layout cannot run the job.
+    """
+    job = problem.job
+    passes = layout.stages * max(1, job.global_batch // (layout.data_parallel * layout.micro_batch_size))
+    if passes > _MOST_SIMULATED:
+        text = f"{passes} micro-batches of stages are too many to simulate; at most {_MOST_SIMULATED}"
+        raise InputError(Violation(str(layout), text, "a smaller global batch"))
+    # Refused before anything is priced, which may not be possible then.
+    plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
+    plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
+    step = predict_long(plan, job.graph, job.cluster, machine=problem.machine, profile=problem.profile)
+    return plan.model_copy(update={"prediction": step.prediction})
+
+
+def _cluster(configuration: Configuration, told: Told) -> Cluster:
+    """The one that is told, or this machine where it is large enough."""
+    cluster = parse_cluster(told.on or "this-machine")
+    ranks = configuration.ranks or configuration.replica_ranks
+    if ranks > cluster.ranks:
+        where = cluster.name if told.on else "this machine"
+        problem = f"the file is for {ranks} devices, {where} has {cluster.ranks}; give --on"
+        raise InputError(Violation(configuration.stack, problem, f"--on {ranks}xa100-80gb"))
+    return cluster
+
+
+def known_model(configuration: Configuration, told: Told) -> Configuration:
+    """The configuration with the sizes of its model, where they are told or known by its name.
+
+    A name that the file gives is looked up and never imported.
+
+    Raises:
+        InputError: when the model that is told is refused.
+    """
+    model, sequence = configuration.model, configuration.sequence
+    if told.model is not None:
+        return replace(configuration, model=resolve_model(preset_of(told.model), sequence=sequence))
+    if isinstance(model, ModelConfig):
+        sizes = model if sequence is None else replace(model, sequence=sequence)
+        return replace(configuration, model=sizes)
+    if model is None or preset_of(model) not in PRESETS:
+        return configuration
+    return replace(configuration, model=resolve_model(preset_of(model), sequence=sequence))
+
+
+def _missing_model(model: ModelConfig | str | None, where: str) -> Violation | None:
+    """What to give where the model's sizes are missing."""
+    if isinstance(model, ModelConfig):
+        return None
+    if model is None:
+        return Violation(where, "the file does not say the model's sizes; give --model, a preset or a folder")
+    return Violation(where, f"the sizes of {shown(model)} are not known; give --model, a preset or a folder")
+
+
+def preset_of(name: str) -> str:
+    """The preset with the sizes of a model elsewhere (``meta-llama/Llama-3.1-8B``), or the name itself."""
+    if name in PRESETS:
+        return name
+    word = re.sub(r"^(meta-)+", "", name.lower().rsplit("/", 1)[-1])
+    for begin in sorted(_SIZES_OF, key=len, reverse=True):
+        if word.startswith(begin) and _SAME_SIZES.fullmatch(word.removeprefix(begin)):
+            return _SIZES_OF[begin]
+    return name
+
+
+def _degrees(configuration: Configuration) -> str:
+    degrees = {
+        "pp": configuration.pipeline_parallel,
+        "cp": configuration.context_parallel,
+        "tp": configuration.tensor_parallel,
+    }
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree) or "1"

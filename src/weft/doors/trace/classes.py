@@ -1,0 +1,62 @@
+"""What a kernel or an operator does, by its name, and how its name is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from weft.program.kinds import KINDS
+
+CLASSES = ("matmul", "attention", "collective", "memory copy", "other")
+MATMUL, ATTENTION, COLLECTIVE, COPY, OTHER = range(len(CLASSES))
+
+# In this order: a fused attention kernel may be named after the product it begins with.
+_PATTERNS: tuple[tuple[int, re.Pattern[str]], ...] = (
+    (
+        COLLECTIVE,
+        re.compile(
+            r"nccl|rccl|gloo:|mpi:|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|c10d::",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        ATTENTION,
+        re.compile(
+            r"flash|fmha|attention|attn|sdp[ab]|mha_|_mha|cudnn_generated_fort_native_sdpa", re.IGNORECASE
+        ),
+    ),
+    (
+        MATMUL,
+        re.compile(
+            r"gemm|matmul|cutlass|cublas|nvjet|ampere_.*(16816|1688|sgemm)|sm\d+_xmma|cijk_|conv|wgrad|dgrad|"
+            r"::(add|b|ba)?mm$|::addmm|::linear$|bmm",
+            re.IGNORECASE,
+        ),
+    ),
+    (COPY, re.compile(r"memcpy|memset|copy_?kernel|::copy_$|::_to_copy$", re.IGNORECASE)),
+)
+# weft's own traces name the kind of an instruction; what a device sends and receives counts as collective.
+_CATEGORIES = {"gpu_memcpy": COPY, "gpu_memset": COPY} | {
+    kind.name: OTHER if kind.name in ("free", "step") else MATMUL if kind.stream == "compute" else COLLECTIVE
+    for kind in KINDS
+}
+
+
+def class_of(event: Mapping[str, Any]) -> int:
+    """The class of an event: by its category where that says it, else by its name."""
+    category = event.get("cat")
+    return _CATEGORIES[category] if category in _CATEGORIES else classified(event["name"])
+
+
+@cache
+def classified(name: str) -> int:
+    """The class of a kernel or an operator by its name."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), OTHER)
+
+
+def shown_name(name: str, most: int = 60) -> str:
+    """A kernel's name without its template's arguments, cut where it is long."""
+    short = re.sub(r"<.*", "", name.removeprefix("void ")) or name
+    return short if len(short) <= most else f"{short[: most - 3]}..."

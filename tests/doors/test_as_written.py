@@ -1,0 +1,54 @@
+"""What a plan is worth in the words of another stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from doors.jobs import planned, run_of
+
+from weft.doors.as_written import as_written
+from weft.doors.emit import EMITTERS, OWN_RUNS, emit
+from weft.doors.explained import predicted
+from weft.moves.layout_of_plan import layout_of
+from weft.planning.planned import PlannedJob
+
+STACKS = sorted(set(EMITTERS) - OWN_RUNS)
+
+
+def job(**choices: Any) -> PlannedJob:
+    run = run_of("llama-1b", global_batch=64, sequence=1024)
+    return planned(run, **({"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"} | choices))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_a_stack_lacks_is_predicted_as_its_nearest(stack: str) -> None:
+    plan = job(schedule="zb-h1", recompute="full")
+    written = as_written(plan, stack, emit(plan, stack))
+    assert written is not None
+    layout = layout_of(written)
+    assert layout.schedule == "1f1b"
+    assert (layout.pipeline_parallel, layout.data_parallel, layout.micro_batch_size) == (4, 4, 1)
+    # Accelerate's plugin recomputes less; the others leave it to the program or do it.
+    assert layout.recompute == ("selective" if stack == "accelerate" else "full")
+    assert predicted(written).step_s > 0
+
+
+def test_where_nothing_is_lost_the_plan_is_what_is_written() -> None:
+    plan = job()
+    assert as_written(plan, "megatron", emit(plan, "megatron")) is None
+
+
+@pytest.mark.parametrize("stack", sorted(OWN_RUNS))
+def test_wefts_own_runtime_executes_the_plan_itself(stack: str) -> None:
+    plan = job(schedule="gpipe")
+    assert as_written(plan, stack, emit(plan, stack)) is None
+
+
+def test_devices_of_an_axis_that_a_stack_lacks_are_replicas() -> None:
+    plan = job(data_parallel=2, context_parallel=2, tensor_parallel=1)
+    emitted = emit(plan, "accelerate")
+    written = as_written(plan, "accelerate", emitted)
+    # The plugin has no context ranks, so that their devices are replicas.
+    assert written is not None
+    assert layout_of(written).data_parallel == 4

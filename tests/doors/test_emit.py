@@ -1,0 +1,408 @@
+"""What emitters write for layouts that other stacks have, nearly have, and do not have."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+from doors.jobs import planned, run_of
+
+from weft.describe.plan import Replica
+from weft.doors.emit import EMITTERS, OWN_RUNS, emit
+from weft.doors.emit.base import Decided
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob
+
+PIPELINE = {"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"}
+
+
+def lost(stack: str, job: PlannedJob) -> list[str]:
+    return [str(loss) for loss in emit(job, stack).losses]
+
+
+def pipelined(**choices: Any) -> PlannedJob:
+    return planned(run_of(), **(PIPELINE | choices))
+
+
+def alone(**choices: Any) -> PlannedJob:
+    return planned(run_of(), **({"data_parallel": 16} | choices))
+
+
+def test_an_unknown_stack_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"--emit: 'megatrn' is not one of .* \(nearest valid: megatron\)"):
+        emit(alone(), "megatrn")
+
+
+def test_megatron_lm_is_given_every_degree_and_size() -> None:
+    job = planned(
+        run_of("llama-3-8b"),
+        pipeline_parallel=2,
+        data_parallel=2,
+        tensor_parallel=4,
+        loops=2,
+        schedule="depth-first",
+        sharding="zero-1",
+        recompute="full",
+    )
+    text = emit(job, "megatron").text
+    for option in (
+        "torchrun --nnodes 2 --nproc-per-node 8 --node-rank",
+        "--tensor-model-parallel-size 4 ",
+        "--pipeline-model-parallel-size 2 ",
+        "--sequence-parallel ",
+        "--num-layers-per-virtual-pipeline-stage 8 ",
+        "--global-batch-size 64 ",
+        "--use-distributed-optimizer ",
+        "--recompute-method uniform ",
+        "--group-query-attention ",
+        "--num-query-groups 8 ",
+        "--untie-embeddings-and-output-weights ",
+        "--bf16 ",
+    ):
+        assert f" {option}" in text or f"\n{option}" in text, option
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in text
+    assert lost("megatron", job) == []
+
+
+def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
+    job = planned(run_of(), pipeline_parallel=3, data_parallel=4, sharding="zero-1")
+    first, second, third = Decided(job).blocks
+    assert (
+        f"--pipeline-model-parallel-layout 'Et*{first}|t*{second}|t*{third}L' " in emit(job, "megatron").text
+    )
+
+
+@pytest.mark.parametrize(
+    ("stack", "choices", "line"),
+    [
+        (
+            "megatron",
+            {"schedule": "gpipe"},
+            "lost: schedule gpipe, which Megatron-LM does not have; nearest: 1f1b",
+        ),
+        (
+            "megatron",
+            {"schedule": "breadth-first", "loops": 2},
+            "lost: schedule breadth-first; Megatron-LM starts backwards before all forwards of a round are "
+            "done; "
+            "nearest: interleaved 1f1b that runs 16 micro-batches through each stage",
+        ),
+        (
+            "megatron",
+            {"schedule": "zb-v", "loops": 2},
+            "lost: schedule zb-v, which Megatron-LM does not have; nearest: interleaved 1f1b (depth-first)",
+        ),
+        (
+            "megatron",
+            {"recompute": "selective"},
+            "lost: selective recomputation of all but products: Megatron-LM runs only the attention's core "
+            "again; "
+            "nearest: --recompute-granularity selective, which keeps more",
+        ),
+        (
+            "torchtitan",
+            {"schedule": "zb-h1"},
+            "lost: schedule zb-h1, which torchtitan does not have; nearest: 1F1B",
+        ),
+        (
+            "torchtitan",
+            {},
+            "lost: zero-1: torchtitan shares out weights, too, between steps; nearest: "
+            'fsdp_reshard_after_forward = "never", which gathers them once per step',
+        ),
+        (
+            "torchtitan",
+            {"recompute": "selective"},
+            "lost: selective recomputation of all but products: torchtitan also runs every second product "
+            "again; "
+            'nearest: selective_ac_option = "op"',
+        ),
+        (
+            "torchtitan",
+            {},
+            "lost: the model's sizes (32 layers of 4096, 32 heads, 32 groups), which torchtitan takes from a "
+            "flavor; nearest: register a flavor 'llama-7b' of llama3",
+        ),
+        (
+            "deepspeed",
+            {"schedule": "depth-first", "loops": 2},
+            "lost: 2 stages per device (depth-first); DeepSpeed's pipeline has one; nearest: 1f1b with one "
+            "stage "
+            "per device",
+        ),
+        (
+            "deepspeed",
+            {"schedule": "gpipe"},
+            "lost: schedule gpipe, which DeepSpeed does not have; nearest: 1f1b",
+        ),
+        (
+            "deepspeed",
+            {},
+            "lost: stages of 8, 8, 8, 8 blocks, which the JSON does not name; nearest: "
+            "PipelineModule(partition_method='parameters'), which balances parameters",
+        ),
+        (
+            "deepspeed",
+            {"sharding": "zero-2"},
+            "lost: zero-2 with a pipeline, which DeepSpeed refuses; nearest: zero_optimization stage 1",
+        ),
+        (
+            "deepspeed",
+            {"island": 2},
+            "lost: islands of 2 replicas with DeepSpeed's ZeRO stage 1; nearest: all replicas share states "
+            "out",
+        ),
+        (
+            "deepspeed",
+            {"data_parallel": 2, "tensor_parallel": 2},
+            "lost: a pipeline of tensor groups, of which DeepSpeed alone does only the pipeline; nearest: "
+            "Megatron-DeepSpeed, whose layers are divided by its own mpu",
+        ),
+        (
+            "accelerate",
+            {"sharding": "zero-3"},
+            "lost: zero-3 with a pipeline, which the Megatron-LM plugin does not have; nearest: "
+            "use_distributed_optimizer (zero-1)",
+        ),
+        (
+            "accelerate",
+            {"island": 2},
+            "lost: islands of 2 replicas, which the Megatron-LM plugin does not have; nearest: all replicas "
+            "share states out",
+        ),
+        (
+            "accelerate",
+            {"recompute": "full"},
+            "lost: recompute full; nearest: recompute_activations, which runs the attention's core again",
+        ),
+        (
+            "accelerate",
+            {"schedule": "gpipe"},
+            "lost: schedule gpipe, which the plugin does not have; nearest: 1f1b",
+        ),
+        (
+            "accelerate",
+            {"schedule": "breadth-first", "loops": 2},
+            "lost: 2 loops, breadth-first; the YAML has no key for stages per device; nearest: "
+            "MegatronLMPlugin(num_layers_per_virtual_pipeline_stage=4) in the program",
+        ),
+        (
+            "accelerate",
+            {"pipeline_parallel": 3},
+            "nearest: as many blocks in each, which their number must allow",
+        ),
+        (
+            "accelerate",
+            {"data_parallel": 2, "context_parallel": 2},
+            "lost: context ranks, which the Megatron-LM plugin does not have; nearest: tensor ranks",
+        ),
+    ],
+)
+def test_what_a_pipeline_loses(stack: str, choices: dict[str, Any], line: str) -> None:
+    assert any(line in one for one in lost(stack, pipelined(**choices)))
+
+
+@pytest.mark.parametrize(
+    ("stack", "choices", "line"),
+    [
+        (
+            "deepspeed",
+            {"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-3"},
+            "lost: zero-3 with tensor ranks; nearest: zero_optimization stage 2",
+        ),
+        (
+            "deepspeed",
+            {"data_parallel": 8, "context_parallel": 2},
+            "lost: context ranks that gather keys and values; DeepSpeed exchanges heads; nearest: Ulysses "
+            "with "
+            "sequence_parallel_size",
+        ),
+        (
+            "deepspeed",
+            {"recompute": "full"},
+            "lost: recompute full, which the JSON configures and does not switch on; nearest: "
+            "model.gradient_checkpointing_enable(), which recomputes whole blocks",
+        ),
+        (
+            "accelerate",
+            {"recompute": "full"},
+            "lost: recompute full, which the YAML has no key for here; nearest: "
+            "model.gradient_checkpointing_enable()",
+        ),
+        (
+            "accelerate",
+            {"recompute": "selective", "sharding": "zero-3"},
+            "lost: recompute selective; nearest: fsdp_activation_checkpointing, which runs whole blocks",
+        ),
+        (
+            "accelerate",
+            {"sharding": "zero-2"},
+            "lost: zero-2: Accelerate's FSDP2 shares out weights, too, between steps; nearest: "
+            "fsdp_reshard_after_forward: false, which gathers them once per step",
+        ),
+        (
+            "accelerate",
+            {"sharding": "zero-1", "island": 8},
+            "lost: islands of 8 replicas with zero-1; nearest: all replicas share states out",
+        ),
+        (
+            "megatron",
+            {"sharding": "zero-3", "loops": 4, "schedule": "breadth-first"},
+            "lost: layers that run 4 micro-batches before the next one (breadth-first); Megatron-LM runs one "
+            "after the other; nearest: weights gathered for each of them",
+        ),
+    ],
+)
+def test_what_replicas_alone_lose(stack: str, choices: dict[str, Any], line: str) -> None:
+    assert line in lost(stack, alone(**choices))
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        ("megatron", "lost: precision fp64, which Megatron-LM does not train in; nearest: fp32"),
+        ("torchtitan", "lost: precision fp64, which torchtitan does not train in; nearest: float32"),
+        ("deepspeed", "lost: precision fp64, which DeepSpeed does not train in; nearest: fp32"),
+        (
+            "accelerate",
+            "lost: precision fp64, which Accelerate does not train in; nearest: fp32 (mixed_precision: no)",
+        ),
+    ],
+)
+def test_a_precision_that_others_do_not_train_in(stack: str, line: str) -> None:
+    job = planned(run_of(precision="fp64"), data_parallel=16)
+    assert line in lost(stack, job)
+
+
+def test_megatron_lm_cannot_loop_fewer_micro_batches_than_devices() -> None:
+    job = planned(
+        run_of(global_batch=8), pipeline_parallel=4, data_parallel=4, loops=2, schedule="breadth-first"
+    )
+    line = (
+        "lost: 2 micro-batches on 4 devices in loops; Megatron-LM needs as many as devices; nearest: 4 "
+        "micro-batches"
+    )
+    assert line in lost("megatron", job)
+
+
+def test_groups_of_depth_first_are_megatron_lms_own() -> None:
+    job = pipelined(schedule="depth-first", loops=2, options={"group_size": 8})
+    text = emit(job, "megatron").text
+    assert "--microbatch-group-size-per-virtual-pipeline-stage 8 " in text
+    assert lost("megatron", job) == []
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "deepspeed", "accelerate"])
+def test_unequal_shares_are_said_to_be_lost(stack: str) -> None:
+    job = alone(data_parallel=2, micro_batch_size=2)
+    [stage] = job.plan.stages
+    unequal = (Replica(ranks=(0,), micro_batches=20), Replica(ranks=(1,), micro_batches=12))
+    plan = job.plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": unequal}),)})
+    names = {"megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+    line = (
+        f"lost: replicas take 20, 12 micro-batches; {names.get(stack, stack)} gives all of them equally "
+        f"many; "
+        "nearest: 16 each, global batch 64"
+    )
+    assert line in lost(stack, PlannedJob(run=job.run, problem=job.problem, plan=plan))
+
+
+def test_stages_that_differ_are_said_to_be_lost() -> None:
+    job = pipelined()
+    first, second, *rest = job.plan.stages
+    wider = tuple(Replica(ranks=(rank, rank + 1), micro_batches=32) for rank in (0, 2))
+    stages = (
+        first.model_copy(update={"replicas": wider}),
+        second.model_copy(update={"recompute": "full"}),
+        *rest,
+    )
+    plan = job.plan.model_copy(update={"stages": stages})
+    lines = lost("megatron", PlannedJob(run=job.run, problem=job.problem, plan=plan))
+    assert lines == [
+        "lost: stages have 2, 4, 4, 4 replicas; Megatron-LM has as many of every stage; nearest: 4 of "
+        "every stage",
+        "lost: replicas have 1, 2 ranks; Megatron-LM has one degree for all; nearest: tensor degree 1",
+        "lost: stages recompute full, none; Megatron-LM recomputes alike in all; nearest: full in all",
+        *lines[3:],
+    ]
+
+
+def test_nodes_of_several_sizes_need_a_launch_line_each() -> None:
+    job = planned(run_of(on="16xa100-80gb+4xa100-80gb", global_batch=80), data_parallel=20)
+    line = (
+        "lost: nodes have 4, 8 devices; one launch line starts as many on each; nearest: give each node "
+        "its own "
+        "--nproc-per-node"
+    )
+    assert line in lost("megatron", job)
+
+
+@pytest.mark.parametrize(
+    ("stack", "model", "line"),
+    [
+        ("megatron", "bert-base", "--emit: Megatron-LM trains models of gpt, llama, not of family bert"),
+        ("torchtitan", "gpt2", "--emit: torchtitan trains models of llama, not of family gpt"),
+    ],
+)
+def test_models_that_a_stack_does_not_have_are_refused(stack: str, model: str, line: str) -> None:
+    job = planned(run_of(model), data_parallel=16)
+    with pytest.raises(InputError, match=line):
+        emit(job, stack)
+
+
+def test_accelerates_plugin_has_no_pipelines_of_images() -> None:
+    job = planned(run_of("vit-base"), **PIPELINE)
+    with pytest.raises(InputError, match="Accelerate's Megatron-LM plugin trains models of gpt, llama, bert"):
+        emit(job, "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("choices", "kind"),
+    [
+        ({"data_parallel": 1}, "NO"),
+        ({}, "MULTI_GPU"),
+        ({"sharding": "zero-1"}, "DEEPSPEED"),
+        ({"sharding": "zero-3"}, "FSDP"),
+        ({"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-3"}, "FSDP"),
+        ({"data_parallel": 8, "tensor_parallel": 2}, "MEGATRON_LM"),
+        (PIPELINE, "MEGATRON_LM"),
+    ],
+)
+def test_accelerate_gets_the_plugin_that_the_plan_needs(choices: dict[str, Any], kind: str) -> None:
+    assert yaml.safe_load(emit(alone(**choices), "accelerate").text)["distributed_type"] == kind
+
+
+def test_torchtitan_gets_the_layers_of_every_stage() -> None:
+    job = planned(run_of("llama-3-8b"), pipeline_parallel=4, data_parallel=4, sharding="zero-3")
+    record = tomllib.loads(emit(job, "torchtitan").text)
+    parts = record["parallelism"]["module_fqns_per_model_part"]
+    flat = [name for part in parts for name in part]
+    assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
+    assert len(parts) == 4
+    assert record["model"] == {"name": "llama3", "flavor": "8B"}
+    assert lost("torchtitan", job) == []
+
+
+def test_islands_have_a_name_elsewhere() -> None:
+    job = alone(sharding="zero-3", island=8)
+    assert json.loads(emit(job, "deepspeed").text)["zero_optimization"]["mics_shard_size"] == 8
+    assert "--num-distributed-optimizer-instances 2 " in emit(job, "megatron").text
+    parallelism = tomllib.loads(emit(job, "torchtitan").text)["parallelism"]
+    assert parallelism["data_parallel_shard_degree"] == 8
+    assert parallelism["data_parallel_replicate_degree"] == 2
+
+
+@pytest.mark.parametrize("stack", sorted(set(EMITTERS) - {"deepspeed"}))
+def test_files_with_comments_say_which_plan_they_are_and_what_is_lost(stack: str) -> None:
+    emitted = emit(pipelined(schedule="zb-h1"), stack)
+    for line in (f"weft plan {pipelined(schedule='zb-h1').plan.plan_id}", *map(str, emitted.losses)):
+        assert f"# {line}" in emitted.text
+    assert f"# start: {emitted.launch}\n" in emitted.text
+
+
+def test_stacks_that_start_wefts_own_runtime_lose_nothing_of_the_order() -> None:
+    for stack in OWN_RUNS:
+        assert not any("schedule" in line for line in lost(stack, pipelined(schedule="zb-h1")))

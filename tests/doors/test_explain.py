@@ -1,0 +1,379 @@
+"""Files of other stacks, as people write them, in weft's words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from weft.describe.model import ModelConfig
+from weft.doors.configuration import Configuration, flat
+from weft.doors.explain import read_configuration
+from weft.doors.explain.megatron import options_of, stages_of
+from weft.doors.implied import preset_of
+from weft.errors import InputError
+
+# A script that keeps its options in variables and arrays, as most do.
+SCRIPT = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS=8   # of a node
+NODES=${NODES:-16}
+WORLD=$(($GPUS*$NODES))
+TP=8; PP=8
+BATCH=$((WORLD / TP / PP * 64))
+
+LAUNCH=(
+    --nproc_per_node $GPUS
+    --nnodes=$NODES
+)
+MODEL=(
+    --num-layers 64
+    --hidden-size 8192   # wide
+    --num-attention-heads 64
+    --group-query-attention
+    --num-query-groups 8
+    --ffn-hidden-size 28672
+    --swiglu
+    --seq-length 4096
+    --untie-embeddings-and-output-weights
+)
+# --fp16 was too narrow
+TRAINING="--micro-batch-size 1 --global-batch-size ${BATCH} --bf16 --use-distributed-optimizer"
+torchrun ${LAUNCH[@]} pretrain_gpt.py ${MODEL[@]} $TRAINING \\
+    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size $PP \\
+    --num_layers_per_virtual_pipeline_stage 2 \\
+    --recompute-activations --clip-grad 0
+"""
+
+
+def fields(configuration: Configuration, *names: str) -> tuple[Any, ...]:
+    return tuple(getattr(configuration, name) for name in names)
+
+
+def test_a_script_of_megatron_lm() -> None:
+    found = read_configuration(SCRIPT, "train.sh")
+    assert found.stack == "Megatron-LM"
+    axes = ("devices", "pipeline_parallel", "tensor_parallel", "context_parallel", "replicas", "loops")
+    assert fields(found, *axes) == (128, 8, 8, None, 2, 4)
+    assert fields(found, "micro_batch_size", "global_batch", "sequence") == (1, 128, 4096)
+    kinds = ("sharding", "recompute", "precision", "schedule", "blocking", "clips")
+    assert fields(found, *kinds) == ("zero-1", "selective", "bf16", "depth-first", ("reductions",), False)
+    model = found.model
+    assert isinstance(model, ModelConfig)
+    assert (model.family, model.layers, model.key_value_heads, model.feed_forward) == ("llama", 64, 8, 28672)
+    assert found.unpredicted == ("--vocab-size is not given; predicted with 50304",)
+    assert found.key("loops") == "--num-layers-per-virtual-pipeline-stage"
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (
+            "x --bf16 --lr 1e-4 --data-path 0.5 a 0.5 b",
+            {"--bf16": True, "--lr": "1e-4", "--data-path": "0.5"},
+        ),
+        ("x --lr=3 --min_lr 2", {"--lr": "3", "--min-lr": "2"}),
+        ("x --lr 1\nx --lr 2", {"--lr": "2"}),
+        ("A=(--lr 1 --bf16)", {"--lr": "1", "--bf16": True}),
+        (
+            "N=$((2*3))\nx --lr $N --decay ${M:-7} --seed ${K}",
+            {"--lr": "6", "--decay": "7", "--seed": "${K}"},
+        ),
+        ("N=$((2*$UNKNOWN))\nx --lr $N", {"--lr": "$((2*$UNKNOWN))"}),
+        ("N=$((1/0))\nx --lr $N", {"--lr": "$((1/0))"}),
+        ("x --lr 'unfinished", {"--lr": "unfinished"}),
+    ],
+)
+def test_options_of_a_text(text: str, options: dict[str, Any]) -> None:
+    assert options_of(text) == options
+
+
+@pytest.mark.parametrize(
+    ("layout", "stages"), [("Et*3|t*4|t*3L", 3), ("E|(t|)*3,m|m||L", 8), ("Et*2|(tt|)*29,m|L", 32)]
+)
+def test_stages_of_a_layout(layout: str, stages: int) -> None:
+    assert stages_of(layout) == stages
+
+
+@pytest.mark.parametrize(
+    ("options", "sharding", "island"),
+    [
+        ("", "zero-0", None),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances 2", "zero-1", 8),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "zero-2", None),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "zero-3", None),
+        ("--use-torch-fsdp2", "zero-3", None),
+    ],
+)
+def test_what_megatron_lm_shares_out(options: str, sharding: str, island: int | None) -> None:
+    text = f"torchrun --nproc-per-node 8 --nnodes 2 x --tensor-model-parallel-size 1 {options}"
+    assert fields(read_configuration(text, "x"), "sharding", "island") == (sharding, island)
+
+
+def test_what_megatron_lm_does_and_weft_does_not_predict() -> None:
+    text = "x --tensor-model-parallel-size 1 --num-experts 8 --fp8-format hybrid --optimizer-cpu-offload"
+    assert read_configuration(text, "x").unpredicted == (
+        "--num-experts: experts (mixture of experts): predicted as the dense model",
+        "--optimizer-cpu-offload: optimizer states on the host: predicted as held by the device",
+        "--fp8-format: fp8 products: predicted in the precision beside them",
+    )
+
+
+def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
+    record = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {
+            "stage": 3,
+            "overlap_comm": False,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "zero_quantized_weights": True,
+            "zero_hpz_partition_size": 8,
+        },
+        "bf16": {"enabled": "auto"},
+    }
+    found = read_configuration(json.dumps(record), "ds.json")
+    assert fields(found, "stack", "micro_batch_size", "replicas", "sharding", "precision", "recompute") == (
+        "DeepSpeed",
+        None,
+        None,
+        "zero-3",
+        None,
+        None,
+    )
+    assert found.unpredicted == (
+        "zero_optimization.offload_optimizer.device cpu: predicted as held by the devices",
+        "zero_optimization.zero_quantized_weights: predicted with whole weights",
+        "zero_optimization.zero_hpz_partition_size: predicted without second copies of weights",
+        "zero_optimization.overlap_comm false: predicted with reductions beside backward passes",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "blocking"),
+    [
+        ({"pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}}, ("messages", "reductions")),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": False}}, ("reductions",)),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": True}}, ()),
+    ],
+)
+def test_what_deepspeed_does_not_overlap(change: dict[str, Any], blocking: tuple[str, ...]) -> None:
+    text = json.dumps({"train_micro_batch_size_per_gpu": 1} | change)
+    assert read_configuration(text, "ds.json").blocking == blocking
+
+
+@pytest.mark.parametrize(
+    ("lines", "sharding", "recompute"),
+    [
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 2}", "zero-2", None),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}", "zero-3", None),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: FULL_SHARD}", "zero-3", None),
+        (
+            "distributed_type: FSDP\n"
+            "fsdp_config: {fsdp_reshard_after_forward: false, fsdp_activation_checkpointing: true}",
+            "zero-2",
+            "full",
+        ),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}", "zero-3", None),
+        ("distributed_type: MULTI_GPU", "zero-0", None),
+        (
+            "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_recompute_activations: true}",
+            "zero-0",
+            "selective",
+        ),
+    ],
+)
+def test_plugins_of_accelerate(lines: str, sharding: str, recompute: str | None) -> None:
+    found = read_configuration(lines, "a.yaml")
+    assert fields(found, "stack", "sharding", "recompute") == ("Accelerate", sharding, recompute)
+
+
+def test_what_accelerate_does_and_weft_does_not_predict() -> None:
+    text = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+mixed_precision: fp8
+deepspeed_config:
+  deepspeed_config_file: ds.json
+  offload_param_device: cpu
+"""
+    assert read_configuration(text, "a.yaml").unpredicted == (
+        "deepspeed_config.offload_param_device cpu: predicted as held by the devices",
+        "deepspeed_config.deepspeed_config_file: explain that file for what it says",
+        "mixed_precision fp8: predicted in the cluster's usual precision",
+    )
+
+
+AXOLOTL = """
+base_model: meta-llama/Llama-3.1-8B-Instruct
+load_in_4bit: true
+adapter: qlora
+datasets:
+  - path: my/conversations
+    type: chat_template
+sequence_len: 8192
+sample_packing: true
+flash_attention: true
+micro_batch_size: 2
+gradient_accumulation_steps: 8
+gradient_checkpointing: offload
+dp_shard_size: 4
+dp_replicate_size: 2
+context_parallel_size: 2
+bf16: auto
+"""
+
+
+def test_an_axolotl_file() -> None:
+    found = read_configuration(AXOLOTL, "config.yml")
+    assert found.stack == "Axolotl"
+    axes = ("replicas", "island", "context_parallel", "micro_batch_size", "micro_batches", "sequence")
+    assert fields(found, *axes) == (8, 4, 2, 2, 8, 8192)
+    assert fields(found, "sharding", "recompute", "precision") == ("zero-3", "full", "bf16")
+    assert found.ranks == 16
+    assert found.samples_per_step == 128
+    assert found.unpredicted == (
+        "adapter qlora: predicted as training of all weights, an upper bound",
+        "load_in_4bit: predicted with weights in the precision of the products",
+        "sample_packing: predicted as full samples of sequence_len tokens",
+        "gradient_checkpointing offload: predicted as held by the devices",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sharding"),
+    [
+        ("deepspeed: configs/zero2.json", "zero-2"),
+        ("deepspeed: own.json", None),
+        ("fsdp: [full_shard]", "zero-3"),
+    ],
+)
+def test_what_axolotl_shares_out(line: str, sharding: str | None) -> None:
+    text = f"base_model: gpt2\nmicro_batch_size: 1\n{line}\n"
+    assert read_configuration(text, "config.yml").sharding == sharding
+
+
+TORCHTITAN = """
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "70B"
+converters = ["float8"]
+[training]
+local_batch_size = 16
+seq_len = 8192
+enable_cpu_offload = true
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 2
+expert_parallel_degree = 2
+"""
+
+
+def test_a_torchtitan_file() -> None:
+    found = read_configuration(TORCHTITAN, "job.toml")
+    assert found.stack == "torchtitan"
+    assert fields(found, "pipeline_parallel", "tensor_parallel", "replicas", "island", "loops") == (
+        4,
+        8,
+        16,
+        8,
+        2,
+    )
+    assert fields(found, "micro_batch_size", "micro_batches", "samples_per_step") == (2, 8, 256)
+    # With a pipeline weights are not given back between forward and backward, unless it is asked for.
+    assert fields(found, "sharding", "recompute", "schedule") == ("zero-2", "selective", "depth-first")
+    assert found.model == "llama-3-70b"
+    assert found.unpredicted == (
+        "activation_checkpoint.selective_ac_option 2: one block in 2 is recomputed; predicted as all blocks "
+        "without their products",
+        "model.converters ['float8']: predicted in the precision beside them",
+        "training.enable_cpu_offload: predicted as held by the devices",
+        "parallelism.expert_parallel_degree: experts are not predicted",
+    )
+
+
+def test_torchtitan_counts_split_points() -> None:
+    text = TORCHTITAN.replace(
+        "expert_parallel_degree = 2",
+        'pipeline_parallel_split_points = ["layers.20", "layers.40", "layers.60"]',
+    )
+    assert read_configuration(text, "job.toml").loops == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"train_batch_size": 0}', "x: train_batch_size: 0: a count of at least 1 (nearest valid: 1)"),
+        (
+            '{"train_batch_size": 5000000000}',
+            "x: train_batch_size: 5000000000: a count of at most 1000000000 (nearest valid: 1000000000)",
+        ),
+        (
+            '{"train_batch_size": "many"}',
+            "x: train_batch_size: 'many': a count of at least 1 (nearest valid: 1)",
+        ),
+        (
+            "y --tensor-model-parallel-size $TP",
+            "x: --tensor-model-parallel-size: '$TP': a count of at least 1 (nearest valid: 1)",
+        ),
+        (
+            "[training]\nseq_len = true\n[parallelism]\n",
+            "x: training.seq_len: True: a count of at least 1 (nearest valid: 1)",
+        ),
+    ],
+)
+def test_a_degree_that_is_no_count_is_refused(text: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_configuration(text, "x")
+    assert str(refused.value) == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "{}", "[]", "{", "a: b", "- 1\n- 2", "[a]\nb = 1", '{"a": {"b": 1}}', "\x00", "{" * 10_000],
+)
+def test_what_is_not_recognised_is_refused_with_what_can_be_read(text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_configuration(text, "file")
+    assert str(refused.value) == (
+        "file: not recognised; can be read: a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a "
+        "torchtitan "
+        "TOML, a Megatron-LM command line, or a trace of torch.profiler (JSON or .json.gz)"
+    )
+
+
+def test_aliases_that_stand_for_too_much_are_refused() -> None:
+    lines = ["distributed_type: FSDP", "a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 20)]
+    with pytest.raises(InputError, match="x: more than 20000 entries; not a configuration"):
+        read_configuration("\n".join(lines), "x")
+
+
+def test_nested_tables_have_dotted_keys() -> None:
+    assert flat({"a": {"b": {"c": 1}}, "d": [1]}) == {"a": {}, "a.b": {}, "a.b.c": 1, "d": [1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama-3-70b"),
+        ("NousResearch/Llama-2-7b-hf", "llama-7b"),
+        ("openai-community/gpt2", "gpt2"),
+        ("gpt2-xl", "gpt2-xl"),
+        ("llama-3-8b", "llama-3-8b"),
+        ("somebody/llama-3-80b", "somebody/llama-3-80b"),
+    ],
+)
+def test_presets_of_models_elsewhere(name: str, preset: str) -> None:
+    assert preset_of(name) == preset

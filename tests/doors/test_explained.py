@@ -1,0 +1,239 @@
+"""Predictions for other stacks' files, what is missing for them, and what weft would do instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from doors.jobs import planned, run_of
+
+from weft.doors.emit import emit
+from weft.doors.explained import explain_text
+from weft.doors.implied import Told
+from weft.errors import InputError
+from weft.moves.layout_of_plan import layout_of
+
+MEGATRON = (
+    "pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 8 "
+    "--hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --micro-batch-size 1 "
+    "--global-batch-size 16 "
+    "--bf16 --use-distributed-optimizer --sequence-parallel --vocab-size 32000 "
+)
+
+
+def deepspeed(**change: Any) -> str:
+    record = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+    }
+    return json.dumps(record | change)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+
+
+def test_a_command_line_says_all_that_a_prediction_needs() -> None:
+    found = explain_text(MEGATRON, "x", Told(on="8xa100-80gb"))
+    assert found.missing == ()
+    assert found.implied is not None
+    assert str(found.implied.layout) == (
+        "pp 2 x dp 2 x tp 2, 1f1b, micro-batch size 1, zero-1, blocking messages and reductions"
+    )
+    record = found.record()
+    predicted, weft = record["predicted"], record["weft"]
+    assert predicted["step_low_s"] < predicted["step_s"] < predicted["step_high_s"]
+    assert record["fits"] is True
+    assert record["gain_s"] == pytest.approx(predicted["step_s"] - weft["step_s"])
+    assert record["gain_s"] > 0
+    assert json.dumps(record)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "deepspeed"])
+def test_what_weft_emits_is_predicted_as_it_was_planned(stack: str) -> None:
+    job = planned(
+        run_of("llama-1b", global_batch=32, sequence=1024),
+        pipeline_parallel=2,
+        data_parallel=8,
+        sharding="zero-1" if stack != "torchtitan" else "zero-3",
+    )
+    told = Told(model="llama-1b", on="16xa100-80gb", sequence=1024)
+    found = explain_text(emit(job, stack).text, "file", told, search=False)
+    assert found.implied is not None
+    layout, wanted = found.implied.layout, layout_of(job.plan)
+    assert (layout.pipeline_parallel, layout.data_parallel, layout.loops, layout.micro_batch_size) == (
+        2,
+        8,
+        1,
+        1,
+    )
+    assert layout.sharding == wanted.sharding
+    assert found.implied.problem.job.global_batch == 32
+    assert found.plan is not None
+    assert found.best is None
+
+
+def test_weights_that_are_shared_out_without_a_pipeline_come_layer_by_layer() -> None:
+    found = explain_text(deepspeed(), "ds.json", Told(model="gpt2", on="4xa100-80gb"), search=False)
+    assert found.implied is not None
+    layout = found.implied.layout
+    assert (layout.schedule, layout.loops, dict(layout.options)) == ("hybrid", 14, {"depth": 2})
+    assert found.implied.assumed == (
+        "recompute none: the program decides it, not this file; --recompute says otherwise",
+        "sequence: 1024 tokens, the model's longest",
+    )
+
+
+def test_what_is_told_counts_before_what_the_file_says() -> None:
+    told = Told(
+        model="gpt2", on="4xa100-80gb", global_batch=64, micro_batch_size=4, sequence=512, recompute="full"
+    )
+    found = explain_text(deepspeed(), "ds.json", told, search=False)
+    assert found.implied is not None
+    job, layout = found.implied.problem.job, found.implied.layout
+    assert (job.global_batch, job.sequence, layout.micro_batch_size, layout.recompute) == (64, 512, 4, "full")
+
+
+def test_recomputation_and_sharding_that_memory_does_not_need_are_found() -> None:
+    told = Told(model="gpt2", on="4xa100-80gb", recompute="full")
+    lines = [str(one) for one in explain_text(deepspeed(), "ds.json", told, search=False).findings]
+    assert lines[0].startswith("wasteful: recompute: full: ")
+    assert "of memory stay free without it, and a step takes " in lines[0]
+    assert lines[0].endswith(" less (nearest valid: none)")
+
+
+def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
+    found = explain_text(
+        deepspeed(zero_optimization={"stage": 0}),
+        "ds.json",
+        Told(model="llama-7b", on="8xa100-80gb"),
+        search=False,
+    )
+    assert found.overfull_bytes > 0
+    assert found.gain_s is None
+    assert found.record()["fits"] is False
+
+
+def test_a_layout_that_cannot_run_is_a_finding() -> None:
+    told = Told(model="gpt2", on="8xa100-80gb", sequence=1023)
+    found = explain_text(deepspeed(sequence_parallel_size=2), "ds.json", told, search=False)
+    assert found.plan is None
+    assert [str(one) for one in found.findings] == [
+        "wrong: sequence_parallel_size: 1023 tokens are no multiple of 2 x cp = 4 (nearest valid: 1)",
+        "wrong: DeepSpeed: cp 2: sequence 1023 is not a multiple of 2 x cp = 4; nearest sequence: 1020",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "lines"),
+    [
+        (
+            deepspeed(),
+            Told(on="4xa100-80gb"),
+            ["DeepSpeed: the file does not say the model's sizes; give --model, a preset or a folder"],
+        ),
+        (
+            "base_model: my/own-model\nmicro_batch_size: 1\n",
+            Told(on="4xa100-80gb"),
+            ["Axolotl: the sizes of 'my/own-model' are not known; give --model, a preset or a folder"],
+        ),
+        (
+            deepspeed(train_micro_batch_size_per_gpu="auto"),
+            Told(model="gpt2", on="4xa100-80gb"),
+            ["DeepSpeed: the file does not say the samples of a micro-batch; give --micro-batch-size"],
+        ),
+        (
+            "distributed_type: FSDP\nnum_processes: 100000\n",
+            Told(model="gpt2"),
+            ["Accelerate: the file is for 100000 devices, this machine has "],
+        ),
+        (
+            "distributed_type: FSDP\nnum_processes: 16\n",
+            Told(model="gpt2", on="8xa100-80gb"),
+            [
+                "Accelerate: the file is for 16 devices, 8xa100-80gb has 8; give --on "
+                "(nearest valid: --on 16xa100-80gb)"
+            ],
+        ),
+        (
+            MEGATRON.replace("-parallel-size 2", "-parallel-size 3"),
+            Told(on="16xa100-80gb"),
+            ["devices: 16 are no multiple of pp 3 x tp 3 = 9 (nearest valid: 18)"],
+        ),
+    ],
+)
+def test_what_is_missing_is_asked_for_by_the_option(text: str, told: Told, lines: list[str]) -> None:
+    found = explain_text(text, "file", told, search=False)
+    assert found.plan is None
+    assert len(found.missing) == len(lines)
+    assert all(str(one).startswith(line) for one, line in zip(found.missing, lines, strict=True))
+
+
+def test_a_launch_on_fewer_devices_than_are_told_is_taken_to_all_of_them() -> None:
+    text = f"torchrun --nproc-per-node 8 {MEGATRON}"
+    found = explain_text(text, "x", Told(on="16xa100-80gb"), search=False)
+    assert found.implied is not None
+    assert found.implied.layout.data_parallel == 4
+    assert found.implied.assumed[0] == "all 16 devices of --on; the file starts 8"
+
+
+def test_a_batch_and_a_sharding_that_nobody_says_are_assumed_aloud() -> None:
+    text = "base_model: gpt2\nmicro_batch_size: 1\ndeepspeed: own.json\nbf16: true\nsequence_len: 512\n"
+    found = explain_text(text, "a.yml", Told(on="4xa100-80gb"), search=False)
+    assert found.implied is not None
+    assert found.implied.assumed == ("sharding zero-0: the file does not say it",)
+    text = "distributed_type: FSDP\nmixed_precision: bf16\n"
+    found = explain_text(
+        text, "a.yaml", Told(model="gpt2", on="4xa100-80gb", micro_batch_size=1), search=False
+    )
+    assert found.implied is not None
+    assert found.implied.assumed[0] == (
+        "global batch 4: one micro-batch per replica; --global-batch says otherwise"
+    )
+
+
+def test_a_schedule_that_weft_does_not_know_is_assumed_aloud() -> None:
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 4
+seq_len = 1024
+[parallelism]
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Zigzag"
+"""
+    found = explain_text(text, "job.toml", Told(on="8xa100-80gb"), search=False)
+    assert found.implied is not None
+    assert "schedule 1f1b: the file's is not one that weft knows" in found.implied.assumed
+
+
+def test_a_step_of_too_many_passes_is_not_simulated() -> None:
+    text = deepspeed(gradient_accumulation_steps=10**6, zero_optimization={"stage": 0})
+    found = explain_text(text, "ds.json", Told(model="gpt2", on="4xa100-80gb"), search=False)
+    assert found.plan is None
+    assert str(found.findings[-1]) == (
+        "wrong: DeepSpeed: 1000000 micro-batches of stages are too many to simulate; at most 200000 "
+        "(nearest valid: a smaller global batch)"
+    )
+
+
+def test_a_model_of_more_layers_than_any_is_not_priced() -> None:
+    found = explain_text(MEGATRON.replace("--num-layers 8", "--num-layers 5000"), "x", Told(on="8xa100-80gb"))
+    assert "give --model" in str(found.missing[0])
+
+
+def test_a_model_that_a_file_names_is_never_imported() -> None:
+    text = "base_model: os:system\nmicro_batch_size: 1\n"
+    found = explain_text(text, "a.yml", Told(on="4xa100-80gb"))
+    assert "os:system" in str(found.missing[0])
+
+
+def test_a_model_that_is_told_and_unknown_is_refused() -> None:
+    with pytest.raises(InputError, match="'gpt22' is neither a preset"):
+        explain_text(deepspeed(), "ds.json", Told(model="gpt22"))

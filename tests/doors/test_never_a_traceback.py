@@ -1,0 +1,195 @@
+"""Whatever a file says, the answer is an explanation or a refusal, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.describe.toml_text import value_text
+from weft.doors.explained import explain_text
+from weft.doors.implied import Told
+from weft.doors.trace.analysis import analyse
+from weft.doors.trace.events import read_trace
+from weft.errors import InputError
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 70),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.sampled_from(
+        ["", "auto", "cpu", "full", "none", "bf16", "1", "1e9", "$TP", "gpt2", "os:system", "nan"]
+    ),
+)
+VALUES = st.one_of(
+    SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
+)
+# Mostly what fits its key, so that more than the reading is reached.
+LIKELY = st.one_of(*[st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 70), st.booleans()] * 6, VALUES)
+KEYS = {
+    "DeepSpeed": (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "zero_optimization.stage",
+        "zero_optimization.overlap_comm",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.mics_shard_size",
+        "zero_optimization.offload_param.device",
+        "pipeline.stages",
+        "pipeline.activation_checkpoint_interval",
+        "tensor_parallel.autotp_size",
+        "sequence_parallel_size",
+        "bf16.enabled",
+        "fp16.enabled",
+        "gradient_clipping",
+    ),
+    "Accelerate": (
+        "distributed_type",
+        "num_processes",
+        "num_machines",
+        "mixed_precision",
+        "fsdp_config.fsdp_version",
+        "fsdp_config.fsdp_sharding_strategy",
+        "fsdp_config.fsdp_reshard_after_forward",
+        "parallelism_config.parallelism_config_tp_size",
+        "parallelism_config.parallelism_config_dp_replicate_size",
+        "parallelism_config.parallelism_config_dp_shard_size",
+        "megatron_lm_config.megatron_lm_pp_degree",
+        "deepspeed_config.zero_stage",
+    ),
+    "Axolotl": (
+        "base_model",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "sequence_len",
+        "bf16",
+        "fp16",
+        "deepspeed",
+        "fsdp",
+        "fsdp_config.reshard_after_forward",
+        "dp_shard_size",
+        "context_parallel_size",
+        "gradient_checkpointing",
+        "adapter",
+        "sample_packing",
+    ),
+    "torchtitan": (
+        "model.name",
+        "model.flavor",
+        "training.local_batch_size",
+        "training.global_batch_size",
+        "training.seq_len",
+        "training.mixed_precision_param",
+        "parallelism.pipeline_parallel_degree",
+        "parallelism.pipeline_parallel_schedule",
+        "parallelism.pipeline_parallel_microbatch_size",
+        "parallelism.module_fqns_per_model_part",
+        "parallelism.tensor_parallel_degree",
+        "parallelism.data_parallel_shard_degree",
+        "activation_checkpoint.mode",
+    ),
+    "Megatron-LM": (
+        "--num-layers",
+        "--hidden-size",
+        "--num-attention-heads",
+        "--num-query-groups",
+        "--seq-length",
+        "--micro-batch-size",
+        "--global-batch-size",
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--pipeline-model-parallel-layout",
+        "--num-layers-per-virtual-pipeline-stage",
+        "--num-virtual-stages-per-pipeline-rank",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+        "--num-distributed-optimizer-instances",
+        "--nproc-per-node",
+        "--nnodes",
+        "--ddp-bucket-size",
+        "--recompute-granularity",
+        "--use-distributed-optimizer",
+        "--group-query-attention",
+        "--swiglu",
+        "--bf16",
+        "--fp16",
+    ),
+}
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables."""
+    record: dict[str, Any] = {}
+    for key, value in flat.items():
+        *tables, last = key.split(".")
+        table = record
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return record
+
+
+def written(stack: str, flat: dict[str, Any]) -> str:
+    """A file of the stack that says it."""
+    if stack == "Megatron-LM":
+        return "pretrain_gpt.py " + " ".join(f"{key} {value}" for key, value in flat.items())
+    if stack == "DeepSpeed":
+        return json.dumps(nested(flat))
+    if stack != "torchtitan":
+        return yaml.safe_dump(nested(flat))
+    tables: dict[str, list[str]] = {"training": [], "parallelism": []}
+    for key, value in flat.items():
+        table, _, name = key.partition(".")
+        if value is not None and not isinstance(value, dict):
+            items = [one for one in value if one is not None] if isinstance(value, list) else value
+            tables.setdefault(table, []).append(f"{name} = {value_text(items)}")
+    return "\n".join("\n".join([f"[{table}]", *lines]) for table, lines in tables.items())
+
+
+@pytest.mark.parametrize("stack", KEYS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_configurations(stack: str, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(KEYS[stack]), unique=True))
+    flat = {key: data.draw(LIKELY) for key in chosen}
+    told = Told(on="8xa100-80gb", model=data.draw(st.sampled_from([None, "gpt2"])))
+    try:
+        found = explain_text(written(stack, flat), "file", told, search=False)
+    except InputError:
+        return
+    json.dumps(found.record())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "ph": st.sampled_from(["X", "M", 3]),
+                "cat": st.sampled_from(["kernel", "cpu_op", "gpu_memcpy", "forward", None, 3]),
+                "name": st.one_of(st.sampled_from(["ProfilerStep#1", "gemm", "thread_name"]), SCALARS),
+                "ts": SCALARS,
+                "dur": SCALARS,
+                "pid": SCALARS,
+                "tid": SCALARS,
+                "args": VALUES,
+            },
+        ),
+        max_size=6,
+    ),
+    VALUES,
+)
+def test_traces(events: list[dict[str, Any]], info: Any) -> None:
+    record = {"traceEvents": events, "distributedInfo": info, "deviceProperties": info}
+    try:
+        found = analyse(read_trace(json.dumps(record).encode(), "trace"))
+    except InputError:
+        return
+    json.dumps(found.record())

@@ -1,0 +1,174 @@
+"""Scripts and manifests that start weft's own runtime: whole, valid, and with every rank once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doors.jobs import planned, run_of
+
+from weft.describe.plan_file import load_plan
+from weft.describe.run_file import load_run
+from weft.doors.emit import emit
+from weft.doors.emit.base import Decided
+from weft.doors.emit.own_run import files, nodes_of, run_name
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob, given_plan
+
+# Stand-ins that write down how they are called.
+STUBS = {
+    "srun": 'for rank in $RANKS; do SLURM_PROCID=$rank SLURM_GPUS_ON_NODE=8 "${@: -3}"; done',
+    "scontrol": "echo first-node; echo second-node",
+    "weft": 'echo "weft $*" >> "$CALLS"',
+    "torchrun": 'echo "torchrun $*" >> "$CALLS"',
+}
+
+
+def two_nodes() -> PlannedJob:
+    return planned(run_of(), data_parallel=16, sharding="zero-3")
+
+
+def mixed() -> PlannedJob:
+    return planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=48), data_parallel=24)
+
+
+def calls(script: str, folder: Path, **environment: str) -> list[str]:
+    """What a script would have started, in a folder of its own."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("srun", "scontrol", "weft", "torchrun"):
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{STUBS[name]}\n")
+        (programs / name).chmod(0o755)
+    given = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CALLS": str(folder / "calls"),
+        "SLURM_SUBMIT_DIR": str(folder),
+    }
+    subprocess.run(["bash", "-c", script], env=given | environment, check=True, cwd=folder, timeout=60)
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> None:
+    job = two_nodes()
+    text = emit(job, "slurm").text
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in text
+    folder = tmp_path / "runs" / run_name(Decided(job))
+    worker = "--master-addr first-node --master-port 29500 -m weft.training.worker"
+    assert calls(text, tmp_path, RANKS="0 1", SLURM_JOB_NODELIST="nodes") == [
+        f"weft train {folder} --prepare-only",
+        f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 0 {worker} {folder}",
+        f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 1 {worker} {folder}",
+        f"weft compare {folder}",
+    ]
+    reopened = given_plan(load_run(folder / "run.toml"), load_plan(folder / "plan.json"))
+    assert reopened.plan.plan_id == job.plan.plan_id
+
+
+def test_a_slurm_job_of_several_kinds_of_nodes_is_heterogeneous(tmp_path: Path) -> None:
+    text = emit(mixed(), "slurm").text
+    assert text.count("#SBATCH hetjob\n") == 1
+    assert "srun --het-group=0-1 bash" in text
+    started = calls(text, tmp_path, RANKS="0 1 2", SLURM_JOB_NODELIST_HET_GROUP_0="nodes")
+    assert [line for line in started if "--nnodes 3 --nproc-per-node 8 --node-rank 2 " in line]
+
+
+def test_cpus_are_asked_for_as_cpus() -> None:
+    job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"))
+    text = emit(job, "slurm").text
+    assert "#SBATCH --cpus-per-task=1\n" in text
+    assert "torchrun --standalone --nproc-per-node 1 " in text
+    line = "lost: a plan for this machine, which another machine refuses; nearest: plan with --on"
+    assert line in text
+    assert "cpus: 1+" in emit(job, "skypilot").text
+    assert "cpu: 1\n" in emit(job, "k8s").text
+
+
+def test_a_skypilot_task_starts_every_node(tmp_path: Path) -> None:
+    emitted = emit(two_nodes(), "skypilot")
+    record = yaml.safe_load(emitted.text)
+    assert record["num_nodes"] == 2
+    assert record["resources"] == {"accelerators": "A100-80GB:8"}
+    given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "RUN_DIRECTORY": str(tmp_path / "run")}
+    first = calls(record["run"], tmp_path, SKYPILOT_NODE_RANK="0", **given)
+    assert first[0] == f"weft train {tmp_path / 'run'} --prepare-only"
+    assert "--node-rank 0 --master-addr 10.0.0.1 " in first[1]
+    (other := tmp_path / "other").mkdir()
+    [second] = calls(record["run"], other, SKYPILOT_NODE_RANK="1", **given)
+    assert "--node-rank 1 --master-addr 10.0.0.1 " in second
+    [loss] = emitted.losses
+    assert str(loss) == (
+        "lost: a run directory that all nodes share, which SkyPilot makes only from a volume or a bucket; "
+        "nearest: "
+        "mount one and set RUN_DIRECTORY to a folder in it"
+    )
+
+
+def test_all_nodes_of_a_skypilot_task_are_alike() -> None:
+    with pytest.raises(InputError) as refused:
+        emit(mixed(), "skypilot")
+    assert str(refused.value) == (
+        "--emit: all nodes of a SkyPilot task are alike, not 2 of 8 x a100-80gb and 1 of 8 x h100-80gb "
+        "(nearest valid: slurm)"
+    )
+
+
+def manifests(job: PlannedJob) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in yaml.safe_load_all(emit(job, "k8s").text):
+        found.setdefault(record["kind"], []).append(record)
+    return found
+
+
+def test_kubernetes_gets_the_files_and_a_job_for_each_kind_of_node() -> None:
+    job = mixed()
+    found = manifests(job)
+    [config], [service], [first, second] = found["ConfigMap"], found["Service"], found["Job"]
+    assert config["data"] == files(Decided(job))
+    name = service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"app": name}
+    assert (first["spec"]["completions"], second["spec"]["completions"]) == (2, 1)
+    scripts = [one["spec"]["template"]["spec"]["containers"][0]["args"][0] for one in (first, second)]
+    assert "--prepare-only" in scripts[0]
+    assert "--prepare-only" not in scripts[1]
+    assert f'--node-rank "$JOB_COMPLETION_INDEX" --master-addr {name}-0.{name} ' in scripts[0]
+    assert f"--node-rank $((JOB_COMPLETION_INDEX + 2)) --master-addr {name}-0.{name} " in scripts[1]
+    for script in scripts:
+        subprocess.run(["bash", "-n", "-c", script], check=True, timeout=60)
+
+
+def test_a_plan_that_no_config_map_holds_is_said_to_be_lost() -> None:
+    job = planned(run_of("gpt2", on="40000xa100-80gb", global_batch=40000), data_parallel=40000)
+    [loss] = emit(job, "k8s").losses
+    assert str(loss).startswith("lost: a plan of ")
+    assert str(loss).endswith(
+        "bytes in a ConfigMap, which holds 1048576; nearest: put run.toml and plan.json into the volume "
+        "weft-runs"
+    )
+
+
+def test_nodes_have_every_rank_once_and_parts_of_nodes_are_their_own() -> None:
+    job = planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=40), data_parallel=20)
+    nodes = nodes_of(Decided(job))
+    assert [(one.count, one.devices, one.first) for one in nodes] == [(2, 8, 0), (1, 4, 2)]
+
+
+def test_files_that_nodes_need_are_said_to_be_lost(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text('[[node]]\nname = "a"\ndevice = "t4"\ncount = 1\ndevices = 1\n')
+    data = tmp_path / "texts"
+    data.mkdir()
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[model]\npreset = "gpt-1m"\n[task]\ndata = "{data}"\n'
+        '[train]\nglobal_batch = 8\nprecision = "fp32"\n'
+        f'[cluster]\nuse = "{cluster}"\n'
+    )
+    lines = [str(loss) for loss in emit(planned(load_run(path)), "slurm").losses]
+    assert lines == [
+        f"lost: the file {cluster}, which all nodes must see; nearest: copy it along",
+        f"lost: {data}, which all nodes must see; nearest: copy it along",
+    ]
