@@ -1,7 +1,9 @@
-"""Searching: AMP's 53 strategies of 16 devices, and every planner on one equal and one mixed cluster."""
+"""Searching: AMP's 53 strategies of 16 devices, every planner on small clusters, `weft` on large ones."""
 
 from __future__ import annotations
 
+import resource
+import time
 from functools import partial
 
 import numpy as np
@@ -16,7 +18,7 @@ NODES, DEVICES, BATCH = 4, 4, 32
 AMP_S = 0.5
 REPEATS = 7
 # Exhaustive search refuses spaces of this size; the homogeneous planner takes many seconds on mixed clusters.
-COMPARED = ("amp", "megatron", "uniform", "metis-form", "annealing", "random")
+COMPARED = ("weft", "amp", "megatron", "uniform", "metis-form", "annealing", "random")
 
 
 def inputs(layers: int, *, uneven: bool) -> AmpInputs:
@@ -52,9 +54,41 @@ def search(planner: Planner, problem: Problem) -> None:
     report(f"{planner.name}, step {best.plan.prediction.step_s * 1e3:.0f} ms", seconds)
 
 
+# (what, cluster, model, global batch, most seconds): 1,000 layouts come with any of them.
+LARGE = (
+    ("64 equal devices", "64xa100-80gb", "llama-13b", 512, None),
+    ("256 equal devices", "256xa100-80gb", "llama-13b", 2048, None),
+    ("1,024 equal devices", "1024xa100-80gb", "gpt3-175b", 2048, None),
+    ("10,000 equal devices", "10000xa100-80gb", "gpt3-175b", 10000, 30.0),
+    ("64 mixed devices", "32xa100-80gb+32xv100-32gb", "llama-13b", 512, None),
+    ("256 mixed devices", "128xa100-80gb+128xv100-32gb", "llama-13b", 2048, None),
+    (
+        "1,024 devices of four kinds, 96 blocks",
+        "256xa100-80gb+256xv100-32gb+256xh100-80gb+256xa100-40gb",
+        "gpt3-175b",
+        2048,
+        60.0,
+    ),
+)
+
+
+def large() -> None:
+    """Each once, and how many layouts were ranked in how much memory."""
+    for what, on, model, batch, most_s in LARGE:
+        problem = problem_of(model=model, on=on, global_batch=batch, sequence=2048, precision="fp16")
+        began = time.perf_counter()
+        ranking = PLANNERS["weft"].search(problem)
+        seconds = time.perf_counter() - began
+        each = 1000.0 * seconds / len(ranking.candidates)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        report(f"{what}: {len(ranking.candidates)} layouts, {each:.2f} s per 1,000", seconds, most_s)
+        print(f"    at most {peak:.2f} GiB so far")
+
+
 def main() -> None:
     print_machine()
     amp()
+    large()
     for on in ("16xa100-80gb", "8xa100-80gb+8xt4"):
         problem = problem_of(model="gpt2", on=on, global_batch=64, precision="fp16")
         print(f"gpt2 on {on}, global batch 64")
