@@ -56,7 +56,7 @@ def test_a_ranking_shows_what_the_planner_itself_estimates(capsys: pytest.Captur
     [
         (
             ["--compare", "amp", "--planner", "amp"],
-            "weft: --planner: not with --compare, which names several",
+            "weft: --planner: not with --compare, which names several planners",
         ),
         (["--compare", "amp", "--curve"], "weft: --compare: not with --curve, which searches every batch"),
         (["--compare", ""], "weft: --compare: names no planner (nearest valid: homogeneous,amp)"),

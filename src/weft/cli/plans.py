@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from weft.api import changed, plan_file_job, words_to_run
+from weft.cli.advice import show_plan
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.output import Json, console, print_json, print_timeline
-from weft.cli.rankings import budgeted, print_ranking, show_comparison
+from weft.cli.rankings import budgeted, show_comparison
 from weft.cli.schedules import schedule
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.units import format_bytes, format_seconds
@@ -21,7 +22,7 @@ from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks
 from weft.program.table import format_program
 from weft.training.session import reopen
-from weft.web.candidates import candidate_record
+from weft.training.trials import require_this_machine
 from weft.web.pictures import memory_bars
 
 SHOWN = 12
@@ -49,8 +50,11 @@ def plan(
     budget_seconds: float | None = None,
     compare: str | None = None,
     top: int = SHOWN,
+    what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     emit: str | None = None,
+    report: Path | None = None,
+    measure: int | None = None,
     curve: Annotated[bool, Parameter(negative=())] = False,
     critical_batch: float | None = None,
     svg: Path | None = None,
@@ -65,6 +69,8 @@ def plan(
     Example: weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form
 
     Example: weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh
+
+    Example: weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s" --what-if "+1 node a100-80gb"
 
     Example: weft plan gpt-52b --on 64xv100-32gb --precision fp16 --curve --svg curve.svg
 
@@ -111,11 +117,18 @@ def plan(
         Planners, with commas between them: show the best plan of each, judged by one simulator.
     top
         How many candidates to show.
+    what_if
+        What the job would take on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
+        "memory 40 GB", "device h100-80gb", "+1 node a100-80gb", "-1 node fast". May be given several times.
     out
         Write the best plan to this file.
     emit
         Write what a user of another stack runs for the best plan, to the file of --out or here: megatron,
         torchtitan, deepspeed or accelerate; slurm, skypilot or k8s start weft's own runtime.
+    report
+        Write a page that shows every layout, step against memory.
+    measure
+        Train this many of the best plans on this machine, ten steps each; the fastest is the best.
     curve
         Compare orders of micro-batches over samples per device, and time with cost on larger clusters.
     critical_batch
@@ -130,6 +143,9 @@ def plan(
         "--planner": planner,
         "--compare": compare,
         "--emit": emit,
+        "--what-if": what_if,
+        "--report": report,
+        "--measure": measure,
     }
     refuse_options(
         [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
@@ -153,30 +169,25 @@ def plan(
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
     if compare is not None:
+        never_compared = {
+            "--planner": planner,
+            "--what-if": what_if,
+            "--report": report,
+            "--measure": measure,
+        }
         refuse_options(
-            ["--planner"] if planner is not None else [], "not with --compare, which names several"
+            [name for name, value in never_compared.items() if value is not None],
+            "not with --compare, which names several planners",
         )
         show_comparison(problem_of_run(run), compare, out=out, json=json)
         return
+    if measure is not None:
+        require_this_machine(run, measure)
     planned = plan_run(run, planner=None if budget_seconds is None else budgeted(run, budget_seconds))
-    assert planned.ranking is not None, "a searched plan has a ranking"
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return
-    if out is not None:
-        out.write_text(planned.plan.to_json())
-    if json:
-        print_json(
-            {
-                "assumed": dict(planned.problem.assumed),
-                "considered": len(planned.ranking.candidates),
-                "candidates": [candidate_record(item) for item in planned.ranking.candidates[:top]],
-            }
-        )
-        return
-    print_ranking(planned, planned.ranking, top)
-    if out is not None:
-        print(f"wrote {out}")
+    show_plan(planned, top=top, changes=what_if or (), measure=measure, out=out, report=report, json=json)
 
 
 def _run_of(

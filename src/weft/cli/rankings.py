@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -10,22 +11,25 @@ from pathlib import Path
 from weft.cli.output import console, print_json
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
+from weft.planning.advice import Advised
 from weft.planning.comparison import compare_planners
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import Problem
-from weft.web.candidates import candidate_rows
+from weft.web.advice import advised_row
+from weft.web.candidates import least_memory_bytes
 from weft.web.comparison import answer_record, answers_table
 from weft.web.pictures import memory_bars, plans_table
 
 
-def print_ranking(planned: PlannedJob, ranking: Ranking, top: int) -> None:
-    """The best `top` candidates and the memory of the best one."""
+def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:
+    """The candidates to show, with what is said of them, and the memory of the best one."""
     out = console()
     job = planned.problem.job
     _print_problem(planned.problem)
-    out.print(plans_table(candidate_rows(ranking)[:top]))
+    least_bytes = least_memory_bytes(ranking)
+    out.print(plans_table([advised_row(one, least_bytes) for one in shown]))
     prediction = planned.plan.prediction
     assert prediction is not None, "a fitting candidate was simulated"
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]

@@ -8,10 +8,13 @@ from functools import cached_property
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.run_file import RunFile
+from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
-from weft.planning.planners import Candidate, Planner, Ranking, get_planner
+from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
 from weft.planning.problem import Pins, Problem, problem_of_run
+from weft.planning.smallest_change import SmallestChanges
+from weft.planning.ties import break_ties
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
 from weft.program.verify import require_valid
@@ -56,11 +59,11 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
 
     Raises:
         InputError: when the run file poses no legal problem, no layout fits (the message then names those
-            that came closest), or the best one misses the deadline.
+            that came closest, and the one notch that makes them fit), or the best one misses the deadline.
     """
     problem = problem or problem_of_run(run)
     planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
-    ranking = planner.search(problem)
+    ranking = break_ties(planner.search(problem))
     if not ranking.fitting:
         raise InputError(_nothing_fits(ranking))
     best = ranking.fitting[0]
@@ -115,9 +118,17 @@ def _nothing_fits(ranking: Ranking) -> list[Violation]:
         cluster = problem.job.cluster
         devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
         return [Violation("plan", f"no layout of {devices} has {words}; degrees must divide the devices")]
+    changes = SmallestChanges(ranking.problem, ranking.candidates)
     return [
-        Violation(_shown(candidate), candidate.reason) for candidate in ranking.candidates[:REASONS_SHOWN]
+        Violation(_shown(candidate), candidate.reason + _remedy(candidate, changes))
+        for candidate in ranking.candidates[:REASONS_SHOWN]
     ]
+
+
+def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
+    """What would make it fit against the user's pins, if one notch does."""
+    change = changes.of(candidate.layout) if candidate.verdict is Verdict.TOO_BIG else None
+    return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
 
 
 def _shown(candidate: Candidate) -> str:

@@ -61,7 +61,7 @@ def execute(
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
     with Ledger() as ledger:
-        entry = _enter(planned, ledger)
+        entry = enter_prediction(planned, ledger)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
         summary = directory.finish(planned.plan, planned.program)
         ledger.score(entry, summary["measured_step_s"])
@@ -89,11 +89,12 @@ def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
     """
     summary = directory.finish(planned.plan, planned.program)
     with Ledger() as ledger:
-        ledger.score(_enter(planned, ledger), summary["measured_step_s"])
+        ledger.score(enter_prediction(planned, ledger), summary["measured_step_s"])
     return summary
 
 
-def _enter(planned: PlannedJob, ledger: Ledger) -> int:
+def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
+    """Enter what is predicted of the job's step; returns the entry, for `Ledger.score`."""
     prediction = planned.plan.prediction
     assert prediction is not None, "a plan that runs carries its prediction"
     return ledger.record_prediction(

@@ -39,25 +39,24 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def candidate_rows(ranking: Ranking) -> list[dict[str, Any]]:
-    """Rows for `weft.web.pictures.plans_table`, best first."""
-    cluster = ranking.problem.job.cluster
-    rows = []
-    for candidate in ranking.candidates:
-        record = candidate_record(candidate)
-        rows.append(
-            {
-                "name": record["layout"],
-                "step_s": record["step_s"],
-                "low": record["step_low_s"],
-                "high": record["step_high_s"],
-                "peak_bytes": record["peak_bytes"],
-                "memory_bytes": min(group.device.memory_bytes for group in cluster.groups),
-                "fits": record["verdict"] == "fits",
-                "reason": _reason(candidate),
-            }
-        )
-    return rows
+def candidate_row(candidate: Candidate, memory_bytes: int) -> dict[str, Any]:
+    """A row for `weft.web.pictures.plans_table`; `memory_bytes` are those of the smallest device."""
+    record = candidate_record(candidate)
+    return {
+        "name": record["layout"],
+        "step_s": record["step_s"],
+        "low": record["step_low_s"],
+        "high": record["step_high_s"],
+        "peak_bytes": record["peak_bytes"],
+        "memory_bytes": memory_bytes,
+        "fits": record["verdict"] == "fits",
+        "reason": _reason(candidate),
+    }
+
+
+def least_memory_bytes(ranking: Ranking) -> int:
+    """Memory of the smallest device that the candidates run on."""
+    return min(group.device.memory_bytes for group in ranking.problem.job.cluster.groups)
 
 
 def _reason(candidate: Candidate) -> str:

@@ -124,19 +124,20 @@ def scale_of(axis: Axis, values: list[float], start: float, end: float) -> Scale
     return Scale(axis, low / room, high * room, start, end)
 
 
-def _linear_ticks(high: float) -> list[float]:
-    raw = high / 5
+def _linear_ticks(high: float, low: float = 0.0) -> list[float]:
+    raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (*_ROUND, 10) if factor * power >= raw * 0.999)
-    return [step * count for count in range(int(high / step) + 1)]
+    return [step * count for count in range(math.ceil(low / step), int(high / step) + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with twice and five times them where there are few."""
+    """Powers of ten, with twice and five times them where there are few; else equal steps."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = _ROUND if math.log10(high / low) < 3 else (1,)
     values = [factor * 10.0**decade for decade in decades for factor in factors]
-    return [value for value in values if low <= value <= high]
+    inside = [value for value in values if low <= value <= high]
+    return inside if len(inside) > 1 else _linear_ticks(high, low)
 
 
 def grid_svg(across: Scale, up: Scale) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -30,15 +30,26 @@ def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
     )
 
 
-def table_section(name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table below its title; the first column heads each row, the others are numbers."""
+def table_section(
+    name: str,
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Collection[str] = (),
+) -> str:
+    """A table below its title; the first column heads each row, all others but `words` are numbers."""
+    numbers = [text not in words for text in head]
     columns = "".join(
-        f'<th scope="col"{" class=number" if place else ""}>{escape(text)}</th>'
+        f'<th scope="col"{" class=number" if place and numbers[place] else ""}>{escape(text)}</th>'
         for place, text in enumerate(head)
     )
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f'<td class="number">{escape(cell)}</td>' for cell in row[1:])
+        + "".join(
+            f"<td{' class=number' if number else ''}>{escape(cell)}</td>"
+            for cell, number in zip(row[1:], numbers[1:], strict=True)
+        )
         + "</tr>"
         for row in rows
     )

@@ -48,9 +48,17 @@ def coloured(dots: Sequence[tuple[str, Sequence[Dot]]]) -> tuple[Cloud, ...]:
 
 
 def scatter_svg(
-    clouds: Sequence[Cloud], across: Axis, up: Axis, *, title: str, diagonal: bool = False
+    clouds: Sequence[Cloud],
+    across: Axis,
+    up: Axis,
+    *,
+    title: str,
+    diagonal: bool = False,
+    limits: Sequence[tuple[float, str]] = (),
 ) -> str:
     """All dots over two axes, with a legend; `diagonal` draws where both are equal.
+
+    `limits` are values of `across` and their names, each drawn as a dashed line from the bottom to the top.
 
     Colours follow the page's light or dark scheme; a chart without dots says so.
     """
@@ -66,14 +74,21 @@ def scatter_svg(
         f"{escape(across.label)}</text>",
         f'<text class="weft-soft weft-middle" transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2:g}) '
         f'rotate(-90)">{escape(up.label)}</text>',
-        _dots(clouds, across, up, diagonal=diagonal),
+        _dots(clouds, across, up, diagonal=diagonal, limits=limits),
         *(_entry(cloud, place) for place, cloud in enumerate(clouds)),
         "</svg>",
     ]
     return "".join(parts) + "\n"
 
 
-def _dots(clouds: Sequence[Cloud], across: Axis, up: Axis, *, diagonal: bool) -> str:
+def _dots(
+    clouds: Sequence[Cloud],
+    across: Axis,
+    up: Axis,
+    *,
+    diagonal: bool,
+    limits: Sequence[tuple[float, str]],
+) -> str:
     dots = [dot for cloud in clouds for dot in cloud.dots]
     if not dots:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT / 2:g}"'
@@ -81,6 +96,7 @@ def _dots(clouds: Sequence[Cloud], across: Axis, up: Axis, *, diagonal: bool) ->
     xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
     ys += [end for dot in dots for end in dot.interval or ()]
     both = [*xs, *ys] if diagonal else []
+    xs += [value for value, _ in limits]
     wide = scale_of(across, both or xs, LEFT, WIDTH - RIGHT)
     high = scale_of(up, both or ys, HEIGHT - BOTTOM, TOP)
     parts = [grid_svg(wide, high)]
@@ -89,8 +105,17 @@ def _dots(clouds: Sequence[Cloud], across: Axis, up: Axis, *, diagonal: bool) ->
             f'<path class="weft-grid" style="stroke-opacity:.6" stroke-dasharray="5 4" '
             f'd="M{wide(min(both)):.1f} {high(min(both)):.1f}L{wide(max(both)):.1f} {high(max(both)):.1f}"/>'
         )
+    parts += [_limit(wide(value), name, high) for value, name in limits]
     parts += [_dot(dot, cloud.colour, wide, high) for cloud in clouds for dot in cloud.dots]
     return "".join(parts)
+
+
+def _limit(x: float, name: str, high: Scale) -> str:
+    return (
+        f'<path class="weft-grid" style="stroke-opacity:.8" stroke-dasharray="5 4" '
+        f'd="M{x:.1f} {high.end}V{high.start}"/>'
+        f'<text class="weft-soft weft-end" x="{x - 4:.1f}" y="{high.end + 12:g}">{escape(name)}</text>'
+    )
 
 
 def _dot(dot: Dot, colour: str, wide: Scale, high: Scale) -> str:

@@ -39,8 +39,9 @@ def deal(
 ) -> Dealt | None:
     """The stages with the shortest longest stage that fit, and shares of the batch; None where nothing fits.
 
-    Exact in the longest stage: a stage that takes as many layers as a limit and its memory admit leaves the
-    least to the others, so the least feasible limit is found by halving.
+    A stage that takes as many layers as a limit and its memory admit leaves the least to the others, so the
+    least feasible limit is found by halving. That is exact for layers that are alike. Where they are not, the
+    first layer that is left to a slower stage may be too long for it, and a longer limit is found.
 
     Args:
         times_s: by pace, seconds of one micro-batch, forward and backward, in each layer.

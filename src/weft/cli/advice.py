@@ -1,0 +1,81 @@
+"""What `weft plan` answers: the ranking with its reasons, and what the user asked for beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.cli.output import console, print_json
+from weft.cli.rankings import print_ranking
+from weft.files import write_whole
+from weft.planning.advice import advised
+from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
+from weft.planning.what_if import what_if
+from weft.run.launch import require_torch
+from weft.training.trials import Trial, measure_best
+from weft.web.advice import advised_record, forecast_record, forecasts_table
+from weft.web.plan_page import plan_page
+from weft.web.trials import trial_record, trials_table
+
+
+def show_plan(
+    planned: PlannedJob,
+    *,
+    top: int,
+    changes: Sequence[str],
+    measure: int | None,
+    out: Path | None,
+    report: Path | None,
+    json: bool,
+) -> None:
+    """The best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
+
+    The best plan is written to `out`, which is the fastest one of those that were measured, a page of all
+    candidates to `report`.
+
+    Raises:
+        InputError: when a change is none.
+        RunError: when plans were to be measured and none of them ran.
+    """
+    ranking = planned.ranking
+    assert ranking is not None, "a searched plan has a ranking"
+    forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
+    shown = advised(ranking, top)
+    trials = _measured(planned, measure)
+    best = trials[0].candidate.plan if trials else planned.plan
+    assert best is not None, "what was trained has a plan"
+    written = [(out, best.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials))]
+    for path, text in written:
+        if path is not None:
+            write_whole(path, text())
+    if json:
+        by_plan = {one.candidate.plan.plan_id: one for one in trials if one.candidate.plan is not None}
+        records = [advised_record(one) for one in shown]
+        for record in records:
+            trial = by_plan.get(record["plan_id"])
+            record["measured_step_s"] = trial.step_s if trial is not None else None
+        print_json(
+            {
+                "assumed": dict(planned.problem.assumed),
+                "considered": len(ranking.candidates),
+                "candidates": records,
+                "what_if": [forecast_record(one) for one in forecasts],
+                "measured": [trial_record(one) for one in trials],
+            }
+        )
+        return
+    print_ranking(planned, ranking, shown)
+    if forecasts:
+        console().print("", forecasts_table(forecasts), sep="\n")
+    if trials:
+        console().print("", trials_table(trials), sep="\n")
+    for path, _ in written:
+        if path is not None:
+            print(f"wrote {path}")
+
+
+def _measured(planned: PlannedJob, count: int | None) -> tuple[Trial, ...]:
+    if count is None:
+        return ()
+    require_torch()
+    return measure_best(planned, count)

@@ -1,0 +1,75 @@
+"""What is said of the candidates that are shown, beside what the planner says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.planning.planners import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.smallest_change import SmallestChange, SmallestChanges
+from weft.planning.ties import Standing, standing
+
+# More dots than this make a page slow, and show nothing more.
+MOST_MAPPED = 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """A candidate, how it stands against the best one, and what would make it fit.
+
+    `smallest_change` is None where it fits, or no notch is enough.
+    """
+
+    candidate: Candidate
+    standing: Standing
+    smallest_change: SmallestChange | None
+
+
+def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
+    """The first `top` candidates of a ranking with what is to be said of them; seconds, for it simulates."""
+    changes = SmallestChanges(ranking.problem, ranking.candidates)
+    return tuple(
+        Advised(
+            candidate=one,
+            standing=standing(ranking, one),
+            smallest_change=changes.of(one.layout) if one.verdict is Verdict.TOO_BIG else None,
+        )
+        for one in ranking.candidates[:top]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A candidate, the peak of its fullest device and its step; lower bounds where it was not simulated."""
+
+    candidate: Candidate
+    peak_bytes: int
+    step_s: float
+
+    @property
+    def simulated(self) -> bool:
+        return self.candidate.plan is not None
+
+
+def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
+    """All candidates that were simulated, then those with the shortest bounds, `most` in all.
+
+    A layout that was refused has neither step nor peak.
+    """
+    found = [
+        Mapped(one, one.peak_bytes, one.plan.prediction.step_s)
+        for one in ranking.candidates
+        if one.plan is not None and one.plan.prediction is not None
+    ]
+    bounds = Bounds(ranking.problem)
+    bounded = [
+        one
+        for one in ranking.candidates
+        if one.plan is None and one.verdict is not Verdict.REFUSED and one.bound_s > 0.0
+    ]
+    bounded.sort(key=lambda one: one.bound_s)
+    found += [
+        Mapped(one, one.peak_bytes or bounds.holding(one.layout).total, one.bound_s)
+        for one in bounded[: max(0, most - len(found))]
+    ]
+    return tuple(found)

@@ -1,0 +1,118 @@
+"""The one notch that makes a layout fit: what a rejected layout lacks, and what that costs.
+
+A notch halves the micro-batch, doubles tensor or pipeline ranks at the cost of replicas, or takes
+recomputation or sharding one step up. Of those that fit the one with the shortest predicted step is the
+smallest change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from weft.describe.plan import RECOMPUTES
+from weft.errors import InputError
+from weft.moves.layout import Job, Layout, refuse, replicas_of
+from weft.planning.planners import Candidate, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.simulated import simulated
+from weft.planning.problem import Problem
+from weft.predict.cost.memory import SHARDINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallestChange:
+    """A change of one notch in words, such as ``recompute none -> selective``, and the layout it leads to."""
+
+    words: str
+    candidate: Candidate
+
+    @property
+    def step_s(self) -> float:
+        """The predicted step of the changed layout."""
+        return _step_s(self.candidate)
+
+
+class SmallestChanges:
+    """Finds smallest changes in one problem; `known` are candidates that need not be simulated again."""
+
+    def __init__(self, problem: Problem, known: Iterable[Candidate] = ()) -> None:
+        self._problem = problem
+        self._bounds = Bounds(problem)
+        self._judged = {str(one.layout): one for one in known if one.plan is not None}
+
+    def of(self, layout: Layout) -> SmallestChange | None:
+        """The smallest change of a layout that does not fit; None where no notch is enough."""
+        best: SmallestChange | None = None
+        for bound_s, words, changed in sorted(self._possible(layout), key=lambda one: one[0]):
+            if best is not None and bound_s >= best.step_s:
+                break
+            judged = self._judge(changed)
+            if judged.verdict is Verdict.FITS and (best is None or _step_s(judged) < best.step_s):
+                best = SmallestChange(words=words, candidate=judged)
+        return best
+
+    def _possible(self, layout: Layout) -> Iterator[tuple[float, str, Layout]]:
+        """Legal notches that the bounds of memory let pass, with the lower bounds of their steps."""
+        for words, changed in notches(self._problem.job, layout):
+            if refuse(self._problem.job, changed) is not None:
+                continue
+            try:
+                bound_s = self._bounds.step_s(changed)
+            except InputError:
+                continue  # a profile was not measured there
+            if self._bounds.holding(changed).total <= self._bounds.largest_memory_bytes:
+                yield bound_s, words, changed
+
+    def _judge(self, layout: Layout) -> Candidate:
+        key = str(layout)
+        if key not in self._judged:
+            asked = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
+            self._judged[key] = simulated(self._problem, asked, self._bounds.layer_seconds(layout))
+        return self._judged[key]
+
+
+def notches(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Every change of one notch, in words and made; what comes out may not be legal."""
+    size = layout.micro_batch_size
+    if size % 2 == 0:
+        shares = layout.micro_batches_per_replica
+        doubled = None if shares is None else tuple(2 * share for share in shares)
+        halved = replace(layout, micro_batch_size=size // 2, micro_batches_per_replica=doubled)
+        yield f"micro-batch size {size} -> {size // 2}", halved
+    yield from _degrees(job, layout)
+    if layout.recompute != RECOMPUTES[-1]:
+        known = [one for one in RECOMPUTES if one != "selective" or job.graph.knows_products]
+        more = known[known.index(layout.recompute) + 1]
+        yield f"recompute {layout.recompute} -> {more}", replace(layout, recompute=more)
+    if layout.sharding != SHARDINGS[-1]:
+        further = SHARDINGS[SHARDINGS.index(layout.sharding) + 1]
+        yield f"{layout.sharding} -> {further}", replace(layout, sharding=further)
+
+
+def _degrees(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Half the replicas, and twice the ranks of one of the other axes; tensor ranks stay on a node."""
+    tensor, pipeline, data = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
+    if data % 2:
+        return
+    fewer = _fewer_replicas(replace(layout.regular, data_parallel=data // 2))
+    replicas = f"dp {data} -> {data // 2}"
+    width = 2 * tensor * layout.context_parallel
+    if all(group.devices % width == 0 for group in job.cluster.groups):
+        yield f"tp {tensor} -> {2 * tensor}, {replicas}", replace(fewer, tensor_parallel=2 * tensor)
+    yield f"pp {pipeline} -> {2 * pipeline}, {replicas}", replace(fewer, pipeline_parallel=2 * pipeline)
+
+
+def _fewer_replicas(layout: Layout) -> Layout:
+    """With islands no larger than there are replicas, and nothing shared out by one alone."""
+    if replicas_of(layout) == 1:
+        return replace(layout, sharding="zero-0", island=None)
+    if layout.island is not None and layout.island >= replicas_of(layout):
+        return replace(layout, island=None)
+    return layout
+
+
+def _step_s(candidate: Candidate) -> float:
+    assert candidate.plan is not None
+    assert candidate.plan.prediction is not None, "a judged candidate that fits was simulated"
+    return candidate.plan.prediction.step_s

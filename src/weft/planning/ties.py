@@ -1,0 +1,169 @@
+"""Which of two predicted steps is surely shorter, and the published rules for those of which nobody knows.
+
+Errors of the predictions of one model on one machine are mostly shared: a device that is slower than its data
+sheet is so in every plan. So measured over predicted steps are taken as log-normal, with a spread that makes
+the plans' 90 % intervals, and with the correlation `SHARED` between any two plans. That number is an
+assumption: what is left to a plan alone has sqrt(1 - 0.9) = 32 % of the whole spread.
+
+The rules are those of Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators:
+micro-batch size 1 first; tensor or pipeline ranks instead of recomputation; larger micro-batches only when
+less of both is impossible; pipeline rather than tensor ranks at an equal product; where anything is
+recomputed, not whole layers. Their rule to divide the tokens, too, is no choice here: weft's tensor ranks
+always do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from weft.describe.plan import RECOMPUTES, Prediction
+from weft.moves.layout import Layout
+from weft.planning.planners import Candidate, Ranking
+from weft.planning.problem import Problem
+
+SHARED = 0.9
+# Above the first one plan is surely faster; below the second neither is, and rules decide.
+SURELY, EVEN = 0.95, 0.6
+# Kernels of narrower models are too short for micro-batches of one sample.
+NARROWEST = 2048
+_NORMAL = NormalDist()
+_END_OF_INTERVAL = _NORMAL.inv_cdf(0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a candidate stands against the first one of its ranking.
+
+    `probability_faster`: that the first one's step is shorter, from 0 to 1; None for the first one itself and
+    for what was not simulated. `text` says it in words.
+    """
+
+    probability_faster: float | None
+    text: str
+
+
+def probability_faster(one: Prediction, other: Prediction) -> float:
+    """How probable it is that a step of `one` is shorter than one of `other`; see the module's docstring."""
+    first, second = _spread(one), _spread(other)
+    variance = first**2 + second**2 - 2.0 * SHARED * first * second
+    ahead = math.log(other.step_s / one.step_s)
+    if variance <= 0.0:
+        return 0.5 if ahead == 0.0 else float(ahead > 0.0)
+    return _NORMAL.cdf(ahead / math.sqrt(variance))
+
+
+def _spread(prediction: Prediction) -> float:
+    """Standard deviation of the logarithm of a step."""
+    return math.log(prediction.step_high_s / prediction.step_low_s) / (2.0 * _END_OF_INTERVAL)
+
+
+def rules_hold(problem: Problem) -> bool:
+    """Whether the rules speak of such a problem: transformers on accelerators, planned for time."""
+    accelerators = not any(group.device.synchronous for group in problem.job.cluster.groups)
+    return accelerators and problem.minimise == "time" and problem.model.convolutions is None
+
+
+def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
+    """The rule that puts layout `one` before `other`, in a few words; None where no rule does."""
+    if not rules_hold(problem):
+        return None
+    ways, other_ways = (_ways(layout) for layout in (one, other))
+    if one.micro_batch_size != other.micro_batch_size and problem.model.hidden >= NARROWEST:
+        if one.micro_batch_size > other.micro_batch_size:
+            return None
+        if one.micro_batch_size == 1:
+            return "micro-batch size 1 first"
+        return "larger micro-batches last"
+    if one.recompute != other.recompute:
+        if RECOMPUTES.index(one.recompute) > RECOMPUTES.index(other.recompute):
+            return None
+        if one.recompute == "selective":
+            return "recompute parts of layers, not whole ones"
+        return "more tp/pp instead of recomputation" if ways > other_ways else "no recomputation first"
+    if ways == other_ways and one.tensor_parallel < other.tensor_parallel:
+        return "pp rather than tp at an equal product"
+    return None
+
+
+def _ways(layout: Layout) -> int:
+    """Into how many parts the model is divided."""
+    return layout.tensor_parallel * layout.pipeline_parallel
+
+
+def break_ties(ranking: Ranking) -> Ranking:
+    """The ranking, in which the rules have ordered the candidates at its head of which none is surely ahead.
+
+    These are those that the fastest beats with less than `EVEN`. All others stay where they are, and so do
+    all of a planner that ranks by a model of its own, and of problems of which the rules do not speak.
+    """
+    fitting = ranking.fitting
+    head = [one for one in fitting if _chance(fitting[0], one) < EVEN]
+    own = any(one.estimate_s is not None for one in fitting)
+    if own or len(head) < 2 or not rules_hold(ranking.problem):
+        return ranking
+    tied = {id(one) for one in head}
+    ordered = iter(sorted(head, key=lambda one: _key(ranking.problem, one, head)))
+    candidates = tuple(next(ordered) if id(one) in tied else one for one in ranking.candidates)
+    return replace(ranking, candidates=candidates)
+
+
+def _key(problem: Problem, candidate: Candidate, head: list[Candidate]) -> tuple[float, ...]:
+    """By the rules one after the other; between them by the shortest step of those that a rule compares."""
+    alike = [one for one in head if _choices(problem, one) == _choices(problem, candidate)]
+    steps = [_prediction(one).step_s for one in alike]
+    size, recompute, ways = _choices(problem, candidate)
+    own_s = _prediction(candidate).step_s
+    return (size, recompute, min(steps), ways, candidate.layout.tensor_parallel, own_s)
+
+
+def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
+    layout = candidate.layout
+    size = layout.micro_batch_size if problem.model.hidden >= NARROWEST else 0
+    return (size, RECOMPUTES.index(layout.recompute), _ways(layout))
+
+
+def standing(ranking: Ranking, candidate: Candidate) -> Standing:
+    """How a candidate stands against the best one that fits, and the rule that speaks for one of the two."""
+    fitting = ranking.fitting
+    if not fitting or candidate not in fitting:
+        return Standing(None, "")
+    best, problem = fitting[0], ranking.problem
+    if candidate is best:
+        return Standing(None, _why_first(ranking))
+    chance = _chance(best, candidate)
+    if chance >= SURELY:
+        return Standing(chance, "surely slower")
+    text = f"probably slower ({chance:.0%})" if chance >= EVEN else "tied with the best"
+    if chance <= 1.0 - EVEN:
+        text = f"perhaps faster ({1.0 - chance:.0%})"
+    for_best, against = (
+        rule_for(problem, *pair)
+        for pair in ((best.layout, candidate.layout), (candidate.layout, best.layout))
+    )
+    if for_best is not None:
+        text += f"; the rules prefer the best: {for_best}"
+    elif against is not None:
+        text += f"; the rules prefer this: {against}"
+    return Standing(chance, text)
+
+
+def _why_first(ranking: Ranking) -> str:
+    """What put the first one before a faster one, if anything did."""
+    fitting = ranking.fitting
+    fastest = min(fitting, key=lambda one: _prediction(one).step_s)
+    if fastest.estimate_s is not None or fastest is fitting[0] or ranking.problem.minimise != "time":
+        return ""
+    rule = rule_for(ranking.problem, fitting[0].layout, fastest.layout)
+    return f"tied with a faster one: {rule}" if rule is not None else ""
+
+
+def _chance(one: Candidate, other: Candidate) -> float:
+    return probability_faster(_prediction(one), _prediction(other))
+
+
+def _prediction(candidate: Candidate) -> Prediction:
+    assert candidate.plan is not None
+    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
+    return candidate.plan.prediction

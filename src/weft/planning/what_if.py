@@ -1,0 +1,188 @@
+"""What another cluster would do for a job: the same search again, on the cluster after a change.
+
+The job stays as it is, with its global batch. Each change is made to the given cluster alone, and where there
+are several, all of them together at last, in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+
+from weft.describe.cluster import Cluster
+from weft.describe.home import weft_home
+from weft.describe.plan import Prediction
+from weft.errors import InputError, Violation
+from weft.moves.layout import refuse
+from weft.planning.cluster_changes import changed_cluster
+from weft.planning.planned import PlannedJob
+from weft.planning.planners import Candidate, Planner, Verdict, get_planner
+from weft.planning.planners.simulated import simulated
+from weft.planning.problem import Problem, measurements_for
+from weft.planning.ties import break_ties
+
+TOGETHER = "all together"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is best on one cluster.
+
+    Attributes:
+        change: in the words of the user; empty for the cluster as it is.
+        cluster: after the change.
+        best: the best plan of it, None where none fits.
+        reason: why there is none, else empty.
+        unchanged: the best plan of the cluster as it is, run on this one; it may not fit.
+        tokens_per_s: of the best plan; samples for models of images.
+        cost_per_million_tokens: in the currency of the devices' prices, all devices of the cluster paid for
+            the whole step; None where a device has no price.
+        against: step of the best plan over the one of the cluster as it is.
+    """
+
+    change: str
+    cluster: Cluster
+    best: Candidate | None
+    reason: str
+    unchanged: Candidate
+    tokens_per_s: float | None
+    cost_per_million_tokens: float | None
+    against: float | None
+
+    @property
+    def step_s(self) -> float | None:
+        prediction = prediction_of(self.best)
+        return prediction.step_s if prediction is not None else None
+
+
+def prediction_of(candidate: Candidate | None) -> Prediction | None:
+    """What the simulator says of a candidate; None where it was not asked."""
+    return candidate.plan.prediction if candidate is not None and candidate.plan is not None else None
+
+
+def what_if(
+    planned: PlannedJob, planner: str, changes: Sequence[str], *, home: Path | None = None
+) -> tuple[Forecast, ...]:
+    """The forecast of the cluster as it is, of each change, and of all together where there are several.
+
+    Args:
+        planned: a job whose plan was searched for, by `planner`.
+        home: where measurements are kept (default: `weft_home()`).
+
+    Raises:
+        InputError: when a change is none, all such changes at once.
+    """
+    problem, ranking = planned.problem, planned.ranking
+    assert ranking is not None, "the plan was searched for"
+    clusters = _clusters(problem.job.cluster, changes)
+    base = ranking.fitting[0]
+    as_it_is = _forecast("", problem, base, "", base, None)
+    found = [as_it_is]
+    for change, cluster in clusters.items():
+        other = on_cluster(problem, cluster, home or weft_home())
+        best, reason = _searched(get_planner(planner), other)
+        found.append(_forecast(change, other, best, reason, _unchanged(other, base), as_it_is.step_s))
+    return tuple(found)
+
+
+def _clusters(cluster: Cluster, changes: Sequence[str]) -> dict[str, Cluster]:
+    """By change; all changes are read before anything is searched."""
+    found: dict[str, Cluster] = {}
+    problems: list[Violation] = []
+    for change in changes:
+        try:
+            found[" ".join(change.split())] = changed_cluster(cluster, change)
+        except InputError as error:
+            problems += error.violations
+    if problems:
+        raise InputError(problems)
+    if len(found) > 1:
+        found[TOGETHER] = reduce(changed_cluster, found, cluster)
+    return found
+
+
+def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
+    """The same problem on another cluster, with what has been measured of that one's devices.
+
+    Links that were measured count no more where the description of those inside nodes has changed.
+    """
+    job = problem.job
+    machine, profile = measurements_for(cluster, job.graph.fingerprint, job.sequence, job.precision, home)
+    described = {group.link for group in job.cluster.groups}
+    if machine is not None and not {group.link for group in cluster.groups} <= described:
+        machine = replace(machine, message=(), all_reduce=())
+    return replace(problem, job=replace(job, cluster=cluster), machine=machine, profile=profile)
+
+
+def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str]:
+    """The best candidate, or why there is none."""
+    job = problem.job
+    unable = [
+        group.device.name for group in job.cluster.groups if job.precision not in group.device.flops_per_s
+    ]
+    if unable:
+        return None, f"{unable[0]} does not compute in {job.precision}"
+    try:
+        ranking = break_ties(planner.search(problem))
+    except InputError as error:
+        return None, str(error.violations[0])
+    if ranking.fitting:
+        return ranking.fitting[0], ""
+    if not ranking.candidates:
+        return None, f"no layout of {job.cluster.ranks} devices has the given degrees"
+    closest = ranking.candidates[0]
+    return None, f"no layout fits; closest: {closest.layout}: {closest.reason}"
+
+
+def _unchanged(problem: Problem, base: Candidate) -> Candidate:
+    """The plan as it is on another cluster, with the stages that it has."""
+    assert base.plan is not None, "a fitting candidate was simulated"
+    cut = tuple(len(stage.layers) for stage in base.plan.stages)
+    layout = replace(base.layout, layers_per_stage=cut)
+    reason = refuse(problem.job, layout)
+    if reason is None:
+        try:
+            return simulated(
+                problem, Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""), layer_seconds=()
+            )
+        except InputError as error:
+            reason = str(error.violations[0])
+    return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
+
+
+def _forecast(
+    change: str,
+    problem: Problem,
+    best: Candidate | None,
+    reason: str,
+    unchanged: Candidate,
+    base_s: float | None,
+) -> Forecast:
+    prediction, job = prediction_of(best), problem.job
+    tokens = job.global_batch * job.sequence
+    step_s = prediction.step_s if prediction is not None else None
+    price = price_per_hour(job.cluster)
+    return Forecast(
+        change=change,
+        cluster=job.cluster,
+        best=best,
+        reason=reason,
+        unchanged=unchanged,
+        tokens_per_s=tokens / step_s if step_s else None,
+        cost_per_million_tokens=price * step_s / 3600.0 / tokens * 1e6
+        if step_s and price is not None
+        else None,
+        against=step_s / base_s if step_s and base_s else None,
+    )
+
+
+def price_per_hour(cluster: Cluster) -> float | None:
+    """Of all devices; None where one has no price."""
+    total = 0.0
+    for group in cluster.groups:
+        if group.device.price_per_hour is None:
+            return None
+        total += group.device.price_per_hour * group.count * group.devices
+    return total

@@ -1,0 +1,169 @@
+"""Short trainings of the best plans on this machine: which one is really the fastest.
+
+Each trial is a run of its own, in fresh processes and a temporary run directory, for what one leaves behind
+must not slow the next one down. Its first step is dropped. With more than four plans, all of them train a few
+steps and the faster half goes on, until four are left that train ten (successive halving, Jamieson and
+Talwalkar, arXiv 1502.07943). A plan that does not run is a result like any other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from weft.describe.run_file import CheckpointTable, ReportTable, RunFile
+from weft.describe.this_machine import THIS_MACHINE
+from weft.errors import InputError, RunError, Violation
+from weft.planning.planned import PlannedJob
+from weft.planning.planners import Candidate
+from weft.predict.ledger import Ledger
+from weft.run.launch import launch_workers
+from weft.training.run_directory import RunDirectory
+from weft.training.session import WORKER_MODULE, enter_prediction, prepare
+
+STEPS, SCREENING_STEPS = 10, 4
+FINALISTS = 4
+_OUT_OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "can't allocate memory")
+
+
+class Outcome(StrEnum):
+    """What became of a trial."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One plan trained for `steps` steps: each step but the first in seconds, or why there are none."""
+
+    candidate: Candidate
+    outcome: Outcome
+    steps: int
+    seconds: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def step_s(self) -> float | None:
+        """The median; None where the plan did not run."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @property
+    def spread(self) -> float | None:
+        """Half of the longest minus the shortest step, over the median."""
+        if self.step_s is None:
+            return None
+        return (max(self.seconds) - min(self.seconds)) / (2.0 * self.step_s)
+
+
+Train = Callable[[PlannedJob, Candidate, int], Trial]
+
+
+def require_this_machine(run: RunFile, count: int) -> None:
+    """Refuse trials where the plan's cluster is elsewhere, and such of no plan.
+
+    Raises:
+        InputError: one line.
+    """
+    if run.cluster.use != THIS_MACHINE:
+        problem = f"trains on this machine, and the plans are for {run.cluster.use}"
+        raise InputError(Violation("--measure", problem, f"--on {THIS_MACHINE}"))
+    if count < 1:
+        raise InputError(Violation("--measure", f"{count} plans; at least one is trained", "1"))
+
+
+def measure_best(planned: PlannedJob, count: int, train: Train | None = None) -> tuple[Trial, ...]:
+    """Train the best `count` plans that fit; the fastest comes first, those that did not run last.
+
+    Those that were left behind after a few steps come after all that trained to the end. What trained to the
+    end is entered into the ledger, prediction and measurement.
+
+    Args:
+        planned: a job whose plan was searched for.
+        train: how one trial is made; default: `trial`.
+
+    Raises:
+        InputError: when the plans are not for this machine.
+        RunError: when none of the plans ran.
+    """
+    require_this_machine(planned.run, count)
+    assert planned.ranking is not None, "the plan was searched for"
+    make = train or trial
+    left = list(planned.ranking.fitting[:count])
+    dropped: list[Trial] = []
+    while len(left) > FINALISTS:
+        screened = sorted((make(planned, one, SCREENING_STEPS) for one in left), key=_order)
+        keep = max(FINALISTS, -(-len(left) // 2))
+        onward = [one for one in screened[:keep] if one.seconds]
+        dropped += [one for one in screened if one not in onward]
+        left = [one.candidate for one in onward]
+    finals = [make(planned, one, STEPS) for one in left]
+    _enter(planned, finals)
+    trials = sorted([*finals, *dropped], key=lambda one: (not one.seconds, -one.steps, *_order(one)[1:]))
+    if not trials[0].seconds:
+        first = trials[0]
+        raise RunError(f"none of the {len(trials)} best plans ran; {first.candidate.layout}: {first.reason}")
+    return tuple(trials)
+
+
+def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
+    """Train one plan in fresh processes on this machine; failures are told and not raised."""
+    job = job_of_trial(planned, candidate, steps)
+    with tempfile.TemporaryDirectory(prefix="weft-trial-") as folder:
+        path = Path(folder) / "run"
+        try:
+            directory = prepare(job, path)
+            launch_workers(path, job.plan.ranks, WORKER_MODULE)
+        except InputError as error:
+            return _without_steps(candidate, steps, Outcome.REFUSED, str(error.violations[0]))
+        except RunError as error:
+            # The log that the message names is gone with the folder.
+            reason = str(error).partition(" (log: ")[0]
+            logged = reason.lower()
+            ran_out = any(word in logged for word in _OUT_OF_MEMORY)
+            outcome = Outcome.OUT_OF_MEMORY if ran_out else Outcome.FAILED
+            return _without_steps(candidate, steps, outcome, reason)
+        return _measured(candidate, steps, directory)
+
+
+def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
+    """The job with another of its plans, of a few steps, that nobody keeps or logs."""
+    assert candidate.plan is not None, "a fitting candidate was simulated"
+    run = planned.run
+    short = run.model_copy(
+        update={
+            "train": run.train.model_copy(update={"steps": steps}),
+            "checkpoint": CheckpointTable(every=steps, keep=1),
+            "report": ReportTable(),
+        }
+    )
+    return PlannedJob(run=short, problem=planned.problem, plan=candidate.plan)
+
+
+def _measured(candidate: Candidate, steps: int, directory: RunDirectory) -> Trial:
+    seconds = tuple(row["step_s"] for row in directory.metrics()[1:])
+    if not seconds:
+        return _without_steps(candidate, steps, Outcome.FAILED, "no step was taken after the first one")
+    return Trial(candidate=candidate, outcome=Outcome.MEASURED, steps=steps, seconds=seconds)
+
+
+def _without_steps(candidate: Candidate, steps: int, outcome: Outcome, reason: str) -> Trial:
+    return Trial(candidate=candidate, outcome=outcome, steps=steps, reason=reason)
+
+
+def _order(one: Trial) -> tuple[bool, float]:
+    return (one.step_s is None, one.step_s or 0.0)
+
+
+def _enter(planned: PlannedJob, trials: Sequence[Trial]) -> None:
+    with Ledger() as ledger:
+        for one in trials:
+            if one.step_s is not None:
+                job = job_of_trial(planned, one.candidate, one.steps)
+                ledger.score(enter_prediction(job, ledger), one.step_s)

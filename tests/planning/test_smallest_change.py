@@ -1,0 +1,110 @@
+"""Smallest changes: one notch, legal, it fits, and no other notch that fits is faster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from weft.api import words_to_run
+from weft.errors import InputError
+from weft.moves.layout import Layout, refuse
+from weft.planning.advice import advised
+from weft.planning.planned import plan_run
+from weft.planning.planners import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.simulated import simulated
+from weft.planning.problem import Problem, problem_of
+from weft.planning.smallest_change import SmallestChanges, notches
+
+
+def problem(on: str = "8xa100-80gb", model: str = "llama-7b") -> Problem:
+    return problem_of(model=model, on=on, global_batch=32, precision="bf16")
+
+
+def layout(**changed: object) -> Layout:
+    base = Layout(
+        pipeline_parallel=1, data_parallel=8, loops=1, micro_batch_size=4, schedule="1f1b", sharding="zero-1"
+    )
+    return replace(base, **changed)  # type: ignore[arg-type]
+
+
+def judged(of: Problem, one: Layout) -> Candidate:
+    asked = Candidate(layout=one, verdict=Verdict.PRUNED, reason="")
+    return simulated(of, asked, Bounds(of).layer_seconds(one))
+
+
+ROWS = (layout(), layout(micro_batch_size=1, sharding="zero-0"), layout(pipeline_parallel=2, data_parallel=4))
+
+
+@pytest.mark.parametrize("rejected", ROWS, ids=str)
+def test_it_is_the_fastest_legal_notch_that_fits(rejected: Layout) -> None:
+    asked = problem()
+    found = SmallestChanges(asked).of(rejected)
+    fitting = {}
+    for words, changed in notches(asked.job, rejected):
+        if refuse(asked.job, changed) is None:
+            candidate = judged(asked, changed)
+            if candidate.verdict is Verdict.FITS:
+                fitting[words] = candidate.plan.prediction.step_s  # type: ignore[union-attr]
+    if not fitting:
+        assert found is None
+        return
+    assert found is not None
+    assert found.step_s == min(fitting.values())
+    assert fitting[found.words] == found.step_s
+    assert found.candidate.verdict is Verdict.FITS
+
+
+def test_every_notch_is_one_and_keeps_the_devices() -> None:
+    job = problem().job
+    for rejected in (*ROWS, layout(recompute="selective"), layout(sharding="zero-3", island=4)):
+        for words, changed in notches(job, rejected):
+            assert changed.ranks == rejected.ranks
+            before, after = asdict(rejected), asdict(changed)
+            different = {key for key in before if before[key] != after[key]}
+            degrees = {"data_parallel", "tensor_parallel", "pipeline_parallel"}
+            assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
+    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", data_parallel=1)
+    assert list(notches(job, last)) == []
+
+
+def test_what_is_left_alone_shares_nothing_and_islands_shrink_away() -> None:
+    job = problem().job
+    made = dict(notches(job, layout(data_parallel=2)))
+    assert made["tp 1 -> 2, dp 2 -> 1"].sharding == "zero-0"
+    islands = dict(notches(job, layout(sharding="zero-3", island=4)))
+    assert islands["pp 1 -> 2, dp 8 -> 4"].island is None
+    uneven = layout(micro_batches_per_replica=(2, 1, 1, 1, 1, 1, 1, 0))
+    assert dict(notches(job, uneven))["micro-batch size 4 -> 2"].micro_batches_per_replica == (
+        4, 2, 2, 2, 2, 2, 2, 0,
+    )  # fmt: skip
+
+
+def test_tensor_ranks_stay_on_a_node() -> None:
+    words = [name for name, _ in notches(problem("2xa100-80gb").job, layout(tensor_parallel=2))]
+    assert not any(name.startswith("tp") for name in words)
+
+
+def test_what_no_notch_makes_fit_has_no_answer() -> None:
+    huge = problem_of(model="gpt3-175b", on="8xa100-80gb", global_batch=32, precision="bf16")
+    assert SmallestChanges(huge).of(layout()) is None
+
+
+def test_only_rejected_rows_that_are_shown_are_asked() -> None:
+    asked = problem()
+    rows = tuple(judged(asked, one) for one in (layout(micro_batch_size=1, recompute="full"), *ROWS))
+    shown = advised(Ranking(problem=asked, candidates=rows), 3)
+    assert [one.candidate for one in shown] == list(rows[:3])
+    for one in shown:
+        assert (one.smallest_change is None) or one.candidate.verdict is Verdict.TOO_BIG
+    assert any(one.smallest_change is not None for one in shown)
+
+
+def test_a_job_that_does_not_fit_is_told_what_would() -> None:
+    pins = {"dp": 8, "pp": 1, "tp": 1, "sharding": "zero-3", "recompute": "none", "micro_batch_size": 4}
+    run = words_to_run(
+        model="llama-7b", on="8xa100-80gb", global_batch=64, sequence=None, precision="bf16", pins=pins
+    )
+    with pytest.raises(InputError, match=r"; fits with .* -> .*: a step of \d"):
+        plan_run(run)
