@@ -15,6 +15,7 @@ BENCHMARKS = (
     "prediction",
     "sleep_compute",
     "slow_link",
+    "lab_plans",
     "executor_vs_torch",
     "replicas_vs_torch",
     "equality_matrix",

@@ -13,15 +13,24 @@ import pytest
 
 import weft
 from weft.cli.main import run
+from weft.describe.cluster_file import load_cluster
 from weft.describe.run_file import load_run
+from weft.lab.scheme import scheme_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-RUN_FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if "runs" not in path.parts)
+FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if "runs" not in path.parts)
+CLUSTER_FILES = [path for path in FILES if "[[node]]" in path.read_text()]
+RUN_FILES = [path for path in FILES if path not in CLUSTER_FILES]
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.parent.name)
 def test_run_files_are_legal(path):
     assert load_run(path).model
+
+
+@pytest.mark.parametrize("path", CLUSTER_FILES, ids=lambda path: path.stem)
+def test_a_lab_can_be_made_of_every_cluster(path):
+    assert scheme_of(load_cluster(path), range(2), 1).ranks
 
 
 @pytest.mark.examples

@@ -11,18 +11,24 @@ import pytest
 import torch
 from small_jobs import tiny
 
-from weft.capture import doctor
+from weft.capture import doctor, layers
 from weft.capture.interference import measure_interference
 from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
-from weft.capture.measure import _machine_from, _profile_from
+from weft.capture.measure import _machine_from
 from weft.capture.timing import summarise
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.models import resolve_model
 from weft.describe.this_machine import this_machine
-from weft.predict.cost.calibration import load_machine, load_profile, save_machine, save_profile
+from weft.predict.cost.calibration import (
+    load_machine,
+    load_profile,
+    profile_from_record,
+    save_machine,
+    save_profile,
+)
 from weft.predict.cost.memory import stage_kept_bytes
 
 
@@ -70,6 +76,28 @@ def test_a_profile_of_a_convolutional_network_has_every_layer(worker_pool):
             assert kept[timing.layer] <= timing.activation_bytes <= kept[timing.layer] + 4 * sent + 1024
 
 
+def throttled_profile(rank: int, ranks: int):
+    config = tiny(tied=False)
+    # Rounds for no time at all: as few as there may be.
+    layers.THROTTLED_S = 0.0
+    return profile_layers(
+        config,
+        layer_graph(config),
+        "cpu",
+        torch.device("cpu"),
+        precision="fp32",
+        micro_batch_sizes=(1,),
+        throttled=True,
+    )
+
+
+def test_throttled_ranks_keep_their_own_times(worker_pool):
+    profiles = worker_pool.run(throttled_profile, ranks=2)
+    assert profiles[0].timings != profiles[1].timings
+    for timing in profiles[0].timings:
+        assert min(timing.forward_s, timing.backward_s, timing.update_s) > 0
+
+
 def tied_profile(rank: int, ranks: int) -> int:
     config = tiny(tied=True)
     device = torch.device("cpu")
@@ -110,7 +138,7 @@ def test_a_single_rank_is_slowed_by_nobody(worker_pool):
 
 def test_measurements_survive_the_worker_and_the_file(worker_pool, tmp_path):
     profile = worker_pool.run(profiled, "gpt-1m", ranks=1)[0]
-    assert _profile_from(json.loads(json.dumps(asdict(profile)))) == profile
+    assert profile_from_record(json.loads(json.dumps(asdict(profile)))) == profile
     save_profile(profile, tmp_path)
     assert load_profile(profile.model_fingerprint, "cpu", 64, "fp32", tmp_path) == profile
     measured = worker_pool.run(machine, ranks=1)[0]

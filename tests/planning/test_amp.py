@@ -241,6 +241,14 @@ def test_equal_nodes_can_change_places(case: oracle.Case, data: st.DataObject) -
         assert amp_strategy(inputs, degrees, firsts) == amp_strategy(inputs, degrees)
 
 
+@settings(max_examples=10, deadline=None)
+@given(cases())
+def test_given_stages_are_estimated_like_found_ones(case: oracle.Case) -> None:
+    inputs = inputs_of(case)
+    for found in amp_search(inputs):
+        assert amp_strategy(inputs, found.degrees, None, found.layers_per_stage) == found
+
+
 def test_a_node_far_away_is_better_at_the_end_of_the_pipeline_than_in_a_ring() -> None:
     inputs = inputs_of(uniform_case(nodes=2, devices=2, layers=8))
     slow = replace(inputs, bandwidth=slower_of_both(np.array([6e9, 6e9]), np.array([1e9, 1e7])))

@@ -17,7 +17,7 @@ from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import by_count
 from weft.planning.planners.layer_times import LayerTimes
-from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, shared_by_speed
+from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, metis_form_s, shared_by_speed
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Pins, Problem, problem_of
 
@@ -209,3 +209,12 @@ def test_metis_form_shares_the_batch_out_by_speed_and_gains_by_it() -> None:
     assert one.plan.prediction.step_s < 0.8 * equal.plan.prediction.step_s
     plan = build_plan(problem.job, one.layout, bounds.layer_seconds(one.layout))
     assert [copy.micro_batches for copy in plan.stages[0].replicas] == list(shares)
+
+
+def test_the_closed_form_of_a_given_layout_is_the_one_it_is_ranked_by() -> None:
+    problem = posed("4xa100-80gb+4xv100-32gb", batch=64)
+    ranking = get_planner("metis-form").search(problem)
+    estimated = [one for one in ranking.candidates if one.estimate_s is not None]
+    assert len({one.layout.pipeline_parallel for one in estimated}) > 1
+    for one in estimated:
+        assert metis_form_s(problem, one.layout) == one.estimate_s

@@ -7,8 +7,10 @@ that caches hold what they hold in a real stage.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from weft.run.states import make_states
 
 LAYERS_PER_KIND = 4
 ROUNDS = 10
+LEAST_THROTTLED_ROUNDS, THROTTLED_S = 5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,13 @@ def profile_layers(
     *,
     precision: str,
     micro_batch_sizes: Sequence[int],
+    throttled: bool = False,
 ) -> LayerProfile:
     """Measure every kind of layer at every micro-batch size; call it on all local ranks at once.
 
-    A layer's `activation_bytes` is what autograd saves for its backward pass, parameters excluded.
+    The times are those of the slowest rank; of `throttled` ranks, which have quotas of processor time, each
+    returns its own. A layer's `activation_bytes` is what autograd saves for its backward pass, without
+    parameters.
 
     Raises:
         InputError: when the model cannot be built, or is one's own.
@@ -66,7 +72,8 @@ def profile_layers(
         for size in micro_batch_sizes:
             inputs = stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
             saved = _saved_bytes(stage, inputs)
-            passes = _measure(stage, optimizer, inputs, config.vocabulary if kind == "head" else 0)
+            measured = _throttled if throttled else _together
+            passes = measured(stage, optimizer, inputs, config.vocabulary if kind == "head" else 0)
             spreads.append(passes.backward.spread)
             timings.append(
                 LayerTiming(
@@ -112,9 +119,10 @@ def _optimizer(stage: torch.nn.Module, precision: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _measure(
+def _together(
     stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
 ) -> _Passes:
+    """All ranks begin every round at the same time."""
     rounds: list[tuple[float, float, float]] = []
     for _ in range(ROUNDS + 1):
         if dist.is_initialized():
@@ -122,6 +130,18 @@ def _measure(
         rounds.append(one_round(stage, optimizer, inputs, classes))
     forward, backward, update = zip(*rounds[1:], strict=True)
     return _Passes(*(slowest(summarise(list(values))) for values in (forward, backward, update)))
+
+
+def _throttled(
+    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
+) -> _Passes:
+    """Rounds without a pause, in which a quota would recover, and many: most short passes meet no throttling
+    and some a long one, so that nothing but the plain mean says what they take."""
+    rounds: list[tuple[float, float, float]] = []
+    begin = time.perf_counter()
+    while len(rounds) < LEAST_THROTTLED_ROUNDS or time.perf_counter() - begin < THROTTLED_S:
+        rounds.append(one_round(stage, optimizer, inputs, classes))
+    return _Passes(*(Timing(fmean(values), 0.0) for values in zip(*rounds[1:], strict=True)))
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:

@@ -104,29 +104,32 @@ def _messages(device: torch.device) -> list[tuple[float, float]]:
     """Bytes and seconds of messages between ranks 0 and 1; the other ranks wait."""
     rank = dist.get_rank()
     channels = open_channels({1 - rank} if rank < 2 else (), TIMEOUT_S)
-    found = [(float(size), _message_seconds(channels, size, device)) for size in MESSAGE_BYTES]
+    found = [(float(size), message_seconds(channels, size, device, (0, 1))) for size in MESSAGE_BYTES]
     channels.close()
     return found
 
 
-def _message_seconds(channels: Channels, size: int, device: torch.device, rounds: int = 20) -> float:
-    """Half a round trip, from one device to the other."""
-    rank = dist.get_rank()
+def message_seconds(
+    channels: Channels, size: int, device: torch.device, pair: tuple[int, int], rounds: int = 20
+) -> float:
+    """Half a round trip of `size` bytes between the devices of two ranks; the other ranks wait for them."""
+    rank, first = dist.get_rank(), pair[0]
+    peer = pair[1] if rank == first else first
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
 
     def send() -> None:
-        channels.send(tensor.to("cpu"), 1 - rank, ACTIVATION, "send", unstamped)
+        channels.send(tensor.to("cpu"), peer, ACTIVATION, "send", unstamped)
 
     def receive() -> None:
-        handle = channels.receive(tensor.shape, tensor.dtype, 1 - rank, ACTIVATION, "receive", unstamped)
+        handle = channels.receive(tensor.shape, tensor.dtype, peer, ACTIVATION, "receive", unstamped)
         handle.wait().to(device)
 
     seconds = []
     dist.barrier()
-    if rank < 2:
+    if rank in pair:
         for _ in range(rounds):
             start = time.perf_counter()
-            for transfer in (send, receive) if rank == 0 else (receive, send):
+            for transfer in (send, receive) if rank == first else (receive, send):
                 transfer()
             seconds.append((time.perf_counter() - start) / 2.0)
     dist.barrier()

@@ -14,8 +14,8 @@ from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.describe.this_machine import this_machine
 from weft.planning.problem import default_precision
-from weft.predict.cost.calibration import save_machine, save_profile
-from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
+from weft.predict.cost.calibration import profile_from_record, save_machine, save_profile
+from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.run.launch import launch_workers
 
 WORKER_MODULE = "weft.capture.worker"
@@ -56,7 +56,7 @@ def measure(
     files = [save_machine(machine, home)]
     profile = None
     if "profile" in answer:
-        profile = _profile_from(answer["profile"])
+        profile = profile_from_record(answer["profile"])
         files.append(save_profile(profile, home))
     return Measured(machine, profile, tuple(files))
 
@@ -86,8 +86,3 @@ def _machine_from(record: dict[str, Any]) -> MachineMeasurement:
         all_reduce=table(record["all_reduce"]),
         spread=record["spread"],
     )
-
-
-def _profile_from(record: dict[str, Any]) -> LayerProfile:
-    timings = tuple(LayerTiming(**timing) for timing in record.pop("timings"))
-    return LayerProfile(timings=timings, **record)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.markup import escape
 from rich.table import Table
 
 from weft.capture.doctor import Finding, examine
+from weft.capture.measure import MICRO_BATCH_SIZES
 from weft.capture.measure import measure as measure_machine
+from weft.capture.mixed import measure_mixed
 from weft.cli.output import Json, console, print_json
+from weft.describe.cluster import Cluster
+from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.units import format_bytes, format_seconds
+from weft.lab.inside import lab_cluster
+from weft.predict.profile import LayerProfile
 
 
 def doctor(*, json: Json = False) -> int:
@@ -46,6 +54,8 @@ def measure(
 ) -> None:
     """Measure this machine's devices and links, and the layers of a model on it; later commands use it.
 
+    Inside `weft lab`: the links between the lab's nodes, and the layers on each of its kinds of devices.
+
     Example: weft measure gpt-1m
 
     Parameters
@@ -58,6 +68,9 @@ def measure(
         fp32, bf16 or fp64; default: what the planner would choose on this machine.
     """
     config = resolve_model(model, sequence=sequence) if model is not None else None
+    if (cluster := lab_cluster()) is not None:
+        _measure_lab(cluster, config, precision, json)
+        return
     measured = measure_machine(config, precision=precision)
     machine = measured.machine
     if json:
@@ -72,18 +85,38 @@ def measure(
         latency = format_seconds(machine.message[0][1])
         out.print(f"link: {latency} latency, {format_bytes(size / seconds)}/s between two ranks")
     if measured.profile is not None:
-        table = Table("layer", "micro-batch size", "forward", "backward", "update", box=None, pad_edge=False)
-        for timing in measured.profile.timings:
-            table.add_row(
-                timing.layer,
-                str(timing.micro_batch_size),
-                format_seconds(timing.forward_s),
-                format_seconds(timing.backward_s),
-                format_seconds(timing.update_s),
-            )
-        out.print(table)
+        out.print(_layer_table([measured.profile]))
     for path in measured.files:
         out.print(f"wrote {path}", soft_wrap=True)
+
+
+def _measure_lab(cluster: Cluster, config: ModelConfig | None, precision: str | None, json: bool) -> None:
+    measured = measure_mixed(cluster, config, precision=precision, micro_batch_sizes=MICRO_BATCH_SIZES)
+    if json:
+        devices = sorted({group.device.name for group in cluster.groups})
+        print_json({"devices": devices, "files": [str(path) for path in measured.files]})
+        return
+    out = console()
+    for pair, link in sorted(measured.cluster.links.items()):
+        described = format_bytes(cluster.links[pair].bytes_per_s)
+        out.print(
+            f"link {' - '.join(pair)}: {format_seconds(link.latency_s)} latency, "
+            f"{format_bytes(link.bytes_per_s)}/s of {described}/s described"
+        )
+    if measured.profiles:
+        out.print(_layer_table(measured.profiles))
+    for path in measured.files:
+        out.print(f"wrote {path}", soft_wrap=True)
+
+
+def _layer_table(profiles: Sequence[LayerProfile]) -> Table:
+    titles = ("device", "layer", "micro-batch size", "forward", "backward", "update")
+    table = Table(*titles, box=None, pad_edge=False)
+    for timing in (timing for profile in profiles for timing in profile.timings):
+        seconds = (timing.forward_s, timing.backward_s, timing.update_s)
+        cells = (timing.device, timing.layer, str(timing.micro_batch_size), *map(format_seconds, seconds))
+        table.add_row(*cells)
+    return table
 
 
 COMMANDS = (doctor, measure)

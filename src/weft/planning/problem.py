@@ -17,7 +17,7 @@ from weft.describe.run_file import RunFile
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job
-from weft.predict.cost.calibration import load_machine, load_profile
+from weft.predict.cost.calibration import load_machine, load_profiles
 from weft.predict.profile import LayerProfile, MachineMeasurement
 
 # Samples per device and step when the user gives no global batch.
@@ -184,15 +184,14 @@ def default_precision(cluster: Cluster) -> str:
 def measurements_for(
     cluster: Cluster, model_fingerprint: str, sequence: int, precision: str, home: Path
 ) -> tuple[MachineMeasurement | None, LayerProfile | None]:
-    """What has been measured of the cluster's one kind of device; nothing for mixed clusters."""
-    names = {group.device.name for group in cluster.groups}
-    if len(names) != 1:
-        return None, None
-    name = names.pop()
-    return (
-        load_machine(name, home),
-        load_profile(model_fingerprint, name, sequence, precision, home),
-    )
+    """What has been measured of the cluster's kinds of devices.
+
+    Layer times of all kinds, and the speeds of a machine where there is one kind: devices of a mixed cluster
+    are not one machine's.
+    """
+    names = list(dict.fromkeys(group.device.name for group in cluster.groups))
+    machine = load_machine(names[0], home) if len(names) == 1 else None
+    return machine, load_profiles(model_fingerprint, names, sequence, precision, home)
 
 
 def _require_precision(cluster: Cluster, precision: str) -> None:

@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+from weft.lab.place import current_lab, enter_namespace
 from weft.run.failures import clear_failures, first_failure, log_path, logs_folder
 from weft.run.lifeline import die_with_parent
 from weft.run.threads import threads_per_rank
@@ -27,6 +28,7 @@ FAREWELL_TIMEOUT_S = 5
 def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     """Run the workers to their end and return the exit code: 0, 1, 2, or 128 plus a signal."""
     die_with_parent(launcher_pid)
+    address = _own_address()
     # After the lifeline: these imports take seconds.
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,6 +45,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
         rdzv_backend="c10d",
         # Port 0: the operating system picks a free one.
         rdzv_endpoint="localhost:0",
+        local_addr=address,
         rdzv_configs={"timeout": MEETING_TIMEOUT_S},
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs_folder(run_dir) / "elastic")),
@@ -88,8 +91,20 @@ def _report(run_dir: Path, exit_codes: dict[int, int]) -> int:
     return 2 if failure.refused else 1
 
 
+def _own_address() -> str | None:
+    """Where workers reach this process, None if torch knows; in a lab it moves beside them first."""
+    lab = current_lab()
+    if lab is None:
+        return None
+    enter_namespace(Path(lab.hub))
+    return lab.hub_address
+
+
 def _set_environment(world_size: int) -> None:
     os.environ[AGENT_PID] = str(os.getpid())
+    if current_lab() is not None:
+        # A rank of a lab is a process of one thread on a part of one core, whatever else the machine has.
+        os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(world_size)))
     if sys.platform == "linux":
         # All ranks are on this host; its name may not resolve to an address that it has.

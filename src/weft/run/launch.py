@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from weft.errors import InputError, RunError, Violation
+from weft.lab.place import current_lab
 from weft.run.failures import logs_folder
+from weft.signals import terminable
 
 POLL_S = 0.2
 
@@ -25,6 +24,8 @@ def launch_workers(
 ) -> None:
     """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have ended well.
 
+    Inside a lab (`weft lab`) each rank runs on its device of the lab.
+
     What a worker prints goes to `RUN_DIR/logs/rank-N.log`. Ctrl-C and SIGTERM are passed on, and the workers
     given time to save; a second Ctrl-C kills. No kill of this process leaves a worker behind.
 
@@ -32,7 +33,7 @@ def launch_workers(
         on_poll: called several times a second while the workers run.
 
     Raises:
-        InputError: when the workers refused their input.
+        InputError: when the workers refused their input, or a lab has fewer devices.
         RunError: when a rank failed: one line, with the path of its log.
         KeyboardInterrupt: after Ctrl-C, when the workers have ended.
         SystemExit: with code 143 after SIGTERM, when the workers have ended.
@@ -41,6 +42,8 @@ def launch_workers(
         raise InputError(
             Violation("", 'torch is not installed; training needs it: pip install "weft[torch]"')
         )
+    if (lab := current_lab()) is not None:
+        lab.require_ranks(world_size)
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
     command = [
@@ -53,7 +56,7 @@ def launch_workers(
         str(os.getpid()),
     ]
     with (
-        _terminable(),
+        terminable(),
         open(logs / "agent.log", "ab") as log,
         # A session of its own: Ctrl-C in the terminal must reach the workers once, through this process.
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as agent,
@@ -106,20 +109,3 @@ def _failure(exit_code: int, report: str, agent_log: Path) -> InputError | RunEr
     if record["refused"]:
         return InputError([Violation("", line) for line in record["lines"]])
     return RunError(f"{record['lines'][0]} (log: {record['log']})")
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143) meanwhile, where this thread may."""
-
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signal_number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from weft.errors import InputError
+from weft.lab.place import enter_rank
 from weft.run.failures import log_path, write_failure
 from weft.run.lifeline import die_with_parent
 
@@ -29,6 +30,8 @@ def main(module: str, run_dir: Path) -> None:
     os.dup2(log, 2)
     sys.argv = [module, str(run_dir)]
     try:
+        # Before anything starts a thread, which would stay behind.
+        enter_rank(rank)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         write_failure(run_dir, rank, error)

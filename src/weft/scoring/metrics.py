@@ -127,7 +127,7 @@ def spearman(left: Floats, right: Floats) -> float | None:
     ranks = [_average_ranks(values) for values in (left, right)]
     if any(np.ptp(values) == 0.0 for values in ranks):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def kendall(left: Floats, right: Floats) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import load_run
 from weft.errors import InputError
+from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, given_plan
 from weft.predict.ledger import Ledger
 from weft.run.compilable import compile_problems
@@ -57,9 +58,11 @@ def execute(
     The prediction is entered into the ledger before the run starts and scored when it has ended.
 
     Raises:
+        InputError: when a lab around this process has other devices than the plan.
         RunError: when a worker failed, in one line with the path of its log.
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
+    require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
         entry = enter_prediction(planned, ledger)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)

@@ -116,8 +116,8 @@ class Bounds:
 
     def step_s(self, layout: Layout) -> float:
         """Valid for every order: some device must wait for the stages before its first one to fill, run all
-        its micro-batches, and then wait for these stages to drain. Weight parts of its own that are left may
-        hide the drain.
+        its micro-batches, and then wait for these stages to drain. Where backwards are computed in two parts,
+        weight parts of its own that are left may hide the drain, and how the next step fills.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -127,7 +127,7 @@ class Bounds:
         both = forward + self._by_stage(layout, layers.backward)
         if layout.recompute != "none":
             both = both + (forward if layout.recompute == "full" else self._by_stage(layout, layers.again))
-        waits = forward if splits_backward(layout.schedule, layout.pipeline_parallel) else both
+        waits = both * (not splits_backward(layout.schedule, layout.pipeline_parallel))
         pipeline, placement = self._placed(layout)
         share = pipeline.micro_batches // len(placement)
         computed = np.tile(both, len(placement))

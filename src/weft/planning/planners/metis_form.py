@@ -92,22 +92,37 @@ def _devices_of(cluster: Cluster, order: Sequence[int]) -> tuple[int, ...]:
     return tuple(device for group in order for device in range(firsts[group], firsts[group + 1]))
 
 
-def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> Candidate:
-    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
+class _Tables(NamedTuple):
+    """A layout's devices in numbers: seconds of a micro-batch in each layer, (stages, replicas, layers); of
+    the cut behind each layer, (stages - 1, layers); the node of each (stage, replica, lane)."""
+
+    work_s: Floats
+    cut_s: Floats
+    grid: Ints
+
+
+def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> _Tables:
+    """Raises InputError where a profile was not measured at the layout's micro-batch size."""
     order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
     ranks = order.reshape(layout.pipeline_parallel, layout.data_parallel, layout.width)
+    work_s = _work_s(problem.job.cluster, layout, ranks, times)
+    grid = inputs.node_of_rank[ranks]
+    per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]]).max(axis=(1, 2))
+    sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tensor_parallel])
+    return _Tables(work_s, np.outer(per_byte_s, sent), grid)
+
+
+def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> Candidate:
+    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     try:
-        work_s = _work_s(problem.job.cluster, layout, ranks, times)
+        work_s, cut_s, grid = _tables(problem, layout, inputs, times)
     except InputError as error:
         # A profile that was not measured at this micro-batch size refuses to guess.
         return replace(refused, reason=str(error.violations[0]))
     if layout.pipeline_parallel > np.count_nonzero(work_s[0, 0]):
         reason = f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
         return replace(refused, reason=reason)
-    grid = inputs.node_of_rank[ranks]
-    per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]]).max(axis=(1, 2))
-    sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tensor_parallel])
-    found = metis_form(work_s, np.outer(per_byte_s, sent), sum(shares_of(problem.job, layout)))
+    found = metis_form(work_s, cut_s, sum(shares_of(problem.job, layout)))
     estimate_s = found.pipeline_s + reduction_s(inputs, grid, found.layers_per_stage)
     uneven = found.micro_batches if len(set(found.micro_batches)) > 1 else None
     return Candidate(
@@ -116,6 +131,22 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Layer
         reason=f"estimated {format_seconds(estimate_s)}, others less",
         estimate_s=estimate_s,
     )
+
+
+def metis_form_s(problem: Problem, layout: Layout) -> float:
+    """The closed form's seconds of a step of a layout that says how many layers each stage has.
+
+    Raises:
+        InputError: when the profile does not cover the layout.
+    """
+    inputs = profiled(problem, layout.tensor_parallel)
+    if isinstance(inputs, str):
+        raise InputError(inputs)
+    counts = layout.layers_per_stage or (len(problem.job.graph.layers),)
+    assert len(counts) == layout.pipeline_parallel, "several stages say how many layers each has"
+    work_s, cut_s, grid = _tables(problem, layout, inputs, LayerTimes(problem))
+    shares = shares_of(problem.job, layout)
+    return _pipeline_s(_stage_s(work_s, counts), cut_s, counts, shares) + reduction_s(inputs, grid, counts)
 
 
 def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
@@ -130,18 +161,25 @@ def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
     replicas = work_s.shape[1]
     # Together replicas are as fast as the sum of their speeds.
     together_s = replicas / np.sum(1.0 / np.maximum(work_s, np.finfo(float).tiny), axis=1)
-    counts = np.array(
-        pipeline_partition(together_s, cut_s, max(1, micro_batches // replicas)).layers_per_stage
-    )
-    ends: Ints = np.cumsum(counts)
-    by_stage = np.add.reduceat(work_s, ends - counts, axis=2)
-    # Of every stage its own layers: (stages, replicas).
-    stage_s = np.diagonal(by_stage, axis1=0, axis2=2).T
-    longest_s = stage_s.max(axis=0)
-    shares = shared_by_speed(1.0 / longest_s, micro_batches)
-    filled_s = (np.array(shares) - 1) * longest_s + stage_s.sum(axis=0)
-    crossed_s = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
-    return MetisForm(tuple(counts.tolist()), shares, float(filled_s.max() + crossed_s))
+    counts = pipeline_partition(together_s, cut_s, max(1, micro_batches // replicas)).layers_per_stage
+    stage_s = _stage_s(work_s, counts)
+    shares = shared_by_speed(1.0 / stage_s.max(axis=0), micro_batches)
+    return MetisForm(counts, shares, _pipeline_s(stage_s, cut_s, counts, shares))
+
+
+def _stage_s(work_s: Floats, counts: Sequence[int]) -> Floats:
+    """Seconds of a micro-batch in each stage of each replica, with so many layers per stage."""
+    ends: Ints = np.cumsum(np.array(counts))
+    by_stage = np.add.reduceat(work_s, ends - np.array(counts), axis=2)
+    # Of every stage its own layers.
+    return np.diagonal(by_stage, axis1=0, axis2=2).T
+
+
+def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: Sequence[int]) -> float:
+    filled_s = (np.array(shares) - 1) * stage_s.max(axis=0) + stage_s.sum(axis=0)
+    lasts = np.cumsum(np.array(counts))[:-1] - 1
+    crossed_s = cut_s[np.arange(len(counts) - 1), lasts].sum()
+    return float(filled_s.max() + crossed_s)
 
 
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: LayerTimes) -> Floats:

@@ -2,6 +2,7 @@
 
     measurements/machine-DEVICE.json           a MachineMeasurement
     measurements/profile-MODEL-...-NAME.csv    a LayerProfile: PROFILE_COLUMNS after one comment line of JSON
+    measurements/cluster-NAME.toml             a CLUSTER.toml with the links that were measured in a lab
 
 The comment ties a profile to a model, a sequence and a precision. Anyone's own CSV file with these columns is
 a profile, too: without the comment it answers for every model that has its layers.
@@ -17,12 +18,14 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.describe.catalogue import canonical_name
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import to_toml
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
@@ -82,6 +85,33 @@ def load_profile(
         InputError: when the file is broken.
     """
     return _read(_profile_path(model_fingerprint, device, sequence, precision, home), _profile_from)
+
+
+def load_profiles(
+    model_fingerprint: str, devices: Sequence[str], sequence: int, precision: str, home: Path
+) -> LayerProfile | None:
+    """The profiles of a model's layers on several kinds of devices as one, of those kinds that have any.
+
+    Raises:
+        InputError: when a file is broken.
+    """
+    loaded = (load_profile(model_fingerprint, device, sequence, precision, home) for device in devices)
+    found = [profile for profile in loaded if profile is not None]
+    if not found:
+        return None
+    timings = tuple(timing for profile in found for timing in profile.timings)
+    return replace(found[0], timings=timings, spread=max(profile.spread for profile in found))
+
+
+def save_cluster(cluster: Cluster, home: Path) -> Path:
+    """Keep a cluster whose links were measured as a CLUSTER.toml; returns the file."""
+    return _write(home / FOLDER / f"cluster-{_file_name(cluster.name)}.toml", to_toml(cluster))
+
+
+def profile_from_record(record: Mapping[str, Any]) -> LayerProfile:
+    """A profile from what `dataclasses.asdict` has made of it."""
+    timings = tuple(LayerTiming(**timing) for timing in record["timings"])
+    return LayerProfile(**{**record, "timings": timings})
 
 
 def load_profile_file(path: Path) -> LayerProfile:

@@ -46,7 +46,12 @@ def amp_search(inputs: AmpInputs, degrees: Iterable[Degrees] | None = None) -> l
     return sorted((one for one in found if one is not None), key=lambda one: one.seconds)
 
 
-def amp_strategy(inputs: AmpInputs, degrees: Degrees, node_of_rank: Ints | None = None) -> AmpStrategy | None:
+def amp_strategy(
+    inputs: AmpInputs,
+    degrees: Degrees,
+    node_of_rank: Ints | None = None,
+    layers_per_stage: tuple[int, ...] | None = None,
+) -> AmpStrategy | None:
     """The strategy with the best stages; None when some stage would have nothing to compute.
 
     Args:
@@ -54,6 +59,7 @@ def amp_strategy(inputs: AmpInputs, degrees: Degrees, node_of_rank: Ints | None 
         degrees: of the strategy.
         node_of_rank: node of every rank, shape (ranks,); tensor ranks count fastest, then replicas, then
             stages. Default: ranks number the devices node by node.
+        layers_per_stage: stages to estimate in place of the best.
     """
     tensor_parallel, data_parallel, pipeline_parallel, size, micro_batches = degrees
     forward_s = np.array(inputs.forward_s[tensor_parallel])
@@ -64,7 +70,10 @@ def amp_strategy(inputs: AmpInputs, degrees: Degrees, node_of_rank: Ints | None 
     grid = used.reshape(pipeline_parallel, data_parallel, tensor_parallel)
     layer_s = 3.0 * size * forward_s
     cut_s = np.outer(_per_byte_s(inputs, grid), size * np.array(inputs.sent_bytes[tensor_parallel]))
-    if micro_batches == 1:
+    counts: tuple[int, ...] | None
+    if layers_per_stage is not None:
+        counts = layers_per_stage
+    elif micro_batches == 1:
         counts = uniform_partition(len(layer_s), pipeline_parallel, inputs.leading, inputs.trailing)
     else:
         work_s = np.broadcast_to(layer_s, (pipeline_parallel, len(layer_s)))

@@ -1,0 +1,309 @@
+"""Many plans of a small GPT on two emulated mixed clusters: predicted three ways, then measured.
+
+Inside a lab (`weft lab`) of each cluster the layers are measured on both kinds of devices and the links
+between the nodes, then every plan is predicted by weft's simulator, by AMP's formula and by the closed form
+of Metis, all from the same measurements, and trained for a few steps. It needs root.
+
+    python benchmarks/lab_plans.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from harness import print_machine
+
+from weft.capture.mixed import measure_mixed
+from weft.describe.cluster import Cluster, Link, NodeGroup
+from weft.describe.device import Device
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.plan_file import load_plan
+from weft.errors import InputError
+from weft.lab.lab import open_lab
+from weft.lab.place import VARIABLE
+from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.planning.compile import compile_plan
+from weft.planning.planners.amp.formula import amp_strategy
+from weft.planning.planners.amp.inputs import Degrees
+from weft.planning.planners.amp.profile import amp_inputs
+from weft.planning.planners.metis_form import metis_form_s
+from weft.planning.problem import Problem, measurements_for
+from weft.predict.predict import predict
+from weft.run.launch import launch_workers
+from weft.scoring.metrics import Figures, Point, figures_of
+from weft.signals import terminable
+
+# So large that a pass lasts many of the quotas' periods of 5 ms: a shorter one is not slowed down evenly.
+BLOCKS, SEQUENCE, GLOBAL_BATCH = 6, 256, 16
+MICRO_BATCH_SIZES = (2, 4)
+# AMP plans with the times of a single sample.
+MEASURED_SIZES = (1, *MICRO_BATCH_SIZES)
+STEPS, WARM_UP_STEPS = 8, 1
+
+
+def _device(name: str, flops_per_s: float) -> Device:
+    return Device(
+        name=name,
+        memory_bytes=2**31,
+        memory_bytes_per_s=1e10,
+        flops_per_s={"fp32": flops_per_s},
+        launch_s=5e-6,
+        synchronous=True,
+    )
+
+
+FAST, SLOW = _device("fast", 4e10), _device("slow", 2e10)
+INSIDE = Link(1e9, 50e-6)
+
+
+def _group(name: str, device: Device, nodes: int, devices: int) -> NodeGroup:
+    return NodeGroup(name=name, count=nodes, device=device, devices=devices, link=INSIDE)
+
+
+# Ranks 0 and 1 are fast, 2 and 3 slow, in both.
+CLUSTERS = (
+    Cluster(
+        name="unequal speeds",
+        groups=(_group("new", FAST, 1, 2), _group("old", SLOW, 1, 2)),
+        links={("new", "old"): Link(2e8, 100e-6)},
+    ),
+    Cluster(
+        name="unequal speeds and links",
+        groups=(_group("new", FAST, 2, 1), _group("old", SLOW, 2, 1)),
+        links={
+            ("new", "new"): Link(1e8, 100e-6),
+            ("new", "old"): Link(3e7, 100e-6),
+            ("old", "old"): Link(1e7, 100e-6),
+        },
+    ),
+)
+
+
+def layouts() -> list[Layout]:
+    """Pipelines over all ranks, pairs of replicas, and replicas alone; not all fit the speeds."""
+
+    def layout(
+        stages: int,
+        size: int,
+        layers: tuple[int, ...],
+        order: tuple[int, ...] | None = None,
+        shares: tuple[int, ...] | None = None,
+    ) -> Layout:
+        return Layout(
+            pipeline_parallel=stages,
+            data_parallel=4 // stages,
+            loops=1,
+            micro_batch_size=size,
+            schedule="1f1b",
+            layers_per_stage=layers,
+            rank_order=order,
+            micro_batches_per_replica=shares,
+        )
+
+    small, large = MICRO_BATCH_SIZES
+    return [
+        *(layout(4, size, layers) for size in (small, large) for layers in ((2, 2, 2, 2), (3, 2, 1, 2))),
+        layout(4, small, (2, 2, 2, 2), (2, 3, 0, 1)),
+        layout(4, small, (2, 1, 2, 3), (2, 3, 0, 1)),
+        layout(4, small, (2, 2, 2, 2), (0, 2, 1, 3)),
+        layout(4, small, (3, 1, 2, 2), (0, 2, 1, 3)),
+        *(layout(2, small, layers) for layers in ((4, 4), (5, 3), (6, 2))),
+        *(layout(2, large, layers) for layers in ((4, 4), (5, 3))),
+        *(layout(2, size, (4, 4), (0, 2, 1, 3)) for size in (small, large)),
+        layout(2, small, (4, 4), (0, 2, 1, 3), (5, 3)),
+        layout(2, large, (4, 4), (0, 2, 1, 3), (3, 1)),
+        *(layout(1, size, (8,)) for size in (small, large)),
+        layout(1, small, (8,), None, (3, 3, 1, 1)),
+    ]
+
+
+def model() -> ModelConfig:
+    return replace(resolve_model("gpt-1m", sequence=SEQUENCE), layers=BLOCKS)
+
+
+def problem_on(cluster: Cluster, config: ModelConfig, home: Path) -> Problem:
+    """With what was measured inside the lab."""
+    graph = layer_graph(config)
+    job = Job(graph=graph, cluster=cluster, global_batch=GLOBAL_BATCH, sequence=SEQUENCE, precision="fp32")
+    machine, profile = measurements_for(cluster, graph.fingerprint, SEQUENCE, "fp32", home)
+    return Problem(job=job, model=config, machine=machine, profile=profile)
+
+
+def amp_s(problem: Problem, layout: Layout) -> float:
+    """AMP's estimate of a layout's own stages and devices; unequal shares are nothing it knows."""
+    micro_batches = GLOBAL_BATCH // (layout.data_parallel * layout.micro_batch_size)
+    degrees = Degrees(
+        1, layout.data_parallel, layout.pipeline_parallel, layout.micro_batch_size, micro_batches
+    )
+    inputs = amp_inputs(problem, [1])
+    nodes = inputs.node_of_rank[list(layout.rank_order or range(4))]
+    strategy = amp_strategy(inputs, degrees, nodes, layout.layers_per_stage)
+    assert strategy is not None, "every stage has a block"
+    return strategy.seconds
+
+
+def predictions_of(problem: Problem, layout: Layout) -> Mapping[str, Point]:
+    """Seconds of a step by each predictor; none is measured yet."""
+    job = problem.job
+    plan = build_plan(job, layout, flops_per_layer(job))
+    found = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster, profile=problem.profile)
+    step = found.prediction
+    seconds = {"amp": amp_s(problem, layout), "metis": metis_form_s(problem, layout)}
+    points = {
+        name: Point(measured_s=None, predicted_s=s, low_s=s, high_s=s, fits=True)
+        for name, s in seconds.items()
+    }
+    ours = Point(
+        measured_s=None, predicted_s=step.step_s, low_s=step.step_low_s, high_s=step.step_high_s, fits=True
+    )
+    return {"weft": ours, **points}
+
+
+def measured_on(cluster: Cluster, home: Path) -> tuple[list[Mapping[str, Point]], list[float]]:
+    """Predictions and measured seconds of all plans, inside a lab of the cluster."""
+    config = model()
+    with (
+        terminable(),
+        open_lab(cluster) as lab,
+        tempfile.TemporaryDirectory(prefix="weft-lab-plans-") as name,
+    ):
+        os.environ |= lab.launcher_environment()
+        try:
+            found = measure_mixed(
+                cluster, config, precision="fp32", micro_batch_sizes=MEASURED_SIZES, home=home
+            )
+            problem = problem_on(found.cluster, config, home)
+            folder = Path(name)
+            for index, layout in enumerate(layouts()):
+                plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
+                (folder / f"plan-{index:02d}.json").write_text(plan.to_json())
+            predicted = [predictions_of(problem, layout) for layout in layouts()]
+            launch_workers(folder, cluster.ranks, "lab_plans")
+            return predicted, json.loads((folder / "measured.json").read_text())
+        finally:
+            del os.environ[VARIABLE]
+
+
+def worker(folder: Path) -> None:
+    """One rank: trains every plan in turn; rank 0 writes the median step of each."""
+    import torch.distributed as dist
+
+    from weft.run.worker_start import start_worker
+
+    context = start_worker()
+    medians = [trained_s(path, number) for number, path in enumerate(sorted(folder.glob("plan-*.json")))]
+    if dist.get_rank() == 0:
+        (folder / "measured.json").write_text(json.dumps(medians))
+    context.close()
+
+
+def trained_s(path: Path, generation: int) -> float:
+    """Median seconds between the ends of steps, each that of the last rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+
+    from weft.run.runtime import Runtime
+    from weft.run.stages import build_stage
+
+    config, plan = model(), load_plan(path)
+    stages = {
+        index: build_stage(config, stage.layers, 0, torch.float32)
+        for index, stage in enumerate(plan.stages)
+        if any(dist.get_rank() in replica.ranks for replica in stage.replicas)
+    }
+    runtime = Runtime(
+        plan,
+        compile_plan(plan, layer_graph(config)),
+        stages,
+        lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-6),
+        device="cpu",
+        seed=0,
+        generation=generation,
+    )
+    tokens = torch.zeros(plan.micro_batch_size, SEQUENCE, dtype=torch.long)
+    ends = torch.zeros(WARM_UP_STEPS + STEPS, dtype=torch.float64)
+    for step in range(len(ends)):
+        _ = runtime.step(step, lambda number: (tokens, tokens)).loss
+        ends[step] = time.monotonic()
+    runtime.close()
+    # The clock is the host's, the same for all nodes of the lab.
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    return statistics.median(ends.diff()[WARM_UP_STEPS - 1 :].tolist())
+
+
+def print_cluster(
+    cluster: Cluster, predicted: Sequence[Mapping[str, Point]], measured: Sequence[float]
+) -> dict[str, Figures]:
+    """A line per plan, and the figures of each predictor."""
+    print(f"\n{cluster.name}: {len(measured)} plans")
+    for layout, points, seconds in zip(layouts(), predicted, measured, strict=True):
+        shown = "  ".join(
+            f"{name} {point.predicted_s * 1e3:5.0f} ({point.predicted_s / seconds - 1:+4.0%})"
+            for name, point in points.items()
+        )
+        print(f"  measured {seconds * 1e3:5.0f} ms  {shown}  {layout}")
+    figures = {
+        name: figures_of(
+            [
+                replace(points[name], measured_s=seconds)
+                for points, seconds in zip(predicted, measured, strict=True)
+            ]
+        )
+        for name in predicted[0]
+    }
+    for name, one in figures.items():
+        print(
+            f"  {name:<6} MAPE {one.mape:6.1%}  scaled {one.mape_scaled:6.1%}  Spearman {one.spearman:.3f}  "
+            f"regret {one.regret:6.1%}"
+        )
+    return figures
+
+
+def print_verdict(all_figures: Sequence[Mapping[str, Figures]]) -> None:
+    """Target: weft is first, or shares the first place, in error, ranking and regret on every cluster."""
+    misses = []
+    for cluster, figures in zip(CLUSTERS, all_figures, strict=True):
+        for word, sign in (("mape", 1.0), ("spearman", -1.0), ("regret", 1.0)):
+            values = {name: sign * float(getattr(one, word)) for name, one in figures.items()}
+            if values["weft"] > min(values.values()) + np.finfo(float).eps:
+                misses.append(
+                    f"{word} on {cluster.name}: {min(values, key=lambda name: values[name])} is first"
+                )
+    print(f"\nweft first in all figures: {'met' if not misses else 'MISSED, ' + '; '.join(misses)}")
+
+
+def main() -> int:
+    print_machine()
+    print(f"model: gpt-1m with {BLOCKS} blocks, {SEQUENCE} tokens, {GLOBAL_BATCH} samples per step")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    figures = []
+    for cluster in CLUSTERS:
+        with tempfile.TemporaryDirectory(prefix="weft-lab-home-") as home:
+            try:
+                predicted, measured = measured_on(cluster, Path(home))
+            except InputError as error:
+                print(f"skipped: {error}")
+                return 0
+        figures.append(print_cluster(cluster, predicted, measured))
+    print_verdict(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    # The launcher starts the same file as the module of its workers, with a folder.
+    sys.exit(worker(Path(sys.argv[1])) if len(sys.argv) > 1 else main())

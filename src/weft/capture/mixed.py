@@ -1,0 +1,135 @@
+"""Measuring a cluster of several kinds of devices, inside a lab: layers by kind, links by pair of groups.
+
+Never imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from weft.describe.catalogue import catalogue
+from weft.describe.cluster import Cluster, Link
+from weft.describe.cluster_file import to_toml
+from weft.describe.home import weft_home
+from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
+from weft.planning.problem import default_precision
+from weft.predict.cost.calibration import profile_from_record, save_cluster, save_profile
+from weft.predict.profile import LayerProfile, LayerTiming
+from weft.run.launch import launch_workers
+
+WORKER_MODULE = "weft.capture.mixed_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class MixedMeasured:
+    """The cluster with its links as measured, a profile of each kind of device, and where they were kept."""
+
+    cluster: Cluster
+    profiles: tuple[LayerProfile, ...]
+    files: tuple[Path, ...]
+
+
+def measure_mixed(
+    cluster: Cluster,
+    model: ModelConfig | None,
+    *,
+    precision: str | None,
+    micro_batch_sizes: Sequence[int],
+    home: Path | None = None,
+) -> MixedMeasured:
+    """Measure the links of a lab's cluster and, with a model, the times of its layers on each kind of device.
+
+    Raises:
+        InputError: when a device has a name of the catalogue: its measurements would pass for a real one's.
+        RunError: when a measuring worker failed.
+    """
+    _require_own_names(cluster)
+    home = home or weft_home()
+    request = {
+        "cluster": to_toml(cluster),
+        "precision": precision or default_precision(cluster),
+        "model": asdict(model) if model is not None else None,
+        "micro_batch_sizes": list(micro_batch_sizes),
+    }
+    with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
+        directory = Path(name)
+        (directory / "measure.json").write_text(json.dumps(request))
+        launch_workers(directory, cluster.ranks, WORKER_MODULE)
+        tables = {
+            (one, other): [(int(size), float(seconds)) for size, seconds in table]
+            for one, other, table in json.loads((directory / "links.json").read_text())
+        }
+        by_rank = (
+            [
+                profile_from_record(json.loads((directory / f"layers-{rank}.json").read_text()))
+                for rank in range(cluster.ranks)
+            ]
+            if model is not None
+            else []
+        )
+    measured = with_links(cluster, {pair: link_of(table) for pair, table in tables.items()})
+    profiles = by_kind(cluster, by_rank)
+    files = [save_cluster(measured, home), *(save_profile(profile, home) for profile in profiles)]
+    return MixedMeasured(measured, profiles, tuple(files))
+
+
+def _require_own_names(cluster: Cluster) -> None:
+    names = sorted({group.device.name for group in cluster.groups} & set(catalogue()))
+    if names:
+        problem = f"{', '.join(names)}: what a lab measures is not what such a device does"
+        raise InputError(Violation("lab", problem, "a [device.NAME] of the file's own"))
+
+
+def with_links(cluster: Cluster, measured: Mapping[tuple[str, str], Link]) -> Cluster:
+    """The cluster with these links between groups in place of those it says."""
+    return replace(cluster, links={**cluster.links, **measured})
+
+
+def link_of(table: Sequence[tuple[int, float]]) -> Link:
+    """Latency of an empty message, and how fast a large one's bytes go, from rising (bytes, seconds)."""
+    empty_s = table[0][1]
+    largest, largest_s = table[-1]
+    return Link(largest / max(largest_s - empty_s, 1e-9), empty_s)
+
+
+def by_kind(cluster: Cluster, by_rank: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
+    """One profile for each kind of device, from one of each rank.
+
+    Times are those of the kind's slowest rank; a rank that is faster or slower than its `device` by its
+    `speeds` counts as its device would.
+    """
+    kinds: dict[str, list[LayerProfile]] = defaultdict(list)
+    for rank, profile in enumerate(by_rank):
+        speed = cluster.speed_of(rank)
+        kinds[cluster.device_of(rank).name].append(
+            replace(profile, timings=tuple(_at_speed(timing, speed) for timing in profile.timings))
+        )
+    return tuple(_slowest(profiles) for profiles in kinds.values())
+
+
+def _at_speed(timing: LayerTiming, speed: float) -> LayerTiming:
+    return replace(
+        timing,
+        forward_s=timing.forward_s * speed,
+        backward_s=timing.backward_s * speed,
+        update_s=timing.update_s * speed,
+    )
+
+
+def _slowest(profiles: Sequence[LayerProfile]) -> LayerProfile:
+    timings = tuple(
+        replace(
+            rows[0],
+            forward_s=max(row.forward_s for row in rows),
+            backward_s=max(row.backward_s for row in rows),
+            update_s=max(row.update_s for row in rows),
+        )
+        for rows in zip(*(profile.timings for profile in profiles), strict=True)
+    )
+    return replace(profiles[0], timings=timings, spread=max(profile.spread for profile in profiles))

@@ -1,0 +1,74 @@
+"""The worker that measures a cluster of several kinds of devices: each rank for itself, all at once.
+
+Started as `python -m weft.capture.mixed_worker DIRECTORY`; `DIRECTORY/measure.json` says what to measure.
+Every rank writes `layers-RANK.json`, rank 0 the links between the nodes to `links.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from weft.capture.layers import profile_layers
+from weft.capture.machine import MESSAGE_BYTES, message_seconds
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import cluster_of
+from weft.describe.families import layer_graph
+from weft.describe.model import model_from
+from weft.describe.reading import parse_toml
+from weft.run.channels import open_channels
+from weft.run.runtime import TIMEOUT_S
+from weft.run.worker_start import start_worker
+
+
+def main(directory: Path) -> None:
+    """Measure what `measure.json` asks for."""
+    request = json.loads((directory / "measure.json").read_text())
+    cluster = cluster_of(parse_toml(request["cluster"], "cluster"), "cluster")
+    context = start_worker()
+    links = {key: _messages(*pair) for key, pair in pairs_of_groups(cluster).items()}
+    if context.rank == 0:
+        (directory / "links.json").write_text(json.dumps([[*key, table] for key, table in links.items()]))
+    if request["model"] is not None:
+        config = model_from(request["model"])
+        profile = profile_layers(
+            config,
+            layer_graph(config),
+            cluster.device_of(context.rank).name,
+            torch.device(context.device),
+            precision=request["precision"],
+            micro_batch_sizes=request["micro_batch_sizes"],
+            throttled=True,
+        )
+        (directory / f"layers-{context.rank}.json").write_text(json.dumps(asdict(profile)))
+    context.close()
+
+
+def pairs_of_groups(cluster: Cluster) -> dict[tuple[str, str], tuple[int, int]]:
+    """For each pair of groups, the first two ranks on different nodes of them: (rank, peer)."""
+    pairs: dict[tuple[str, str], tuple[int, int]] = {}
+    for rank in range(cluster.ranks):
+        for peer in range(rank + 1, cluster.ranks):
+            if cluster.node_of(rank) != cluster.node_of(peer):
+                one, other = sorted((cluster.group_of(rank).name, cluster.group_of(peer).name))
+                pairs.setdefault((one, other), (rank, peer))
+    return pairs
+
+
+def _messages(rank: int, peer: int) -> list[tuple[int, float]]:
+    """(bytes, seconds) of messages between two ranks; all ranks call it and get the answer."""
+    own = dist.get_rank()
+    channels = open_channels({rank, peer} - {own} if own in (rank, peer) else (), TIMEOUT_S)
+    host = torch.device("cpu")
+    table = [(size, message_seconds(channels, size, host, (rank, peer))) for size in MESSAGE_BYTES]
+    channels.close()
+    return table
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

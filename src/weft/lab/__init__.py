@@ -1,0 +1,1 @@
+"""A mixed cluster emulated on one Linux machine: network namespaces, limited rates, processor quotas."""

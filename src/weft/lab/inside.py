@@ -1,0 +1,38 @@
+"""The cluster that is emulated around this process, if any."""
+
+from __future__ import annotations
+
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import cluster_of
+from weft.describe.reading import parse_toml
+from weft.errors import InputError, Violation
+from weft.lab.place import VARIABLE, current_lab
+
+
+def lab_cluster() -> Cluster | None:
+    """The cluster of the lab that this process runs in.
+
+    Raises:
+        InputError: when the variable is not one that a lab has set.
+    """
+    lab = current_lab()
+    return None if lab is None else cluster_of(parse_toml(lab.cluster, VARIABLE), VARIABLE)
+
+
+def require_lab_devices(cluster: Cluster) -> None:
+    """Inside a lab, refuse a job that was planned for other devices; links may be as they were measured.
+
+    Raises:
+        InputError: naming the lab's cluster.
+    """
+    lab = lab_cluster()
+    if lab is not None and _devices(cluster) != _devices(lab):
+        problem = f"{cluster.name!r} has other devices than the lab, which emulates {lab.name!r}"
+        raise InputError(Violation("cluster.use", problem, "the lab's own file"))
+
+
+def _devices(cluster: Cluster) -> list[tuple[str, float, tuple[int, int]]]:
+    return [
+        (cluster.device_of(rank).name, cluster.speed_of(rank), cluster.node_of(rank))
+        for rank in range(cluster.ranks)
+    ]
