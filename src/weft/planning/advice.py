@@ -40,7 +40,8 @@ def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A candidate, the peak of its fullest device and its step; lower bounds where it was not simulated."""
+    """A candidate, the peak of its fullest device and its step; where it was not simulated lower bounds, or
+    its planner's estimate of the step."""
 
     candidate: Candidate
     peak_bytes: int
@@ -52,7 +53,7 @@ class Mapped:
 
 
 def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
-    """All candidates that were simulated, then those with the shortest bounds, `most` in all.
+    """All candidates that were simulated, then those with the shortest bounds or estimates, `most` in all.
 
     A layout that was refused has neither step nor peak.
     """
@@ -65,11 +66,16 @@ def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
     bounded = [
         one
         for one in ranking.candidates
-        if one.plan is None and one.verdict is not Verdict.REFUSED and one.bound_s > 0.0
+        if one.plan is None and one.verdict is not Verdict.REFUSED and _least_s(one) > 0.0
     ]
-    bounded.sort(key=lambda one: one.bound_s)
+    bounded.sort(key=_least_s)
     found += [
-        Mapped(one, one.peak_bytes or bounds.holding(one.layout).total, one.bound_s)
+        Mapped(one, one.peak_bytes or bounds.holding(one.layout).total, _least_s(one))
         for one in bounded[: max(0, most - len(found))]
     ]
     return tuple(found)
+
+
+def _least_s(candidate: Candidate) -> float:
+    """The bound of a candidate's step, or its planner's estimate; 0 where there is neither."""
+    return candidate.bound_s or candidate.estimate_s or 0.0

@@ -72,7 +72,7 @@ def _map(ranking: Ranking, points: Sequence[Mapped]) -> str:
     return scatter_svg(
         [Cloud(name=kind, dots=dots, colour=_COLOURS[kind]) for kind, dots in by_kind.items() if dots],
         Axis(label="peak memory of the fullest device", logarithmic=True, text=format_bytes),
-        Axis(label="step; rings: not simulated, a lower bound", logarithmic=True, text=format_seconds),
+        Axis(label="step; rings: a bound or an estimate", logarithmic=True, text=format_seconds),
         title="Step against peak memory",
         limits=[(float(size), name) for name, size in devices.items() if size <= _IN_SIGHT * most],
     )

@@ -72,7 +72,7 @@ def scatter_svg(
         f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
         f'<text class="weft-soft weft-middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 10}">'
         f"{escape(across.label)}</text>",
-        f'<text class="weft-soft weft-middle" transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2:g}) '
+        f'<text class="weft-soft weft-middle" transform="translate(12 {(TOP + HEIGHT - BOTTOM) / 2:g}) '
         f'rotate(-90)">{escape(up.label)}</text>',
         _dots(clouds, across, up, diagonal=diagonal, limits=limits),
         *(_entry(cloud, place) for place, cloud in enumerate(clouds)),

@@ -118,7 +118,7 @@ class _Search:
         fitting = 0
         for one in suited:
             if fitting >= self._planner.finalists or (fitting and self._late()):
-                self._left_out.append(one.candidate())
+                self._left_out.append(replace(one.candidate(), estimate_s=one.estimate_s))
                 continue
             fitting += self._try(one.candidate()).verdict is Verdict.FITS
 

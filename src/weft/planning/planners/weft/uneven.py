@@ -45,7 +45,6 @@ class Suited:
             layout=self.layout,
             verdict=Verdict.PRUNED,
             reason=f"estimated {format_seconds(self.estimate_s)}, others less",
-            bound_s=self.estimate_s,
         )
 
 
