@@ -12,8 +12,9 @@ from weft.describe.cluster_file import parse_cluster
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
+from weft.planning.prices import price_per_hour
 from weft.planning.problem import problem_of_run
-from weft.planning.what_if import TOGETHER, Forecast, on_cluster, price_per_hour, what_if
+from weft.planning.what_if import TOGETHER, Forecast, on_cluster, what_if
 from weft.predict.profile import MachineMeasurement
 
 UNIFORM = "uniform"

@@ -194,7 +194,7 @@ class ClusterTable(_Table):
 class GoalTable(_Table):
     """`[goal]`: what the planner minimises, and what it may change for that."""
 
-    minimise: Literal["time", "memory"] = "time"
+    minimise: Literal["time", "memory", "cost"] = "time"
     contract: Literal["exact", "function-preserving", "unbiased", "empirical"] = "exact"
     deadline_hours: Annotated[float, Field(gt=0)] | None = None
 
@@ -409,7 +409,7 @@ learning_rate = 1e-3
 use = "this-machine"            # or an expression such as "64xa100-80gb", or a CLUSTER.toml
 
 [goal]
-minimise = "time"               # or "memory"
+minimise = "time"               # or "memory", or "cost" where devices have prices
 contract = "exact"              # what may change: exact < function-preserving < unbiased < empirical
 # deadline_hours = 12
 

@@ -12,6 +12,7 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
+from weft.planning.prices import require_prices
 from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
@@ -62,6 +63,8 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
             that came closest, and the one notch that makes them fit), or the best one misses the deadline.
     """
     problem = problem or problem_of_run(run)
+    if problem.minimise == "cost":
+        require_prices(problem.job.cluster)
     planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
     ranking = break_ties(planner.search(problem))
     if not ranking.fitting:

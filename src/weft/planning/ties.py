@@ -133,6 +133,8 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
     if candidate is best:
         return Standing(None, _why_first(ranking))
     chance = _chance(best, candidate)
+    if problem.minimise != "time":
+        return Standing(chance, "")
     if chance >= SURELY:
         return Standing(chance, "surely slower")
     text = f"probably slower ({chance:.0%})" if chance >= EVEN else "tied with the best"

@@ -20,6 +20,7 @@ from weft.planning.cluster_changes import changed_cluster
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
+from weft.planning.prices import price_per_hour
 from weft.planning.problem import Problem, measurements_for
 from weft.planning.ties import break_ties
 
@@ -176,13 +177,3 @@ def _forecast(
         else None,
         against=step_s / base_s if step_s and base_s else None,
     )
-
-
-def price_per_hour(cluster: Cluster) -> float | None:
-    """Of all devices; None where one has no price."""
-    total = 0.0
-    for group in cluster.groups:
-        if group.device.price_per_hour is None:
-            return None
-        total += group.device.price_per_hour * group.count * group.devices
-    return total

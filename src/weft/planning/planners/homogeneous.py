@@ -27,6 +27,7 @@ from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import filled, simulated
 from weft.planning.planners.space import layouts
+from weft.planning.prices import step_cost
 from weft.planning.problem import Problem
 
 
@@ -157,7 +158,9 @@ def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
     def key(candidate: Candidate) -> tuple[float, ...]:
         prediction = candidate.plan.prediction if candidate.plan is not None else None
         step_s = prediction.step_s if prediction is not None else candidate.bound_s
-        first = candidate.peak_bytes if problem.minimise == "memory" else 0
+        first: float = candidate.peak_bytes if problem.minimise == "memory" else 0
+        if problem.minimise == "cost" and candidate.plan is not None:
+            first = step_cost(problem.job.cluster, candidate.plan)
         return (order[candidate.verdict], first, step_s, candidate.peak_bytes)
 
     return key

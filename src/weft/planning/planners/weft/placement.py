@@ -52,6 +52,15 @@ def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
         yield replace(cluster, groups=groups, links=links)
 
 
+def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with half of the last group's nodes, a quarter and so on, down to one."""
+    *others, last = cluster.groups
+    count = last.count // 2
+    while count:
+        yield replace(cluster, groups=(*others, replace(last, count=count)))
+        count //= 2
+
+
 def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
     """The device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
     sizes = [group.count * group.devices for group in cluster.groups]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import ClassVar
 
 from weft.describe.cluster import Cluster
@@ -28,8 +27,9 @@ from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.improve import neighbours
-from weft.planning.planners.weft.placement import beginnings_of
+from weft.planning.planners.weft.placement import beginnings_of, fewer_nodes_of
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
+from weft.planning.prices import STEPS_PRICED, price_per_hour, step_cost
 from weft.planning.problem import Problem
 
 
@@ -114,7 +114,7 @@ class _Search:
             )
             suited += found
             self._left_out += refused
-        suited.sort(key=lambda one: one.estimate_s)
+        suited.sort(key=lambda one: self._weighed(one.estimate_s, one.layout.ranks))
         fitting = 0
         for one in suited:
             if fitting >= self._planner.finalists or (fitting and self._late()):
@@ -123,16 +123,22 @@ class _Search:
             fitting += self._try(one.candidate()).verdict is Verdict.FITS
 
     def _beginnings(self) -> Iterator[Problem]:
-        """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many."""
+        """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many.
+
+        Where cost counts, also with fewer nodes of the last of these groups.
+        """
         pins, job = self._problem.pins, self._problem.job
         yield self._problem
-        if pins.pipeline_parallel is None or pins.data_parallel is None:
-            for cluster in islice(beginnings_of(job.cluster), 1, None):
-                yield replace(self._problem, job=replace(job, cluster=cluster))
+        if pins.pipeline_parallel is not None and pins.data_parallel is not None:
+            return
+        for place, cluster in enumerate(beginnings_of(job.cluster)):
+            fewer = fewer_nodes_of(cluster) if self._problem.minimise == "cost" else ()
+            for one in (*((cluster,) if place else ()), *fewer):
+                yield replace(self._problem, job=replace(job, cluster=one))
 
     def seed(self) -> None:
         """Take over the plans of the baselines, and those of the first devices that are alike."""
-        if unlike_devices(self._problem.job.cluster):
+        if unlike_devices(self._problem.job.cluster) or self._problem.minimise == "cost":
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
@@ -148,6 +154,12 @@ class _Search:
                 if candidate.plan is not None:
                     self._take(replace(candidate, estimate_s=None))
 
+    def _weighed(self, step_s: float, ranks: int) -> float:
+        """What is minimised of a step on so many devices: its seconds, or their price."""
+        if self._problem.minimise != "cost":
+            return step_s
+        return step_s * (price_per_hour(self._problem.job.cluster, ranks) or 0.0)
+
     def take_all(self, ranking: Ranking) -> None:
         """Take over all that another search answered."""
         for candidate in ranking.candidates:
@@ -161,7 +173,7 @@ class _Search:
         for problem in self._beginnings():
             if self._late():
                 return
-            if not unlike_devices(problem.job.cluster):
+            if problem is not self._problem and not unlike_devices(problem.job.cluster):
                 for candidate in HomogeneousPlanner().search(problem).fitting[:_ALIKE_TAKEN]:
                     self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
 
@@ -202,11 +214,19 @@ class _Search:
         return self._take(judged)
 
     def _take(self, judged: Candidate) -> Candidate:
+        if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
+            assert judged.plan is not None, "a fitting candidate was simulated"
+            cost = STEPS_PRICED * step_cost(self._problem.job.cluster, judged.plan)
+            judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
         self._found.setdefault(_key(judged.layout), judged)
-        if judged.verdict is Verdict.FITS and (self._best is None or _step_s(judged) < _step_s(self._best)):
+        if judged.verdict is Verdict.FITS and (self._best is None or self._better(judged, self._best)):
             self._best = judged
             self._planner.tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
         return judged
+
+    def _better(self, one: Candidate, other: Candidate) -> bool:
+        values = (self._weighed(_step_s(each), each.layout.ranks) for each in (one, other))
+        return next(values) < next(values)
 
 
 def _key(layout: Layout) -> _Key:

@@ -1,0 +1,64 @@
+"""What steps cost, and plans that cost the least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cli.main import run
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import parse_cluster
+from weft.planning.planners import get_planner
+from weft.planning.prices import price_per_hour, step_cost
+from weft.planning.problem import problem_of
+
+
+def priced(text: str, *prices: float) -> Cluster:
+    cluster = parse_cluster(text)
+    groups = tuple(
+        replace(group, device=replace(group.device, price_per_hour=price))
+        for group, price in zip(cluster.groups, prices, strict=True)
+    )
+    return replace(cluster, groups=groups)
+
+
+def best(cluster: Cluster, minimise: str):
+    problem = problem_of(
+        model="gpt2", on=cluster.name, global_batch=64, sequence=256, precision="fp16", minimise=minimise
+    )
+    problem = replace(problem, job=replace(problem.job, cluster=cluster))
+    return get_planner("weft").search(problem).fitting[0]
+
+
+def test_nodes_are_paid_for_as_a_whole_and_only_those_that_are_used():
+    cluster = priced("16xa100-80gb+8xt4", 2.0, 0.5)
+    assert price_per_hour(cluster) == 16 * 2.0 + 8 * 0.5
+    assert price_per_hour(cluster, 8) == 16.0
+    assert price_per_hour(cluster, 9) == 32.0
+    assert price_per_hour(cluster, 17) == 32.0 + 2.0
+    assert price_per_hour(parse_cluster("8xt4"), 8) is None
+
+
+@pytest.mark.parametrize(
+    "cluster", [priced("32xa100-80gb", 2.0), priced("8xa100-80gb+8xt4", 2.0, 0.5)], ids=str
+)
+def test_the_cheapest_plan_costs_no_more_than_the_fastest_and_is_no_faster(cluster):
+    cheap, fast = best(cluster, "cost"), best(cluster, "time")
+    assert step_cost(cluster, cheap.plan) <= step_cost(cluster, fast.plan)
+    assert cheap.plan.prediction.step_s >= fast.plan.prediction.step_s
+    assert f"{1000 * step_cost(cluster, cheap.plan):.4g} per 1,000 steps" in cheap.reason
+
+
+def test_one_node_is_cheaper_than_four_for_a_small_model():
+    cluster = priced("32xa100-80gb", 2.0)
+    assert best(cluster, "cost").plan.ranks == 8
+    assert best(cluster, "time").plan.ranks == 32
+
+
+def test_a_goal_of_cost_needs_prices(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npreset = "gpt2"\n[cluster]\nuse = "8xa100-80gb"\n[goal]\nminimise = "cost"\n')
+    assert run(["plan", str(path)]) == 2
+    assert "[device.a100-80gb] price_per_hour" in capsys.readouterr().err
