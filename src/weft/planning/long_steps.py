@@ -19,7 +19,7 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.timeline.figures import bubble_fraction
 
 # A round is one micro-batch for each device in line. The first rounds fill the pipeline.
-FIRST_ROUNDS, ROUNDS_MORE = 3, 2
+FIRST_ROUNDS, ROUNDS_MORE = 2, 1
 # Shorter steps than this are simulated whole.
 SHORT = 16
 
