@@ -33,7 +33,9 @@ runs = st.fixed_dictionaries(
             weight_decay=st.floats(0, 1),
         ),
         "cluster": optional(use=words),
-        "goal": optional(minimise=st.sampled_from(["time", "memory", "cost"]), deadline_hours=st.floats(0.1, 1e6)),
+        "goal": optional(
+            minimise=st.sampled_from(["time", "memory", "cost"]), deadline_hours=st.floats(0.1, 1e6)
+        ),
         "plan": optional(schedule=words, loops=counts, pp=counts, dp=counts, planner=words),
         "checkpoint": optional(every=counts, keep=counts),
     },
