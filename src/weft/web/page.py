@@ -15,7 +15,7 @@ from weft.web.svg import STYLE
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The page as text; `sections` are markup that holds no script and no style but that of pictures."""
     css = files("weft.web").joinpath("static", "report.css").read_text(encoding="utf-8")
-    policy = " ".join(f"'{_hash(style)}'" for style in (css, STYLE))
+    policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -68,5 +68,6 @@ def picture_section(name: str, title: str, svg: str) -> str:
     )
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """The word by which a page's content security policy admits a style or a script of its own."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

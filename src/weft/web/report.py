@@ -7,8 +7,6 @@ content security policy admits no script but the page's own.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import re
@@ -20,6 +18,7 @@ from pathlib import Path
 from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.web.colours import kind_colour
+from weft.web.page import policy_hash
 from weft.web.report_data import ReportData, kind_rows, page_record
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
@@ -55,8 +54,8 @@ def report_html(report: ReportData) -> str:
         "data": json_for_script(page_record(report)),
         "style": style,
         "script": script,
-        "style_hash": _policy_hash(style),
-        "script_hash": _policy_hash(script),
+        "style_hash": policy_hash(style),
+        "script_hash": policy_hash(script),
     }
     # One pass, so that a name which looks like a marker is never filled in.
     return _MARKER.sub(lambda match: parts[match[1]], _static("report.html"))
@@ -70,10 +69,6 @@ def json_for_script(record: object) -> str:
 
 def _static(name: str) -> str:
     return files("weft.web").joinpath("static", name).read_text(encoding="utf-8")
-
-
-def _policy_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _tiles(report: ReportData) -> str:
