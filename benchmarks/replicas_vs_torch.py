@@ -4,7 +4,8 @@ Two ranks train the same layers on the same samples, several micro-batches to a 
 end. DDP reduces in the last micro-batch's backward pass only (`no_sync` before). FSDP2 shards every layer and
 runs as its tutorial does: it gathers and reduces for every micro-batch; `kept` lets it reduce in the last one
 only and keep gathered weights from backward to forward, which costs it the memory that it saves.
-weft runs the same layers as stages of one device, breadth-first: all micro-batches of a layer, then the next.
+weft runs the same layers as stages of one device, breadth-first: all micro-batches of a stage, then the next;
+one layer is a stage, and beside DDP, which reduces small layers in one bucket, also all layers together.
 
     python benchmarks/replicas_vs_torch.py            # 2 ranks
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,30 +49,39 @@ class Case:
     width: int
     samples: int
     peer: str
+    stages: int
 
     @property
     def sharding(self) -> Sharding:
         return "zero-0" if self.peer == "DDP" else "zero-3"
 
     def __str__(self) -> str:
-        return f"{self.size:<6}{self.sharding} beside {self.peer:<11}"
+        stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
+        return f"{self.size:<6}{self.sharding}, {stages:<8} beside {self.peer:<11}"
 
 
 CASES = tuple(
-    Case(size, width, samples, peer)
+    Case(size, width, samples, peer, stages)
     for size, width, samples in (("large", 512, 64), ("small", 128, 16))
-    for peer in ("DDP", "FSDP2", "FSDP2, kept")
+    for peer, stages in (("DDP", LAYERS), ("DDP", 1), ("FSDP2", LAYERS), ("FSDP2, kept", LAYERS))
 )
 
 
 class Layer(nn.Sequential):
-    """One stage of ours, one sharded module of theirs; values are drawn by its number."""
+    """One sharded module of theirs; values are drawn by its number."""
 
     def __init__(self, case: Case, number: int) -> None:
         torch.manual_seed(SEED + number)
         width = case.width
         super().__init__(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self._width = width
+
+
+class LayersOfStage(nn.Sequential):
+    """One stage of ours."""
+
+    def __init__(self, case: Case, layers: Sequence[int]) -> None:
+        super().__init__(*(Layer(case, number) for number in layers))
+        self._width = case.width
 
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         return (micro_batch_size, self._width)
@@ -129,14 +140,28 @@ def torch_trainer(case: Case, rank: int) -> Trainer:
     return train
 
 
+def parts_of(case: Case) -> list[range]:
+    """The layers of each stage."""
+    size = LAYERS // case.stages
+    return [range(first, first + size) for first in range(0, LAYERS, size)]
+
+
 def weft_plan(case: Case) -> tuple[Plan, Program]:
     parameters = sum(parameter.numel() for parameter in Layer(case, 0).parameters())
-    sizes = {"gradient_bytes": 4 * parameters, "weight_bytes": 4 * parameters}
+    parts = parts_of(case)
     places = tuple((rank,) for rank in range(RANKS))
+    message_bytes = case.samples * case.width * 4
     layout = PipelineLayout(
-        stages=tuple(StageLayout(replicas=places, **sizes) for _ in range(LAYERS)),
+        stages=tuple(
+            StageLayout(
+                replicas=places,
+                gradient_bytes=4 * parameters * len(part),
+                weight_bytes=4 * parameters * len(part),
+            )
+            for part in parts
+        ),
         micro_batches=(MICRO_BATCHES,) * RANKS,
-        message_bytes={(number, number + 1): case.samples * case.width * 4 for number in range(LAYERS - 1)},
+        message_bytes={(number, number + 1): message_bytes for number in range(case.stages - 1)},
     )
     program = build_training_program(layout, get_schedule("breadth-first"), {}, sharding=case.sharding)
     copies = tuple(Replica(ranks=place, micro_batches=MICRO_BATCHES) for place in places)
@@ -149,7 +174,7 @@ def weft_plan(case: Case) -> tuple[Plan, Program]:
         global_batch=RANKS * MICRO_BATCHES * case.samples,
         micro_batch_size=case.samples,
         mesh={"pp": 1, "dp": RANKS},
-        stages=tuple(Stage(layers=(number,), replicas=copies) for number in range(LAYERS)),
+        stages=tuple(Stage(layers=tuple(part), replicas=copies) for part in parts),
         schedule=Choice(name="breadth-first"),
         sharding=case.sharding,
     )
@@ -173,7 +198,7 @@ def measure(case: Case, rank: int, generation: int) -> None:
     plan, program = weft_plan(case)
     with tempfile.TemporaryDirectory(prefix="weft-replicas-") as name:
         recorder = Recorder(Path(name), program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
-        stages = {number: Layer(case, number) for number in range(LAYERS)}
+        stages = {number: LayersOfStage(case, part) for number, part in enumerate(parts_of(case))}
         options = {"device": "cpu", "seed": SEED, "recorder": recorder, "generation": generation}
         runtime = Runtime(plan, program, stages, loss_of, descent, **options)
         times = side_by_side(weft_trainer(case, runtime), theirs)

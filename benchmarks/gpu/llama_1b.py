@@ -6,9 +6,11 @@ step and peak. Stages are compiled unless `--eager`.
     python benchmarks/gpu/llama_1b.py
     python benchmarks/gpu/llama_1b.py --torchtitan FOLDER --torchtitan-config llama3_1b
 
-For the peer, `git clone https://github.com/pytorch/torchtitan FOLDER`, install what it needs, and give it a
-configuration of the same model, sequence and batch on one GPU; without it that line is left out. On a machine
-without CUDA, `--model llama-1m --sequence 64 --device cpu` shows that the script runs, and nothing else.
+For the peer, `git clone https://github.com/pytorch/torchtitan FOLDER`, install what it needs, and add a
+function to its llama3 `config_registry.py` that returns a configuration of the same model (its flavour "1B"),
+compiled as here; sequence, batch and steps are given to it. It clips gradients, which weft does not here.
+Without a peer that line is left out. On a machine without CUDA, `--model llama-1m --sequence 64 --device cpu`
+shows that the script runs, and nothing else.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def main() -> int:
     context = start_worker()
     times = {}
     for generation, records in enumerate((True, False)):
-        times[records], peak = measure(arguments, problem, plan, program, records, generation)
+        times[records], peak, reserved = measure(arguments, problem, plan, program, records, generation)
     context.close()
     step_s = statistics.median(times[True])
     tokens = plan.global_batch * arguments.sequence
@@ -75,7 +77,7 @@ def main() -> int:
         verdict = "met" if abs(guess / found - 1.0) <= TOLERANCE else "MISSED"
         print(f"predicted / measured {what}: {guess / found:.3f} (target within {TOLERANCE:.0%}: {verdict})")
     if arguments.torchtitan is not None:
-        print_peer(arguments.torchtitan, arguments.torchtitan_config, tokens / step_s)
+        print_peer(arguments, tokens / step_s, reserved)
     return 0
 
 
@@ -144,8 +146,8 @@ def measure(
     program: Program,
     records: bool,
     generation: int,
-) -> tuple[list[float], int]:
-    """Seconds of every step after the warm-up, and the most bytes that were allocated."""
+) -> tuple[list[float], int, int]:
+    """Seconds of every step after the warm-up, and the most bytes that were allocated and reserved."""
     device = torch.device(arguments.device)
     cuda = device.type == "cuda"
     if cuda:
@@ -199,23 +201,39 @@ def measure(
         if recorder is not None:
             recorder.close()
     print(f"{'recorded' if records else 'unrecorded'}: loss {loss:.4f} after {steps} steps on one batch")
-    return times[WARM_UP:], torch.cuda.max_memory_allocated() if cuda else 0
+    if not cuda:
+        return times[WARM_UP:], 0, 0
+    return times[WARM_UP:], torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def print_peer(folder: Path, config: str, ours: float) -> None:
-    """Run torchtitan's own trainer on one GPU, and compare the last speed and memory that it logs."""
+def print_peer(arguments: argparse.Namespace, ours: float, our_reserved: int) -> None:
+    """Run torchtitan's own trainer on one GPU, and compare the last speed and memory that it logs.
+
+    What it logs is the memory that the allocator has reserved.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    command += ["-m", "torchtitan.train", "--module", "llama3", "--config", config]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command += ["-m", "torchtitan.train", "--module", "llama3", "--config", arguments.torchtitan_config]
+    for name, value in {
+        "seq_len": arguments.sequence,
+        "local_batch_size": arguments.micro_batch_size,
+        "global_batch_size": arguments.micro_batch_size * arguments.micro_batches,
+        "steps": WARM_UP + arguments.steps,
+    }.items():
+        command += [f"--training.{name}", str(value)]
+    run = subprocess.run(command, cwd=arguments.torchtitan, capture_output=True, text=True, check=False)
     text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
     speeds, memories = re.findall(r"tps: ([\d,]+)", text), re.findall(r"memory: +([\d.]+)GiB", text)
     if run.returncode or not speeds or not memories:
         print(f"torchtitan did not run: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
         return
-    theirs = float(speeds[-1].replace(",", ""))
-    print(
-        f"torchtitan: {theirs:,.0f} tokens/s, peak {memories[-1]} GiB; weft / torchtitan {ours / theirs:.3f}"
+    theirs, their_reserved = float(speeds[-1].replace(",", "")), float(memories[-1]) * 2**30
+    pairs = (
+        ("tokens/s", ours / theirs, ours >= theirs),
+        ("memory", our_reserved / their_reserved, our_reserved <= their_reserved),
     )
+    for what, ratio, good in pairs:
+        print(f"weft / torchtitan, {what}: {ratio:.3f} (target 1: {'met' if good else 'MISSED'})")
+    print(f"torchtitan: {theirs:,.0f} tokens/s, {format_bytes(round(their_reserved))} reserved")
 
 
 if __name__ == "__main__":

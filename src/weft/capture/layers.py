@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
@@ -28,8 +28,26 @@ from weft.run.stages import build_stage
 from weft.run.states import make_states
 
 LAYERS_PER_KIND = 4
-ROUNDS = 10
+# Machines have moods of some seconds: every subject is looked at so often, those of its kind in between.
+LOOKS, ROUNDS_PER_LOOK = 3, 4
 LEAST_THROTTLED_ROUNDS, THROTTLED_S = 5, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Equal layers and their micro-batch. `classes` is the vocabulary where they end in the head, else 0."""
+
+    kind: str
+    layers: int
+    micro_batch_size: int
+    stage: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: torch.Tensor
+    classes: int
+    saved_bytes: int
+
+    def round(self) -> tuple[float, float, float]:
+        return one_round(self.stage, self.optimizer, self.inputs, self.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +81,65 @@ def profile_layers(
         raise InputError(Violation("model", problem))
     # A layer alone cannot share its table with another one, and costs the same without sharing.
     config = replace(config, tied_embeddings=False)
-    timings = []
-    spreads = []
+    measured = _throttled if throttled else _together
+    timings: list[LayerTiming] = []
+    spreads: list[float] = []
     for layers in _one_of_each_kind(graph):
-        kind = graph.layers[layers[0]].kind
-        stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision]).to(device)
-        optimizer = _optimizer(stage, precision)
-        for size in micro_batch_sizes:
-            inputs = stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
-            saved = _saved_bytes(stage, inputs)
-            measured = _throttled if throttled else _together
-            passes = measured(stage, optimizer, inputs, config.vocabulary if kind == "head" else 0)
+        subjects = _subjects(config, graph, layers, device, precision, micro_batch_sizes)
+        for subject, passes in zip(subjects, measured(subjects), strict=True):
+            timings.append(_layer_timing(device_name, subject, passes))
             spreads.append(passes.backward.spread)
-            timings.append(
-                LayerTiming(
-                    device=device_name,
-                    layer=kind,
-                    tp=1,
-                    micro_batch_size=size,
-                    forward_s=passes.forward.seconds / len(layers),
-                    backward_s=passes.backward.seconds / len(layers),
-                    update_s=passes.update.seconds / len(layers),
-                    activation_bytes=saved // len(layers),
-                )
-            )
     return LayerProfile(
         model_fingerprint=graph.fingerprint,
         sequence=config.sequence,
         precision=precision,
         timings=tuple(timings),
-        spread=sorted(spreads)[len(spreads) // 2],
+        spread=median(spreads),
     )
+
+
+def _layer_timing(device_name: str, subject: _Subject, passes: _Passes) -> LayerTiming:
+    return LayerTiming(
+        device=device_name,
+        layer=subject.kind,
+        tp=1,
+        micro_batch_size=subject.micro_batch_size,
+        forward_s=passes.forward.seconds / subject.layers,
+        backward_s=passes.backward.seconds / subject.layers,
+        update_s=passes.update.seconds / subject.layers,
+        activation_bytes=subject.saved_bytes // subject.layers,
+    )
+
+
+def _subjects(
+    config: ModelConfig,
+    graph: LayerGraph,
+    layers: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+    micro_batch_sizes: Sequence[int],
+) -> list[_Subject]:
+    """Layers of one kind with every micro-batch size, which share them."""
+    kind = graph.layers[layers[0]].kind
+    stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision]).to(device)
+    optimizer = _optimizer(stage, precision)
+    every_input = [
+        stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
+        for size in micro_batch_sizes
+    ]
+    return [
+        _Subject(
+            kind=kind,
+            layers=len(layers),
+            micro_batch_size=size,
+            stage=stage,
+            optimizer=optimizer,
+            inputs=inputs,
+            classes=config.vocabulary if kind == "head" else 0,
+            saved_bytes=_saved_bytes(stage, inputs),
+        )
+        for size, inputs in zip(micro_batch_sizes, every_input, strict=True)
+    ]
 
 
 def _one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
@@ -119,28 +165,34 @@ def _optimizer(stage: torch.nn.Module, precision: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _together(
-    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
-) -> _Passes:
-    """All ranks begin every round at the same time."""
-    rounds: list[tuple[float, float, float]] = []
-    for _ in range(ROUNDS + 1):
-        if dist.is_initialized():
-            dist.barrier()
-        rounds.append(one_round(stage, optimizer, inputs, classes))
-    forward, backward, update = zip(*rounds[1:], strict=True)
-    return _Passes(*(slowest(summarise(list(values))) for values in (forward, backward, update)))
+def _together(subjects: Sequence[_Subject]) -> list[_Passes]:
+    """All ranks begin every round at the same time; the first one of each look warms up."""
+    rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
+    for _ in range(LOOKS):
+        for subject, seconds in zip(subjects, rounds, strict=True):
+            for number in range(ROUNDS_PER_LOOK + 1):
+                if dist.is_initialized():
+                    dist.barrier()
+                taken = subject.round()
+                if number:
+                    seconds.append(taken)
+    return [
+        _Passes(*(slowest(summarise(list(values))) for values in zip(*seconds, strict=True)))
+        for seconds in rounds
+    ]
 
 
-def _throttled(
-    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
-) -> _Passes:
+def _throttled(subjects: Sequence[_Subject]) -> list[_Passes]:
     """Rounds without a pause, in which a quota would recover, and many: most short passes meet no throttling
     and some a long one, so that nothing but the plain mean says what they take."""
+    return [_throttled_passes(subject) for subject in subjects]
+
+
+def _throttled_passes(subject: _Subject) -> _Passes:
     rounds: list[tuple[float, float, float]] = []
     begin = time.perf_counter()
     while len(rounds) < LEAST_THROTTLED_ROUNDS or time.perf_counter() - begin < THROTTLED_S:
-        rounds.append(one_round(stage, optimizer, inputs, classes))
+        rounds.append(subject.round())
     return _Passes(*(Timing(fmean(values), 0.0) for values in zip(*rounds[1:], strict=True)))
 
 
