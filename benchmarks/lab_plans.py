@@ -49,7 +49,8 @@ BLOCKS, SEQUENCE, GLOBAL_BATCH = 6, 256, 16
 MICRO_BATCH_SIZES = (2, 4)
 # AMP plans with the times of a single sample.
 MEASURED_SIZES = (1, *MICRO_BATCH_SIZES)
-STEPS, WARM_UP_STEPS = 8, 1
+# Machines have moods of some seconds: every plan has its turn several times.
+TURNS, STEPS, WARM_UP_STEPS = 3, 4, 1
 
 
 def _device(name: str, flops_per_s: float) -> Device:
@@ -202,14 +203,19 @@ def worker(folder: Path) -> None:
     from weft.run.worker_start import start_worker
 
     context = start_worker()
-    medians = [trained_s(path, number) for number, path in enumerate(sorted(folder.glob("plan-*.json")))]
+    paths = sorted(folder.glob("plan-*.json"))
+    seconds: list[list[float]] = [[] for _ in paths]
+    for turn in range(TURNS):
+        for number, path in enumerate(paths):
+            seconds[number] += trained_s(path, turn * len(paths) + number)
+    medians = [statistics.median(one) for one in seconds]
     if dist.get_rank() == 0:
         (folder / "measured.json").write_text(json.dumps(medians))
     context.close()
 
 
-def trained_s(path: Path, generation: int) -> float:
-    """Median seconds between the ends of steps, each that of the last rank."""
+def trained_s(path: Path, generation: int) -> list[float]:
+    """Seconds between the ends of steps, each that of the last rank."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
@@ -241,7 +247,8 @@ def trained_s(path: Path, generation: int) -> float:
     runtime.close()
     # The clock is the host's, the same for all nodes of the lab.
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    return statistics.median(ends.diff()[WARM_UP_STEPS - 1 :].tolist())
+    seconds: list[float] = ends.diff()[WARM_UP_STEPS - 1 :].tolist()
+    return seconds
 
 
 def print_cluster(

@@ -80,9 +80,13 @@ def test_another_global_batch_and_a_precision_that_rounds_nothing_are_taken(
     )
 
 
-def test_what_makes_a_job_and_is_left_open_is_as_before(tmp_path: Path, started: Path) -> None:
+@pytest.mark.parametrize("precision", ["", 'precision = "any"'])
+def test_what_makes_a_job_and_is_left_open_is_as_before(
+    tmp_path: Path, started: Path, precision: str
+) -> None:
     source = run_file(tmp_path, "second", plan="pp = 1", train="steps = 9")
-    source.write_text(source.read_text().replace("sequence = 32", "").replace('precision = "fp32"', ""))
+    left_open = source.read_text().replace("sequence = 32", "").replace('precision = "fp32"', precision)
+    source.write_text(left_open)
     planned, _ = prepared(source, resume=started)
     assert (planned.plan.global_batch, planned.plan.sequence, planned.plan.precision) == (8, 32, "fp32")
     assert planned.run.train.steps == 9

@@ -30,7 +30,7 @@ from weft.run.states import make_states
 LAYERS_PER_KIND = 4
 # Machines have moods of some seconds: every subject is looked at so often, those of its kind in between.
 LOOKS, ROUNDS_PER_LOOK = 3, 4
-LEAST_THROTTLED_ROUNDS, THROTTLED_S = 5, 1.0
+LEAST_THROTTLED_ROUNDS, THROTTLED_S = 2, 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +185,17 @@ def _together(subjects: Sequence[_Subject]) -> list[_Passes]:
 def _throttled(subjects: Sequence[_Subject]) -> list[_Passes]:
     """Rounds without a pause, in which a quota would recover, and many: most short passes meet no throttling
     and some a long one, so that nothing but the plain mean says what they take."""
-    return [_throttled_passes(subject) for subject in subjects]
-
-
-def _throttled_passes(subject: _Subject) -> _Passes:
-    rounds: list[tuple[float, float, float]] = []
-    begin = time.perf_counter()
-    while len(rounds) < LEAST_THROTTLED_ROUNDS or time.perf_counter() - begin < THROTTLED_S:
-        rounds.append(subject.round())
-    return _Passes(*(Timing(fmean(values), 0.0) for values in zip(*rounds[1:], strict=True)))
+    rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
+    for _ in range(LOOKS):
+        for subject, seconds in zip(subjects, rounds, strict=True):
+            subject.round()
+            begin, number = time.perf_counter(), 0
+            while number < LEAST_THROTTLED_ROUNDS or time.perf_counter() - begin < THROTTLED_S:
+                seconds.append(subject.round())
+                number += 1
+    return [
+        _Passes(*(Timing(fmean(values), 0.0) for values in zip(*seconds, strict=True))) for seconds in rounds
+    ]
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:

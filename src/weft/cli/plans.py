@@ -85,7 +85,7 @@ def plan(
     sequence
         Tokens per sample.
     precision
-        fp32, bf16, fp16 or fp64.
+        fp32, bf16, fp16 or fp64; any: bf16 or fp32, whichever plan is better.
     schedule
         Pin the order of micro-batches.
     loops
@@ -313,8 +313,7 @@ def simulate(
 def _job_of(source: Path, ranks: int | None) -> PlannedJob:
     if source.suffix == ".toml":
         run = load_run(source)
-        problem = problem_of_run(run)
-        return plan_run(run, problem=problem if ranks is None else with_ranks(problem, ranks))
+        return plan_run(run, problem=None if ranks is None else with_ranks(problem_of_run(run), ranks))
     if ranks is not None:
         raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
     return reopen(source) if source.is_dir() else plan_file_job(source)

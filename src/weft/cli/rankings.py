@@ -16,6 +16,7 @@ from weft.planning.comparison import compare_planners
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
+from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem
 from weft.web.advice import advised_row
 from weft.web.candidates import least_memory_bytes
@@ -44,6 +45,8 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
 def budgeted(run: RunFile, budget_s: float) -> Planner:
     """The planner of a run file, which answers after so many seconds and tells of its best so far.
 
+    Searches in several precisions share them.
+
     Raises:
         InputError: when there is no time, or the planner knows no budget.
     """
@@ -54,7 +57,8 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     if not isinstance(planner, WeftPlanner):
         problem = f"{planner.name} has no budget; its search takes as long as it takes"
         raise InputError(Violation("--budget-seconds", problem, "--planner weft"))
-    return replace(planner, budget_s=budget_s, tell=lambda text: print(text, file=sys.stderr))
+    searches = max(1, len(precisions_of(run)))
+    return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
 def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:

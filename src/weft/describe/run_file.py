@@ -36,6 +36,7 @@ Word = Annotated[str, Field(min_length=1)]
 # Words for tokenizers: one token per byte, and the tokenizer of the folder that the model comes from.
 BYTES = "bytes"
 MODEL = "model"
+ANY_PRECISION = "any"
 _IMPORTABLE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 # TOML has no tuples; strictness inside them is kept.
 TOML_ARRAY = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
@@ -113,7 +114,9 @@ class TrainTable(_Table):
 
     global_batch: Count | None = Field(default=None, description="samples per optimizer step")
     steps: Count = 200
-    precision: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
+    precision: Literal["fp64", "fp32", "bf16", "fp16", "any"] | None = Field(
+        default=None, description="any: the planner chooses between bf16 and fp32"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     compile: bool = Field(
         default=False, description="true: layers are compiled (torch.compile) before the first step"
@@ -390,7 +393,8 @@ sequence = 256                  # tokens per sample
 [train]
 global_batch = 32               # samples per optimizer step
 steps = 200
-# precision = "fp32"            # fp64, fp32, bf16 or fp16; default: the best that all devices compute
+# precision = "fp32"            # fp64, fp32, bf16 or fp16; "any": bf16 or fp32, as the planner finds;
+                                # default: the best that all devices compute
 seed = 0
 # compile = false               # true: layers are compiled (torch.compile) before the first step
 

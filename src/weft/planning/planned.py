@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
-from weft.describe.run_file import RunFile
+from weft.describe.run_file import ANY_PRECISION, RunFile
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
+from weft.planning.precisions import goal_value, goal_words, in_precision, searched_in_each
 from weft.planning.prices import require_prices
 from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
@@ -62,6 +63,8 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
         InputError: when the run file poses no legal problem, no layout fits (the message then names those
             that came closest, and the one notch that makes them fit), or the best one misses the deadline.
     """
+    if run.train.precision == ANY_PRECISION:
+        return _in_the_best_precision(run, planner)
     problem = problem or problem_of_run(run)
     if problem.minimise == "cost":
         require_prices(problem.job.cluster)
@@ -75,12 +78,23 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     return PlannedJob(run=run, problem=problem, plan=best.plan, ranking=ranking)
 
 
+def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
+    found = searched_in_each(run, lambda decided: plan_run(decided, planner=planner))
+    best = min(found, key=lambda name: goal_value(found[name].problem, found[name].plan))
+    words = ", ".join(f"{name}: {goal_words(one.problem, one.plan)}" for name, one in found.items())
+    chosen = found[best]
+    assumed = {**chosen.problem.assumed, "precision": f"{best}, the best of those searched ({words})"}
+    return replace(chosen, problem=replace(chosen.problem, assumed=assumed))
+
+
 def given_plan(run: RunFile, plan: Plan) -> PlannedJob:
     """Take a plan as it is, after checking it against the run file's model and cluster.
 
     Raises:
         InputError: listing everything that is wrong with the plan.
     """
+    if run.train.precision == ANY_PRECISION:
+        run = in_precision(run, plan.precision)
     problem = problem_of_run(run)
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:

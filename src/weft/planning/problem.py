@@ -13,7 +13,7 @@ from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Recompute, Sharding
-from weft.describe.run_file import RunFile
+from weft.describe.run_file import ANY_PRECISION, RunFile
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job
@@ -144,9 +144,13 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     """The problem that a run file poses.
 
     Raises:
-        InputError: as `problem_of`, and when the task cannot train the model.
+        InputError: as `problem_of`, when the task cannot train the model, and when the precision is left to a
+            search.
     """
-    problem = problem_of(
+    if run.train.precision == ANY_PRECISION:
+        problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
+        raise InputError(Violation("train.precision", problem, "bf16"))
+    posed = problem_of(
         model=run.model.preset or run.model.hf or run.model.build or "",
         on=run.cluster.use,
         global_batch=run.train.global_batch,
@@ -169,9 +173,9 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         gradient_norm=run.optimizer.needs_norm,
         home=home,
     )
-    if problems := task_problems(run.task.kind, problem.model):
+    if problems := task_problems(run.task.kind, posed.model):
         raise InputError(problems)
-    return problem
+    return posed
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
-from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_file import ANY_PRECISION, RunFile, load_run
 from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.training.run_directory import RunDirectory, fresh_directory
@@ -28,7 +28,9 @@ def as_in(run: RunFile, path: Path) -> RunFile:
     RunDirectory(path).require()
     former = load_plan(path / "plan.json")
     train = {"global_batch": former.global_batch, "precision": former.precision}
-    open_keys = {key: value for key, value in train.items() if getattr(run.train, key) is None}
+    open_keys = {
+        key: value for key, value in train.items() if getattr(run.train, key) in (None, ANY_PRECISION)
+    }
     changes = {"train": run.train.model_copy(update=open_keys)}
     if run.task.sequence is None:
         changes["task"] = run.task.model_copy(update={"sequence": former.sequence})

@@ -1,0 +1,84 @@
+"""`precision = "any"`: the plan of the precision that serves the goal best.
+
+Precision is part of a problem, because measurements and speeds depend on it. So each one is a search of its
+own, and their best plans are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.plan import Plan
+from weft.describe.run_file import ANY_PRECISION, RunFile
+from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError, Violation
+from weft.planning.prices import STEPS_PRICED, step_cost
+from weft.planning.problem import Problem
+
+# What the runtime trains in for its speed. fp64 is never faster, and fp16 would need its loss scaled.
+SEARCHED = ("bf16", "fp32")
+
+Found = TypeVar("Found")
+
+
+def precisions_of(run: RunFile) -> tuple[str, ...]:
+    """What a run file leaves to the search: several precisions, all of which its devices compute, or one.
+
+    Raises:
+        InputError: when the devices have none of the precisions that are searched.
+    """
+    if run.train.precision != ANY_PRECISION:
+        return (run.train.precision,) if run.train.precision else ()
+    groups = parse_cluster(run.cluster.use).groups
+    able = tuple(name for name in SEARCHED if all(name in group.device.flops_per_s for group in groups))
+    if not able:
+        shared = set.intersection(*(set(group.device.flops_per_s) for group in groups))
+        problem = f"not all devices compute {' or '.join(SEARCHED)}"
+        raise InputError(Violation("train.precision", problem, ", ".join(sorted(shared))))
+    return able
+
+
+def in_precision(run: RunFile, precision: str) -> RunFile:
+    """The run file with its precision decided."""
+    return run.model_copy(update={"train": run.train.model_copy(update={"precision": precision})})
+
+
+def goal_value(problem: Problem, plan: Plan) -> float:
+    """What a predicted plan takes of what the problem minimises: seconds, bytes, or the price of a step."""
+    assert plan.prediction is not None, "the plan was simulated"
+    if problem.minimise == "memory":
+        return float(max(plan.prediction.peak_bytes))
+    if problem.minimise == "cost":
+        return step_cost(problem.job.cluster, plan)
+    return plan.prediction.step_s
+
+
+def goal_words(problem: Problem, plan: Plan) -> str:
+    """The same, for people."""
+    value = goal_value(problem, plan)
+    if problem.minimise == "memory":
+        return format_bytes(round(value))
+    if problem.minimise == "cost":
+        return f"{value * STEPS_PRICED:.3g} for {STEPS_PRICED} steps"
+    return format_seconds(value)
+
+
+def searched_in_each(run: RunFile, search: Callable[[RunFile], Found]) -> Mapping[str, Found]:
+    """What a search finds in each precision in which it finds anything.
+
+    Raises:
+        InputError: what the last search was refused with, when none has found anything.
+    """
+    found: dict[str, Found] = {}
+    refused: InputError | None = None
+    for precision in precisions_of(run):
+        try:
+            found[precision] = search(in_precision(run, precision))
+        except InputError as error:
+            refused = error
+    if not found:
+        assert refused is not None, "there is a precision to search in"
+        raise refused
+    return found
