@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from weft.cli.main import app, run
+from weft.describe.plan_file import load_plan
 from weft.describe.schema import json_schema
 
 RUN = """
@@ -214,6 +215,20 @@ def test_schedule_draws_an_svg(capsys, tmp_path):
     assert path.read_text().startswith("<svg")
 
 
+def test_a_plan_file_and_a_run_file_are_shown_whole(capsys, tmp_path, run_toml):
+    plan, page, picture = tmp_path / "plan.json", tmp_path / "plan.html", tmp_path / "step.svg"
+    answer(capsys, "plan", run_toml, "--out", plan)
+    text = answer(capsys, "show", plan, "--report", page, "--svg", picture)
+    head = json.loads(plan.read_text())
+    assert f"on {head['cluster']}, plan {load_plan(plan).plan_id}" in text
+    assert "1 node of 4 a100-80gb" in text
+    assert "embedding ..." in text
+    assert "F forward" in text
+    assert page.read_text().startswith("<!doctype html>")
+    assert picture.read_text().startswith("<svg")
+    assert answer(capsys, "show", run_toml) == text.split("wrote ")[0]
+
+
 def test_init_writes_a_run_file_that_checks_and_never_overwrites(capsys, tmp_path):
     path = tmp_path / "new.toml"
     answer(capsys, "init", path)
@@ -269,6 +284,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("schedule", "gpipe", "--ranks", "many"), "many"),
         (("show", "schedule"), "which one"),
         (("show", "/nowhere"), "nowhere"),
+        (("show", "schedule", "gpipe", "--report", "page.html"), "--report: a schedule alone has no cluster"),
         (("simulate", "/nowhere/plan.json"), "plan.json"),
         (("train", "/nowhere/run.toml"), "nowhere"),
         (("compare", "/nowhere"), "not a run directory"),

@@ -16,12 +16,12 @@ def rows_of(html: str) -> list[list[str]]:
 
 
 def test_stages_memory_and_a_step_are_shown() -> None:
-    planned = weft.plan(model="gpt-1m", on="4xt4", global_batch=16, pp=2, dp=2)
+    planned = weft.plan(model="gpt-1m", on="4xt4", global_batch=16, pp=2, dp=2, schedule="1f1b")
     html = planned._repr_html_()
     head, *rows = rows_of(html)
     assert head[:3] == ["stage", "layers", "ranks"]
     assert len(rows) == len(planned.plan.stages)
-    assert {rank for row in rows for rank in row[2].split(", ")} == {"0", "1", "2", "3"}
+    assert {row[2] for row in rows} == {"0-1", "2-3"}
     assert planned.plan.prediction is not None
     for row in rows:
         assert row[4].endswith("B")
@@ -47,7 +47,7 @@ def test_of_many_stages_the_outer_ones_are_shown() -> None:
     assert rows[-1][0] == str(2 * MAXIMUM_STAGES - 1)
 
 
-def test_of_many_ranks_the_first_are_shown() -> None:
+def test_neighbouring_ranks_are_joined() -> None:
     planned = weft.plan(model="gpt-1m", on="16xt4", global_batch=16, pp=1, dp=16)
     (row,) = rows_of(planned._repr_html_())[1:]
-    assert row[2] == "0, 1, 2, 3, 4, 5, 6, 7 and 8 more"
+    assert row[2] == "0-15"

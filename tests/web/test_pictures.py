@@ -14,7 +14,8 @@ from web.samples import HOSTILE
 
 from weft.predict.abstract import simulate_schedule
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
-from weft.web.pictures import memory_bars, plans_table, timeline_picture
+from weft.web.memory import memory_bars
+from weft.web.pictures import plans_table, timeline_picture
 from weft.web.scale import time_ticks
 from weft.web.svg import timeline_svg
 

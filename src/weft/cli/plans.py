@@ -1,4 +1,4 @@
-"""Commands about what could be: `plan`, `show`, `simulate`."""
+"""The command that searches: `plan`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.api import changed, plan_file_job, words_to_run
+from weft.api import changed, words_to_run
 from weft.cli.advice import show_plan
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
-from weft.cli.schedules import schedule
 from weft.describe.run_file import RunFile, load_run
-from weft.describe.units import format_bytes, format_seconds
-from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
-from weft.planning.simulated import simulation_record, with_ranks
-from weft.program.table import format_program
-from weft.training.session import reopen
 from weft.training.trials import require_this_machine
-from weft.web.pictures import memory_bars
 
 SHOWN = 12
 
@@ -216,107 +209,4 @@ def _run_of(
     return changed(load_run(Path(source)), changes)
 
 
-def show(
-    path: str,
-    name: str | None = None,
-    /,
-    *,
-    ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
-    loops: int = 2,
-    micro_batches: int = 8,
-    program: Annotated[bool, Parameter(negative=())] = False,
-    svg: Path | None = None,
-) -> None:
-    """Show a run directory, or `schedule NAME`: stages, memory and timeline.
-
-    Example: weft show runs/demo
-
-    Example: weft show schedule breadth-first
-
-    Parameters
-    ----------
-    path
-        A run directory, or the word schedule.
-    name
-        With schedule: which one.
-    ranks
-        With schedule: pipeline devices.
-    loops
-        With schedule: stages per device.
-    micro_batches
-        With schedule: micro-batches.
-    program
-        Print the program's table instead of a picture.
-    svg
-        Write the picture to this file, too.
-    """
-    if path == "schedule":
-        if name is None:
-            raise InputError(Violation("show schedule", "which one? give its name"))
-        schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
-        return
-    planned = reopen(Path(path))
-    if program:
-        print(format_program(planned.program), end="")
-        return
-    out = console()
-    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}, plan {planned.plan.plan_id}")
-    layers = planned.problem.job.graph.layers
-    for index, stage in enumerate(planned.plan.stages):
-        held = f"{layers[stage.layers[0]].name} ... {layers[stage.layers[-1]].name}"
-        where = ", ".join("+".join(str(rank) for rank in copy.ranks) for copy in stage.replicas)
-        out.print(f"stage {index}: {held} on rank {where}", highlight=False)
-    memory = [planned.problem.job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
-    assert planned.plan.prediction is not None, "a reopened plan carries its prediction"
-    out.print(memory_bars(planned.plan.prediction.peak_bytes, memory))
-    print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
-
-
-def simulate(
-    source: str,
-    /,
-    *,
-    ranks: int | None = None,
-    svg: Path | None = None,
-    json: Json = False,
-) -> None:
-    """Predict one step of a run file, a run directory or a plan file.
-
-    Example: weft simulate run.toml
-
-    Example: weft simulate runs/demo --json
-
-    Parameters
-    ----------
-    source
-        A RUN.toml, a run directory, or a PLAN.json of a preset on a cluster that can be named.
-    ranks
-        Plan a RUN.toml as if its cluster had this many devices of the same kind; costs no hardware.
-    svg
-        Write the predicted step as a picture.
-    """
-    planned = _job_of(Path(source), ranks)
-    record = simulation_record(planned, planned.predicted)
-    if json:
-        print_json(record)
-        return
-    out = console()
-    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
-    out.print(
-        f"step {format_seconds(record['step_s'])} (first {format_seconds(record['first_step_s'])}), "
-        f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
-        f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
-    )
-    print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
-
-
-def _job_of(source: Path, ranks: int | None) -> PlannedJob:
-    if source.suffix == ".toml":
-        run = load_run(source)
-        return plan_run(run, problem=None if ranks is None else with_ranks(problem_of_run(run), ranks))
-    if ranks is not None:
-        raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
-    return reopen(source) if source.is_dir() else plan_file_job(source)
-
-
-COMMANDS = (plan, show, simulate)
+COMMANDS = (plan,)

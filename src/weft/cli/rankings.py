@@ -21,7 +21,8 @@ from weft.planning.problem import Problem
 from weft.web.advice import advised_row
 from weft.web.candidates import least_memory_bytes
 from weft.web.comparison import answer_record, answers_table
-from weft.web.pictures import memory_bars, plans_table
+from weft.web.memory import memory_bars
+from weft.web.pictures import plans_table
 
 
 def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:

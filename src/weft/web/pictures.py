@@ -1,4 +1,4 @@
-"""Pictures for terminals: a timeline, memory bars, the table of ranked plans. SVG comes from `weft.web.svg`.
+"""Pictures for terminals: a timeline, the table of ranked plans. SVG comes from `weft.web.svg`.
 
 Everything is a rich renderable that fits the width it is given, and stays readable without colours.
 """
@@ -26,7 +26,6 @@ from weft.web.scale import time_ticks
 
 MAXIMUM_LANES = 32
 _NARROWEST = 20
-_BAR = 32
 
 
 @dataclass(frozen=True)
@@ -127,26 +126,6 @@ def _kind_line(timeline: Timeline, rows: npt.NDArray[np.intp], coloured: bool) -
         line.append(*mark).append(f" {kind.name.replace('_', ' ')}  ", style="dim")
     line.rstrip()
     return line
-
-
-def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table:
-    """Predicted peak of each rank against its memory; neighbours with equal figures share a line."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    pairs = list(zip(peak_bytes, memory_bytes, strict=True))
-    rank = 0
-    for (peak, memory), equal in groupby(pairs):
-        count = len(list(equal))
-        name = f"rank {rank}" if count == 1 else f"ranks {rank}-{rank + count - 1}"
-        share = peak / memory
-        filled = min(_BAR, max(1, round(share * _BAR)))
-        colour = "red" if share > 1 else "yellow" if share > 0.9 else "green"
-        bar = Text("#" * filled, style=colour).append("." * (_BAR - filled), style="dim")
-        table.add_row(name, bar, f"{format_bytes(peak)} of {format_bytes(memory)} ({share:.0%})")
-        rank += count
-    return table
 
 
 def plans_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,0 +1,152 @@
+"""Commands that look at one plan: `show`, `simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from weft.api import plan_file_job
+from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.schedules import schedule
+from weft.describe.run_file import load_run
+from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError, Violation
+from weft.files import write_whole
+from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.problem import problem_of_run
+from weft.planning.simulated import simulation_record, with_ranks
+from weft.program.table import format_program
+from weft.training.session import reopen
+from weft.web.cluster import cluster_table
+from weft.web.memory import memory_bars
+from weft.web.show_page import show_page
+from weft.web.stages import HEAD, stage_rows
+
+
+def show(
+    source: str,
+    name: str | None = None,
+    /,
+    *,
+    ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
+    loops: int = 2,
+    micro_batches: int = 8,
+    program: Annotated[bool, Parameter(negative=())] = False,
+    svg: Path | None = None,
+    report: Path | None = None,
+) -> None:
+    """Show a plan: cluster, stages, memory and timeline. Or `schedule NAME`: the timeline alone.
+
+    Example: weft show runs/demo
+
+    Example: weft show plan.json --report plan.html
+
+    Example: weft show schedule breadth-first
+
+    Parameters
+    ----------
+    source
+        A run directory, a PLAN.json, a RUN.toml, or the word schedule.
+    name
+        With schedule: which one.
+    ranks
+        With schedule: pipeline devices.
+    loops
+        With schedule: stages per device.
+    micro_batches
+        With schedule: micro-batches.
+    program
+        Print the program's table instead of a picture.
+    svg
+        Write the timeline to this file, too.
+    report
+        Write everything as a page to this file, too.
+    """
+    if source == "schedule":
+        if name is None:
+            raise InputError(Violation("show schedule", "which one? give its name"))
+        if report is not None:
+            raise InputError(Violation("--report", "a schedule alone has no cluster; give --svg"))
+        schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
+        return
+    planned = _job_of(Path(source), None)
+    if program:
+        print(format_program(planned.program), end="")
+        return
+    out, plan, cluster = console(), planned.plan, planned.problem.job.cluster
+    out.print(f"[bold]{plan.model}[/bold] on {plan.cluster}, plan {plan.plan_id}")
+    out.print(cluster_table(cluster, plan), highlight=False)
+    out.print(_stages(planned), highlight=False)
+    memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
+    assert plan.prediction is not None, "a job's plan carries its prediction"
+    out.print(memory_bars(plan.prediction.peak_bytes, memory))
+    print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
+    if report is not None:
+        write_whole(report, show_page(planned))
+        out.print(f"wrote {report}", highlight=False)
+
+
+def _stages(planned: PlannedJob) -> Table:
+    """Stages with the names of their layers."""
+    layers = planned.problem.job.graph.layers
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in HEAD:
+        table.add_column(column, overflow="fold")
+    rows = stage_rows(planned.plan, planned.problem.job.cluster)
+    for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
+        first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name
+        table.add_row(index, first if first == last else f"{first} ... {last}", *others)
+    return table
+
+
+def simulate(
+    source: str,
+    /,
+    *,
+    ranks: int | None = None,
+    svg: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Predict one step of a run file, a run directory or a plan file.
+
+    Example: weft simulate run.toml
+
+    Example: weft simulate runs/demo --json
+
+    Parameters
+    ----------
+    source
+        A RUN.toml, a run directory, or a PLAN.json of a preset on a cluster that can be named.
+    ranks
+        Plan a RUN.toml as if its cluster had this many devices of the same kind; costs no hardware.
+    svg
+        Write the predicted step as a picture.
+    """
+    planned = _job_of(Path(source), ranks)
+    record = simulation_record(planned, planned.predicted)
+    if json:
+        print_json(record)
+        return
+    out = console()
+    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
+    out.print(
+        f"step {format_seconds(record['step_s'])} (first {format_seconds(record['first_step_s'])}), "
+        f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
+        f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
+    )
+    print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
+
+
+def _job_of(source: Path, ranks: int | None) -> PlannedJob:
+    if source.suffix == ".toml":
+        run = load_run(source)
+        return plan_run(run, problem=None if ranks is None else with_ranks(problem_of_run(run), ranks))
+    if ranks is not None:
+        raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
+    return reopen(source) if source.is_dir() else plan_file_job(source)
+
+
+COMMANDS = (show, simulate)

@@ -1,0 +1,41 @@
+"""`weft show --report`: a plan as one page: its cluster, its stages, their memory, one predicted step."""
+
+from __future__ import annotations
+
+from weft.describe.plan import shared_out
+from weft.describe.units import format_seconds
+from weft.planning.planned import PlannedJob
+from weft.web.cluster import cluster_svg
+from weft.web.memory import memory_svg
+from weft.web.page import page_html, picture_section, table_section
+from weft.web.stages import HEAD, stage_rows
+from weft.web.svg import timeline_svg
+
+
+def show_page(planned: PlannedJob) -> str:
+    """A self-contained page of a plan that carries its prediction."""
+    plan, cluster = planned.plan, planned.problem.job.cluster
+    prediction = plan.prediction
+    assert prediction is not None, "a job's plan carries its prediction"
+    memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
+    subtitle = (
+        f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
+        f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, "
+        f"{plan.precision}; a step of {format_seconds(prediction.step_s)} "
+        f"({format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}), "
+        f"times from {prediction.source}"
+    )
+    used = f"{plan.ranks} of {cluster.ranks} devices used"
+    sections = [
+        picture_section("cluster", "Cluster", cluster_svg(cluster, plan, title=f"{cluster.name}: {used}")),
+        table_section("stages", "Stages", HEAD, stage_rows(plan, cluster), words=HEAD[:4]),
+        picture_section(
+            "memory", "Memory", memory_svg(prediction.peak_bytes, memory, title="Predicted peak of each rank")
+        ),
+        picture_section(
+            "timeline",
+            "One step",
+            timeline_svg(planned.predicted.simulation.timeline, title="One step, predicted"),
+        ),
+    ]
+    return page_html(f"{plan.model} on {plan.cluster}", subtitle, sections)
