@@ -20,6 +20,7 @@ from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks
 from weft.program.table import format_program
 from weft.training.session import reopen
+from weft.web.breakdown import breakdown_text
 from weft.web.cluster import cluster_table
 from weft.web.memory import memory_bars
 from weft.web.show_page import show_page
@@ -83,10 +84,17 @@ def show(
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     assert plan.prediction is not None, "a job's plan carries its prediction"
     out.print(memory_bars(plan.prediction.peak_bytes, memory))
+    out.print(f"a step of {_predicted_step(planned)}: {breakdown_text(planned.step_breakdown)}")
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
         write_whole(report, show_page(planned))
         out.print(f"wrote {report}", highlight=False)
+
+
+def _predicted_step(planned: PlannedJob) -> str:
+    prediction = planned.predicted.prediction
+    low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
+    return f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
 
 
 def _stages(planned: PlannedJob) -> Table:
@@ -137,6 +145,7 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
+    out.print(breakdown_text(planned.step_breakdown))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 

@@ -20,6 +20,7 @@ from weft.planning.ties import break_ties
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
 from weft.program.verify import require_valid
+from weft.timeline.breakdown import step_breakdown
 
 DEFAULT_PLANNER = "weft"
 REASONS_SHOWN = 3
@@ -54,6 +55,12 @@ class PlannedJob:
             machine=self.problem.machine,
             profile=self.problem.profile,
         )
+
+    @property
+    def step_breakdown(self) -> dict[str, float]:
+        """Predicted seconds of a mean rank by cause; they add up to the step."""
+        simulation = self.predicted.simulation
+        return step_breakdown(simulation.timeline, self.program.columns.peer, simulation.step_s)
 
 
 def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:

@@ -34,6 +34,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "reduces": int((kinds == REDUCE).sum()),
         "instructions": simulation.instructions,
         "breakdown": busy_by_kind(simulation.timeline),
+        "step_breakdown": planned.step_breakdown,
         "simulate_s": simulation.simulate_s,
     }
 

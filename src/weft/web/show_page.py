@@ -5,6 +5,8 @@ from __future__ import annotations
 from weft.describe.plan import shared_out
 from weft.describe.units import format_seconds
 from weft.planning.planned import PlannedJob
+from weft.web.breakdown import HEAD as BREAKDOWN
+from weft.web.breakdown import breakdown_rows
 from weft.web.cluster import cluster_svg
 from weft.web.memory import memory_svg
 from weft.web.page import page_html, picture_section, table_section
@@ -32,6 +34,7 @@ def show_page(planned: PlannedJob) -> str:
         picture_section(
             "memory", "Memory", memory_svg(prediction.peak_bytes, memory, title="Predicted peak of each rank")
         ),
+        table_section("breakdown", "Where a step goes", BREAKDOWN, breakdown_rows(planned.step_breakdown)),
         picture_section(
             "timeline",
             "One step",
