@@ -215,6 +215,39 @@ def test_tied_embeddings_have_one_matrix_and_the_same_product():
     assert one.layers[-1].flops(Shape(1, 8)) == two.layers[-1].flops(Shape(1, 8))
 
 
+@given(
+    st.integers(1, 5),
+    st.sampled_from([32, 64, 512]),
+    st.integers(1, 1000),
+    st.sampled_from([1, 4, 8]),
+    shapes,
+)
+def test_gpt_computes_and_holds_what_narayanan_et_al_say(layers, h, vocabulary, heads, shape):
+    """arXiv 2104.04473: 96 B s l h^2 (1 + s / 6h + V / 16lh) operations where blocks are recomputed, and
+    12 l h^2 (1 + 13 / 12h + (V + s) / 12lh) parameters, with the two of each channel in the last norm."""
+    s, b = shape.sequence, shape.micro_batch_size
+    config = ModelConfig(
+        name="drawn",
+        family="gpt",
+        layers=layers,
+        hidden=h,
+        heads=heads,
+        key_value_heads=heads,
+        feed_forward=4 * h,
+        vocabulary=vocabulary,
+        sequence=s,
+        tied_embeddings=True,
+    )
+    graph, whole = layer_graph(config), Shape(b, s)
+    flops = sum(
+        layer.flops(whole) + (layer.kind == "block") * layer.forward.flops(whole) for layer in graph.layers
+    )
+    matrices = 12 * layers * h**2
+    assert flops == pytest.approx(8 * b * s * matrices * (1 + s / (6 * h) + vocabulary / (16 * layers * h)))
+    parameters = matrices * (1 + 13 / (12 * h) + (vocabulary + s) / (12 * layers * h))
+    assert graph.parameters() == pytest.approx(parameters + 2 * h)
+
+
 def test_an_unknown_family_is_refused_with_the_nearest():
     config = ModelConfig(**{**{k: getattr(SMALL[0], k) for k in SMALL[0].__slots__}, "family": "lama"})
     with pytest.raises(InputError, match="nearest valid: llama"):

@@ -17,6 +17,7 @@ EVERY = [
     Kernels(attention=attention, norm=norm, sequence_parallel=divided, loss_parallel=shared)
     for attention, norm, divided, shared in product(ATTENTIONS, NORMS, (True, False), (True, False))
 ]
+EVERY.append(Kernels(accumulation="fused"))
 GPT, LLAMA = resolve_model("gpt2"), resolve_model("llama-7b")
 
 
@@ -81,3 +82,17 @@ def test_scores_that_are_stored_are_made_again_selectively_and_nothing_else():
     assert block.again.flops(shape) == attention
     scores = GPT.heads * shape.sequence**2
     assert block.kept_bytes(shape) - block.product_bytes(shape) == pytest.approx(8.0 * scores)
+
+
+def test_gradients_that_products_add_up_move_nothing_of_their_own():
+    shape = Shape(1, 2048)
+    own = layer_graph(LLAMA)
+    fused = with_kernels(own, LLAMA, Kernels(accumulation="fused"))
+    for before, after in zip(own.layers, fused.layers, strict=True):
+        moved = before.backward_weight.memory(shape)
+        if before.kind == "embedding":
+            assert after.backward_weight == before.backward_weight
+        else:
+            assert moved == 3 * before.parameters(shape)
+            assert after.backward_weight.memory(shape) == 0
+            assert after.backward_weight.kernels == len(before.backward_weight.matmuls)

@@ -13,6 +13,7 @@ from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
 from weft.predict.predict import predict
+from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.fold import fold_lanes
 from weft.program.schedules import SCHEDULES
 
@@ -110,3 +111,36 @@ def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     prediction = predict(plan, program, job.graph, job.cluster).prediction
     assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
     assert BOUNDS.resident_bytes(layout) <= BOUNDS.holding(layout).total <= max(prediction.peak_bytes)
+
+
+def test_what_tensor_ranks_exchange_is_counted_once_where_a_profile_contains_it():
+    (group,) = PROBLEM.job.cluster.groups
+    timings = tuple(
+        LayerTiming(
+            device=group.device.name,
+            layer=kind,
+            tp=2,
+            micro_batch_size=1,
+            forward_s=1e-6,
+            backward_s=2e-6,
+            update_s=0.0,
+            activation_bytes=1000,
+        )
+        for kind in ("embedding", "block", "head")
+    )
+    profile = LayerProfile(model_fingerprint="", sequence=0, precision="", timings=timings, spread=0.0)
+    problem = replace(PROBLEM, profile=profile)
+    job, bounds = problem.job, Bounds(problem)
+    layout = Layout(
+        pipeline_parallel=1,
+        data_parallel=1,
+        tensor_parallel=2,
+        loops=1,
+        micro_batch_size=1,
+        schedule="1f1b",
+    )
+    plan = build_plan(job, layout, bounds.layer_seconds(layout))
+    program = compile_folded(plan, job.graph, job.cluster)
+    step_s = predict(plan, program, job.graph, job.cluster, profile=profile).prediction.step_s
+    assert step_s == pytest.approx(16 * 6 * 3e-6)
+    assert bounds.step_s(layout) == pytest.approx(step_s)

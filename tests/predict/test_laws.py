@@ -12,6 +12,7 @@ from program.layouts import pipelines, sharded_program
 
 from weft.predict.abstract import simulate_schedule
 from weft.predict.simulator import simulate
+from weft.program.kinds import MESSAGES
 
 LEVELS = st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"])
 seeds = st.integers(0, 2**32 - 1)
@@ -68,3 +69,15 @@ def test_times_scale_with_their_unit(case, level, factor, seed) -> None:
     many = simulate(program, costs_of(program, factor * occupancy, factor * latency))
     assert many.first_step_ticks == factor * one.first_step_ticks
     assert many.step_s == factor * one.step_s
+
+
+@given(pipelines(), LEVELS, seeds)
+def test_two_links_of_half_the_bandwidth_in_series_are_no_faster_than_one(case, level, seed) -> None:
+    """A message keeps each busy for twice as long, and reaches the second when it has left the first."""
+    program = sharded_program(case, level)
+    occupancy, latency = np.random.default_rng(seed).integers(0, 20, (2, len(program)))
+    sent = np.isin(program.columns.kind, [send for send, _ in MESSAGES])
+    one = simulate(program, costs_of(program, occupancy, latency))
+    slower = np.where(sent, 2 * occupancy, occupancy), np.where(sent, latency + 2 * occupancy, latency)
+    two = simulate(program, costs_of(program, *slower))
+    assert two.first_step_ticks >= one.first_step_ticks

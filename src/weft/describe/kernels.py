@@ -3,7 +3,8 @@
 The graphs of `weft.describe.families` say what weft's own runtime does. `with_kernels` says what a program
 with other kernels does: the same mathematics in other time and memory. Sources: Korthikanti et al., arXiv
 2205.05198 (sequence parallelism, selective recomputation, fused scores); Hagemann et al., arXiv 2311.05610
-(why the kernel of a norm decides what fits); Dao, arXiv 2307.08691 (attention that never stores its scores).
+(why the kernel of a norm decides what fits); Dao, arXiv 2307.08691 (attention that never stores its scores);
+NVIDIA's Megatron-LM and Transformer Engine (`gradient_accumulation_fusion`, `fuse_wgrad_accumulation`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from weft.describe.model import ModelConfig
 
 Attention = Literal["math", "fused", "flash1", "flash2"]
 Norm = Literal["unfused", "fused"]
+Accumulation = Literal["separate", "fused"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 NORMS: tuple[Norm, ...] = get_args(Norm)
+ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,15 @@ class Kernels:
         sequence_parallel: tensor ranks divide the tokens of the stream between divided products, and gather
             them again for backward instead of keeping them.
         loss_parallel: the loss is taken of divided logits; else they are gathered.
+        accumulation: a micro-batch's gradients of weights are added up by kernels of their own, or by the
+            products that make them.
     """
 
     attention: Attention = "flash2"
     norm: Norm = "fused"
     sequence_parallel: bool = True
     loss_parallel: bool = True
+    accumulation: Accumulation = "separate"
 
 
 def with_kernels(graph: LayerGraph, config: ModelConfig, kernels: Kernels) -> LayerGraph:
@@ -101,6 +107,8 @@ def _with_kernels(layer: Layer, config: ModelConfig, kernels: Kernels) -> Layer:
         layer = _with_attention(layer, config, kernels.attention)
     if layer.kind == "head" and not kernels.loss_parallel:
         layer = _with_gathered_logits(layer, config)
+    if kernels.accumulation == "fused" and layer.kind in ("block", "head"):
+        layer = _with_fused_accumulation(layer)
     return _with_stream(layer, config, divided=kernels.sequence_parallel)
 
 
@@ -163,6 +171,13 @@ def _with_norm(layer: Layer, config: ModelConfig, norm: Norm) -> Layer:
         backward_input=_more(layer.backward_input, 2.0 * memory, 2 * launched),
         kept_bytes=layer.kept_bytes + per_stream_token(other.kept_bytes - _OWN_ROOT_NORM.kept_bytes),
     )
+
+
+def _with_fused_accumulation(layer: Layer) -> Layer:
+    """Reading and writing the sums hides behind the product while a micro-batch has some 1000 tokens: an A100
+    then computes longer on a weight than it takes to move 8 bytes."""
+    work = layer.backward_weight
+    return replace(layer, backward_weight=Pass(work.matmuls, kernels=len(work.matmuls)))
 
 
 def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:

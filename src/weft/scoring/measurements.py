@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weft.describe.kernels import Attention, Norm
+from weft.describe.kernels import Accumulation, Attention, Norm
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.reading import read_text, violations_of
 from weft.errors import InputError, Violation
@@ -60,6 +60,7 @@ class Measurement(BaseModel):
     attention: Attention = "flash2"
     norm: Norm = "fused"
     loss_parallel: bool = True
+    accumulation: Accumulation = "separate"
     sharding: Sharding = "zero-0"
     precision: Precision = "bf16"
     gpu: str | None = None

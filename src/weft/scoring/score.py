@@ -14,6 +14,7 @@ from typing import Any
 from weft.errors import InputError
 from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine
+from weft.scoring.baseline import plain_step_s
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
 from weft.scoring.subject import Subject, Subjects
@@ -28,7 +29,8 @@ PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits")
 class ScoredRow:
     """What weft says of a row; seconds of a step with the ends of the 90 % interval, bytes of a rank's peak.
 
-    `room_bytes` is the memory of the device that has the least left.
+    `room_bytes` is the memory of the device that has the least left, `plain_s` is what
+    `weft.scoring.baseline` says of the step.
     """
 
     row: Measurement
@@ -37,6 +39,7 @@ class ScoredRow:
     high_s: float
     peak_bytes: int
     room_bytes: int
+    plain_s: float
     source: str
 
     @property
@@ -53,6 +56,12 @@ class ScoredRow:
             high_s=self.high_s,
             fits=self.fits,
         )
+
+    @property
+    def plain_point(self) -> Point:
+        """Everything fits as far as the baseline knows, and of its errors it knows nothing."""
+        plain_s = self.plain_s
+        return replace(self.point, predicted_s=plain_s, low_s=plain_s, high_s=plain_s, fits=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +90,17 @@ class Scores:
     def pooled(self) -> Figures:
         return pooled_figures({name: [one.point for one in rows] for name, rows in self.groups.items()})
 
+    @cached_property
+    def plain(self) -> Figures:
+        """Of the baseline, pooled."""
+        groups = {name: [one.plain_point for one in rows] for name, rows in self.groups.items()}
+        return replace(pooled_figures(groups), coverage=None, half_width=None)
+
     def as_record(self) -> dict[str, Any]:
         """The JSON answer."""
         return {
             "pooled": self.pooled.as_record(),
+            "baseline": self.plain.as_record(),
             "groups": {name: figures.as_record() for name, figures in self.figures.items()},
             "errors": {str(number): problem for number, problem in self.problems.items()},
             "ignored_columns": list(self.file.ignored),
@@ -155,5 +171,6 @@ def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
         high_s=prediction.step_high_s,
         peak_bytes=peak,
         room_bytes=room,
+        plain_s=plain_step_s(plan, graph, cluster),
         source=prediction.source,
     )

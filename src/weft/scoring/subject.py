@@ -93,6 +93,7 @@ class Subjects:
             norm=row.norm,
             sequence_parallel=divided,
             loss_parallel=row.loss_parallel,
+            accumulation=row.accumulation,
         )
         return self._once((config, kernels), lambda: with_kernels(layer_graph(config), config, kernels))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from weft.describe.units import format_bytes, format_seconds
+from weft.scoring.baseline import NAME
 from weft.scoring.metrics import Figures
 from weft.scoring.score import ScoredRow, Scores
 from weft.web.charts import Axis
@@ -31,11 +32,12 @@ _WIDE_ONLY = ("median", "worst", "kendall", "interval")
 
 
 def score_rows(scores: Scores) -> Iterator[tuple[str, ...]]:
-    """The groups and all of them pooled, as texts under `HEAD`."""
+    """The groups, all of them pooled, and the baseline, as texts under `HEAD`."""
     for name, figures in scores.figures.items():
         yield _row(name, figures)
     if len(scores.figures) > 1:
         yield _row("pooled", scores.pooled)
+    yield _row(NAME, scores.plain)
 
 
 def score_table(scores: Scores) -> Table:

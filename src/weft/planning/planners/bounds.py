@@ -277,8 +277,11 @@ class Bounds:
         )
 
     def _tensor_s(self, index: int, shape: Shape) -> float:
-        """Seconds of a layer's all-reduce over neighbouring ranks; 0 where these may sit on several nodes."""
+        """Seconds of a layer's all-reduce over neighbouring ranks; 0 where these may sit on several nodes, or
+        where times contain them."""
         job = self._problem.job
+        if self._compute.contains_exchanges(self._fastest, shape):
+            return 0.0
         elements = job.graph.layers[index].tensor_reduced(shape)
         degree = shape.tensor_parallel
         if degree == 1 or not elements or any(group.devices % degree for group in job.cluster.groups):

@@ -65,7 +65,9 @@ class LayerTimes:
         job = self._problem.job
         device = job.cluster.groups[group].device
         times = self._compute.stage_times(job.graph, (index,), shape, job.precision, device)
-        exchanged_s = self._exchanged_s(job.graph.layers[index], group, shape)
+        exchanged_s = 0.0
+        if not self._compute.contains_exchanges(device, shape):
+            exchanged_s = self._exchanged_s(job.graph.layers[index], group, shape)
         return (
             times.forward_s + exchanged_s,
             times.backward_input_s + times.backward_weight_s + exchanged_s,

@@ -1,0 +1,80 @@
+"""The published rules about layouts come out of a small sweep that knows none of them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "layouts"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules of the example."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("layouts", "rules")})
+
+
+def small_sweep(layouts: ModuleType) -> tuple[object, list]:
+    """LLaMA 13B on 64 A100, some seventy layouts."""
+    case = layouts.Case("llama-13b", 2048, 64)
+    kernels = (layouts.KERNELS[0], *layouts.KERNELS[-2:])
+    return case, layouts.sweep(
+        case, layouts.choices(degrees=(1, 2), stages=(1, 2), sizes=(1, 2), kernels=kernels)
+    )
+
+
+def test_rules_emerge_without_being_applied(example: SimpleNamespace) -> None:
+    rules = example.rules
+    case, found = small_sweep(example.layouts)
+    for rule in (
+        rules.micro_batch_of_one,
+        rules.model_parallel_instead_of_recomputation,
+        rules.larger_micro_batches_last,
+        rules.pipeline_rather_than_tensor,
+        rules.parts_of_layers,
+        rules.kernel_of_norms,
+        rules.kernel_of_attention,
+    ):
+        finding = rule(case, found)
+        assert finding.emerges, finding
+    best = rules.fastest(found).choice
+    assert (best.tensor_parallel, best.pipeline_parallel, best.norm) == (1, 1, "fused")
+    # A share of the peak times a step is the work of the step, which is every layout's.
+    assert {round(one.mfu * one.step_s, 9) for one in found} == {round(found[0].mfu * found[0].step_s, 9)}
+
+
+def test_gradients_added_up_by_kernels_of_their_own_make_larger_micro_batches_faster(
+    example: SimpleNamespace,
+) -> None:
+    layouts, rules = example.layouts, example.rules
+    case = layouts.Case("llama-13b", 2048, 64)
+    chosen = list(layouts.choices(degrees=(1,), stages=(1, 2), sizes=(1, 2), kernels=layouts.KERNELS[-1:]))
+    fused, separate = (layouts.sweep(case, chosen, how) for how in ("fused", "separate"))
+    assert rules.micro_batch_of_one(case, fused).emerges
+    assert not rules.micro_batch_of_one(case, separate).emerges
+    for one, other in zip(fused, separate, strict=True):
+        assert one.step_s < other.step_s
+        assert one.peak_bytes == other.peak_bytes
+
+
+def test_dividing_tokens_gains_where_tensor_ranks_are_needed(example: SimpleNamespace) -> None:
+    layouts, rules = example.layouts, example.rules
+    case = layouts.Case("llama-65b", 2048, 64)
+    chosen = layouts.choices(degrees=(2, 4), stages=(4,), sizes=(1,), kernels=layouts.KERNELS[-1:])
+    finding = rules.divided_tokens(case, layouts.sweep(case, chosen))
+    assert finding.emerges, finding
+
+
+def test_what_does_not_fit_says_nothing(example: SimpleNamespace) -> None:
+    layouts, rules = example.layouts, example.rules
+    case = layouts.Case("llama-65b", 2048, 64)
+    choice = layouts.Choice(tensor_parallel=1, pipeline_parallel=1)
+    found = layouts.sweep(case, [choice, layouts.Choice(tensor_parallel=3, pipeline_parallel=1)])
+    assert [one.choice for one in found] == [choice]
+    assert not found[0].fits
+    for rule in rules.RULES:
+        assert rule(case, found).emerges is None

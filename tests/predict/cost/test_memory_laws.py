@@ -1,0 +1,117 @@
+"""Laws of predicted peaks: what more of something needs, for transformers of both kinds and their kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predict.cost.machines import MODEL
+from predict.cost.steps import machine, step_of
+from predict.plans import plan_of
+
+from weft.describe.families import layer_graph
+from weft.describe.kernels import ATTENTIONS, NORMS, Kernels, with_kernels
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import RECOMPUTES, Recompute, Sharding
+
+LLAMA = replace(MODEL, name="small-llama", family="llama", layers=6, feed_forward=192)
+MODELS = (replace(MODEL, layers=6), LLAMA)
+SEQUENCES = (8, 16, 32, 64)
+# A node, so that eight tensor ranks find a place.
+WIDE = machine(nodes=3, devices=8)
+
+models = st.sampled_from(MODELS)
+kernel_choices = st.builds(
+    Kernels,
+    attention=st.sampled_from(ATTENTIONS),
+    norm=st.sampled_from(NORMS),
+    sequence_parallel=st.booleans(),
+    loss_parallel=st.booleans(),
+)
+
+
+def peaks(
+    graph: LayerGraph, *, recompute: Recompute = "none", sharding: Sharding = "zero-0", **shape: int
+) -> tuple[int, ...]:
+    """Of every rank; `shape` as `plan_of` takes it."""
+    plan = plan_of(graph, WIDE, **shape)  # type: ignore[arg-type]
+    stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
+    plan = plan.model_copy(update={"stages": stages, "sharding": sharding})
+    return step_of(plan, WIDE, graph).prediction.peak_bytes
+
+
+def rises(sizes: list[tuple[int, ...]]) -> bool:
+    return all(low <= high for few, many in pairwise(sizes) for low, high in zip(few, many, strict=True))
+
+
+@settings(max_examples=6)
+@given(
+    models, kernel_choices, st.sampled_from(["mbs", "sequence", "vocabulary"]), st.sampled_from(RECOMPUTES)
+)
+def test_more_of_a_sample_needs_more(model, kernels: Kernels, what: str, recompute: Recompute) -> None:
+    sizes = []
+    for more in (1, 2, 3):
+        config = replace(
+            model,
+            sequence=SEQUENCES[more] if what == "sequence" else model.sequence,
+            vocabulary=128 * more if what == "vocabulary" else model.vocabulary,
+        )
+        graph = with_kernels(layer_graph(config), config, kernels)
+        size = more if what == "mbs" else 1
+        sizes.append(peaks(graph, recompute=recompute, pp=2, tp=2, micro_batch_size=size))
+    assert rises(sizes)
+
+
+@settings(max_examples=6)
+@given(models, kernel_choices, st.sampled_from(RECOMPUTES))
+def test_more_tensor_ranks_need_less_each(model, kernels: Kernels, recompute: Recompute) -> None:
+    graph = with_kernels(layer_graph(model), model, kernels)
+    sizes = [peaks(graph, recompute=recompute, pp=2, tp=tensor)[::tensor] for tensor in (4, 2, 1)]
+    assert rises(sizes)
+
+
+@settings(max_examples=6)
+@given(models, kernel_choices, st.sampled_from(RECOMPUTES))
+def test_more_stages_need_less_but_for_the_last(model, kernels: Kernels, recompute: Recompute) -> None:
+    """The first stage's: it has as many micro-batches under way as there are stages."""
+    graph = with_kernels(layer_graph(model), model, kernels)
+    first = [peaks(graph, recompute=recompute, pp=stages, micro_batches=8)[:1] for stages in (4, 2, 1)]
+    assert rises(first)
+
+
+@settings(max_examples=6)
+@given(models, st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"]))
+def test_more_replicas_need_no_more_each(model, sharding: Sharding) -> None:
+    sizes = [peaks(layer_graph(model), sharding=sharding, pp=2, dp=dp)[:2] for dp in (4, 3, 2)]
+    assert rises(sizes)
+
+
+@settings(max_examples=6)
+@given(models, kernel_choices, st.integers(1, 2), st.sampled_from(["1f1b", "gpipe"]))
+def test_recomputing_more_needs_no_more(model, kernels: Kernels, stages: int, schedule: str) -> None:
+    """Of scores that are stored, and of weft's own kernels; others' flash attention has nothing to drop."""
+    graph = layer_graph(model)
+    if not kernels.attention.startswith("flash"):
+        graph = with_kernels(graph, model, kernels)
+    sizes = [
+        peaks(graph, recompute=recompute, pp=stages, tp=2, schedule=schedule)
+        for recompute in ("full", "selective", "none")
+    ]
+    assert rises(sizes)
+
+
+@settings(max_examples=6)
+@given(models, kernel_choices, st.sampled_from(RECOMPUTES), st.sampled_from([2, 4]))
+def test_divided_tokens_need_no_more(model, kernels: Kernels, recompute: Recompute, tensor: int) -> None:
+    sizes = [
+        peaks(
+            with_kernels(layer_graph(model), model, replace(kernels, sequence_parallel=divided)),
+            recompute=recompute,
+            pp=2,
+            tp=tensor,
+        )
+        for divided in (True, False)
+    ]
+    assert rises(sizes)
