@@ -19,7 +19,6 @@ from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem
 from weft.web.advice import advised_row
-from weft.web.candidates import least_memory_bytes
 from weft.web.comparison import answer_record, answers_table
 from weft.web.memory import memory_bars
 from weft.web.pictures import plans_table
@@ -30,8 +29,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     out = console()
     job = planned.problem.job
     _print_problem(planned.problem)
-    least_bytes = least_memory_bytes(ranking)
-    out.print(plans_table([advised_row(one, least_bytes) for one in shown]))
+    out.print(plans_table([advised_row(one, job.cluster) for one in shown]))
     prediction = planned.plan.prediction
     assert prediction is not None, "a fitting candidate was simulated"
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.planning.advice import Advised
 from weft.planning.planners import Candidate, Verdict
@@ -30,9 +31,9 @@ def advised_record(advised: Advised) -> dict[str, Any]:
     }
 
 
-def advised_row(advised: Advised, memory_bytes: int) -> dict[str, Any]:
+def advised_row(advised: Advised, cluster: Cluster) -> dict[str, Any]:
     """A row for `weft.web.pictures.plans_table` whose reason says the advice, too."""
-    row = candidate_row(advised.candidate, memory_bytes)
+    row = candidate_row(advised.candidate, cluster)
     more = [text for text in (advised.standing.text, change_text(advised.smallest_change)) if text]
     return {**row, "reason": "; ".join([row["reason"], *more])}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.describe.cluster import Cluster
 from weft.describe.units import format_seconds
-from weft.planning.planners import Candidate, Ranking
+from weft.planning.planners import Candidate
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -39,24 +40,29 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def candidate_row(candidate: Candidate, memory_bytes: int) -> dict[str, Any]:
-    """A row for `weft.web.pictures.plans_table`; `memory_bytes` are those of the smallest device."""
+def candidate_row(candidate: Candidate, cluster: Cluster) -> dict[str, Any]:
+    """A row for `weft.web.pictures.plans_table`; memory is that of the fullest device the candidate uses."""
     record = candidate_record(candidate)
+    peak_bytes, memory_bytes = _fullest(candidate, cluster)
     return {
         "name": record["layout"],
         "step_s": record["step_s"],
         "low": record["step_low_s"],
         "high": record["step_high_s"],
-        "peak_bytes": record["peak_bytes"],
+        "peak_bytes": peak_bytes or None,
         "memory_bytes": memory_bytes,
         "fits": record["verdict"] == "fits",
         "reason": _reason(candidate),
     }
 
 
-def least_memory_bytes(ranking: Ranking) -> int:
-    """Memory of the smallest device that the candidates run on."""
-    return min(group.device.memory_bytes for group in ranking.problem.job.cluster.groups)
+def _fullest(candidate: Candidate, cluster: Cluster) -> tuple[int, int]:
+    """Peak and memory of the device that is filled most; without a plan the smallest one is taken for it."""
+    prediction = candidate.plan.prediction if candidate.plan is not None else None
+    if prediction is None:
+        return candidate.peak_bytes, min(group.device.memory_bytes for group in cluster.groups)
+    pairs = ((peak, cluster.device_of(rank).memory_bytes) for rank, peak in enumerate(prediction.peak_bytes))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def _reason(candidate: Candidate) -> str:
