@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def plan(
     global_batch: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
-    **pins: int | str,
+    **pins: int | str | Sequence[str],
 ) -> Planned:
     """Find the best plan for a run file, or for a model on a cluster.
 
@@ -94,7 +94,7 @@ def plan(
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
         global_batch: samples per optimizer step. sequence: tokens per sample.
         pins: keys of the run file's [plan] table: schedule, loops, pp, dp, tp, cp, micro_batch_size,
-            sharding, island, recompute, planner.
+            sharding, island, recompute (a list: of each stage), planner.
 
     Raises:
         weft.errors.InputError: when the input is refused or nothing fits.

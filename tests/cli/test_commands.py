@@ -77,6 +77,13 @@ def test_plan_takes_tensor_ranks_sharding_and_recomputation(capsys, run_toml):
     assert record["candidates"][0]["verdict"] == "fits"
 
 
+def test_plan_takes_the_recomputation_of_each_stage(capsys, run_toml):
+    record = json.loads(answer(capsys, "plan", run_toml, "--pp", "2", "--recompute", "full,none", "--json"))
+    assert {(item["pp"], item["loops"]) for item in record["candidates"]} == {(2, 1)}
+    assert {tuple(item["recompute_per_stage"]) for item in record["candidates"]} == {("full", "none")}
+    assert "recompute full in stage 0" in record["candidates"][0]["layout"]
+
+
 def test_plan_takes_context_ranks(capsys, run_toml):
     for tp in (1, 2):
         record = json.loads(answer(capsys, "plan", run_toml, "--cp", "2", "--tp", tp, "--json"))
@@ -262,6 +269,11 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--micro-batch-size", "0"), "micro_batch_size"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--sharding", "zero-4"), "zero-3"),
         (("plan", "llama-13b", "--on", "64xa100-80gb", "--recompute", "half"), "full"),
+        (("plan", "llama-13b", "--on", "8xa100-80gb", "--recompute", "full,half"), "for stage 1"),
+        (
+            ("plan", "gpt2", "--on", "4xa100-80gb", "--recompute", "full,none,none"),
+            "no layout of 4 devices in nodes of 4 has recompute full none none",
+        ),
         (("plan", "gpt2", "--on", "16xa100-80gb", "--dp", "16", "--island", "3"), "nearest island: 2"),
         (
             ("plan", "llama-13b", "--on", "64xa100-80gb", "--tp", "7", "--pp", "1", "--dp", "1"),

@@ -34,6 +34,19 @@ def test_what_a_stack_lacks_is_predicted_as_its_nearest(stack: str) -> None:
     assert predicted(written).step_s > 0
 
 
+@pytest.mark.parametrize("stack", STACKS)
+def test_stages_that_recompute_unlike_each_other_are_written_as_the_one_that_recomputes_most(
+    stack: str,
+) -> None:
+    plan = job(recompute="full", recompute_per_stage=("full", "selective", "none", "none"))
+    emitted = emit(plan, stack)
+    assert "stages recompute full, none, selective; " in str(emitted.losses[0])
+    assert emitted.losses[0].nearest == "full in all"
+    written = as_written(plan, stack, emitted)
+    assert written is not None
+    assert len({stage.recompute for stage in written.stages}) == 1
+
+
 def test_where_nothing_is_lost_the_plan_is_what_is_written() -> None:
     plan = job()
     assert as_written(plan, "megatron", emit(plan, "megatron")) is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
+from weft.describe.plan import RECOMPUTES
 from weft.describe.plan_file import check_plan, parse_plan
 from weft.errors import InputError
 from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, refuse
@@ -76,8 +77,9 @@ def uneven_layouts(draw):
     borders = [0, *sorted(cuts), len(JOB.graph.layers)]
     order = draw(st.permutations(range(min(wanted.ranks, CLUSTER.ranks))))
     firsts = range(0, len(order), wanted.width)
+    words = st.lists(st.sampled_from(RECOMPUTES), min_size=wanted.stages, max_size=wanted.stages)
     return replace(
-        wanted,
+        wanted.recomputing(draw(words)),
         layers_per_stage=tuple(last - first for first, last in pairwise(borders)),
         micro_batches_per_replica=tuple(shares),
         rank_order=tuple(rank for first in firsts for rank in sorted(order[first : first + wanted.width])),
@@ -91,6 +93,7 @@ def test_an_uneven_layout_is_a_legal_plan_and_reads_back(wanted):
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     assert check_plan(plan, JOB.graph, CLUSTER) == []
     assert tuple(len(stage.layers) for stage in plan.stages) == wanted.layers_per_stage
+    assert tuple(stage.recompute for stage in plan.stages) == wanted.recomputes
     found = layout_of(plan)
     if len(set(wanted.micro_batches_per_replica)) == 1:
         wanted = replace(wanted, micro_batches_per_replica=None)
@@ -138,6 +141,10 @@ def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
         ({"data_parallel": 1, "sharding": "zero-1"}, "nearest sharding: zero-0"),
         ({"sharding": "zero-2", "blocking": ("reductions",)}, "nearest sharding: zero-1"),
         ({"layers_per_stage": (2, 2, 2)}, "layers for 3 stages are given, pp x loops = 2 stages"),
+        (
+            {"recompute": "full", "recompute_per_stage": ("full", "none", "none")},
+            "recompute of 3 stages is given, pp x loops = 2 stages",
+        ),
         ({"layers_per_stage": (6, 0)}, "stage 1 is given no layer; at least 1 is needed"),
         ({"layers_per_stage": (3, 4)}, "the stages are given 7 layers, the model has 6"),
         ({"rank_order": (0, 1)}, "the rank order has 2 devices, the layout has 4 ranks"),
@@ -185,6 +192,33 @@ def test_the_text_is_brief_about_what_is_uneven():
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("full", "full", "none", "none"), "recompute full in stages 0-1"),
+        (("none", "none", "none", "selective"), "recompute selective in stage 3"),
+        (
+            ("full", "selective", "full", "selective"),
+            "recompute full in stages 0 2, selective in stages 1 3",
+        ),
+    ],
+)
+def test_the_text_names_the_stages_that_recompute(words, expected):
+    wanted = layout(pipeline_parallel=4).recomputing(words)
+    assert str(wanted) == f"pp 4 x dp 2, 1f1b, micro-batch size 2, {expected}"
+    assert wanted.recompute == max(words, key=RECOMPUTES.index)
+    assert str(wanted.recomputing(["full"] * 4)).endswith("recompute full")
+    assert wanted.recomputing("none") == layout(pipeline_parallel=4)
+
+
+def test_stages_recompute_selectively_only_where_the_model_knows_its_products():
+    layers = tuple(replace(one, products=None) for one in JOB.graph.layers)
+    job = replace(JOB, graph=replace(JOB.graph, layers=layers))
+    mixed = layout().recomputing(("full", "selective"))
+    assert "nearest recompute: full" in (refuse(job, mixed) or "")
+    assert refuse(job, layout().recomputing(("full", "none"))) is None
+
+
+@pytest.mark.parametrize(
     ("ranks", "layers", "expected"),
     [
         ((4, 5), (3, 4, 5), "stages of device 0 of its pipelines lie on ranks 0 and 4"),
@@ -204,15 +238,9 @@ def test_plans_of_no_layout_say_why(ranks, layers, expected):
         layout_of(plan.model_copy(update={"stages": (*plan.stages[:2], third, last)}))
 
 
-def test_stages_that_differ_in_recompute_have_no_layout():
-    plan = build_plan(JOB, layout(), flops_per_layer(JOB))
-    first = plan.stages[0].model_copy(update={"recompute": "full"})
-    with pytest.raises(InputError, match="differ in recompute"):
-        layout_of(plan.model_copy(update={"stages": (first, *plan.stages[1:])}))
-
-
 def test_a_written_plan_keeps_every_choice():
-    wanted = layout(tensor_parallel=2, sharding="zero-2", island=2, recompute="full", blocking=("messages",))
+    wanted = layout(tensor_parallel=2, sharding="zero-2", island=2, blocking=("messages",))
+    wanted = wanted.recomputing(("full", "selective"))
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     read = parse_plan(plan.model_dump(mode="json"))
     assert read.plan_id == plan.plan_id

@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from weft.describe.plan import Plan
+from weft.describe.plan import RECOMPUTES, Plan
 from weft.moves.layout import Layout, build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
@@ -50,6 +50,14 @@ alone = st.builds(
 )
 
 
+@st.composite
+def mixed(draw: st.DrawFn) -> Layout:
+    """Layouts whose stages recompute unlike each other."""
+    layout = draw(layouts)
+    words = st.sampled_from(RECOMPUTES)
+    return layout.recomputing(draw(st.lists(words, min_size=layout.stages, max_size=layout.stages)))
+
+
 def simulated(layout: Layout) -> Plan:
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
@@ -58,8 +66,8 @@ def simulated(layout: Layout) -> Plan:
     return plan.model_copy(update={"prediction": prediction})
 
 
-@settings(max_examples=60, deadline=None)
-@given(layouts)
+@settings(max_examples=80, deadline=None)
+@given(layouts | mixed())
 def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assume(refuse(PROBLEM.job, layout) is None)
     prediction = simulated(layout).prediction
@@ -88,8 +96,21 @@ def test_recomputing_and_tensor_ranks_raise_the_time_bound_by_what_they_add():
     assert BOUNDS.step_s(halved) > BOUNDS.step_s(plain) / 2
 
 
-@settings(max_examples=25, deadline=None)
-@given(layouts, st.data())
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(mixed())
+def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layout):
+    layout = replace(layout, blocking=(), island=None)
+    assume(refuse(PROBLEM.job, layout) is None)
+    none, full = (layout.recomputing(word) for word in ("none", "full"))
+    assert BOUNDS.step_s(none) <= BOUNDS.step_s(layout) <= BOUNDS.step_s(full) * (1 + 1e-12)
+    least, most = (BOUNDS.holding(layout.recomputing(word)).total for word in ("full", "none"))
+    largest = max(kept.total for kept in BOUNDS.holdings(layout))
+    assert largest == BOUNDS.holding(layout).total
+    assert min(least, most) <= largest
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(layouts | mixed(), st.data())
 def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     layout = replace(layout, blocking=(), sharding="zero-0", island=None)
     count, stages = len(PROBLEM.job.graph.layers), layout.stages

@@ -146,6 +146,10 @@ def test_pins_are_kept(name: str, pins: dict[str, object]) -> None:
             "plan.schedule: {} plans 1f1b and gpipe, not 'zb-h1' (nearest valid: 1f1b)",
         ),
         ({"loops": 2}, "plan.loops: {} gives each device one stage, not 2 (nearest valid: 1)"),
+        (
+            {"recompute": ("full", "none")},
+            "plan.recompute: {} recomputes alike in all stages, not full, none (nearest valid: full)",
+        ),
         ({"context_parallel": 2}, "plan.cp: {} does not divide tokens over 2 ranks (nearest valid: 1)"),
     ],
 )

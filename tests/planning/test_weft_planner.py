@@ -17,7 +17,7 @@ from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
-from weft.planning.planners.weft.stages import deal, dealt
+from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import Pins, problem_of
 from weft.program.verify import verify
 
@@ -117,7 +117,12 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     times_s = [np.full(layers, data.draw(numbers)) for _ in range(2)]
     pace = np.array(data.draw(st.lists(st.integers(0, 1), min_size=stages, max_size=stages)))[:, None]
     room = np.array(data.draw(st.lists(st.floats(1.0, 10.0), min_size=stages, max_size=stages)))
-    memory = LayerBytes(states=np.ones(layers), left=np.full(layers, 0.25), gradients=np.zeros(layers))
+    memory = LayerBytes(
+        states=np.ones(layers),
+        left=np.full(layers, 0.25),
+        gradients=np.zeros(layers),
+        made=np.zeros(layers),
+    )
     batch = data.draw(st.integers(1, 6))
 
     def longest(counts):
@@ -130,22 +135,24 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
 
     cuts = combinations(range(1, layers), stages - 1)
     legal = [counts for cut in cuts if fits(counts := tuple(np.diff([0, *cut, layers]).tolist()))]
-    found = deal(times_s, pace, room, memory, batch, uneven=False)
+    kept = np.minimum(stages - np.arange(stages), batch)
+    ways = [Way(times_s, memory)]
+    found = deal(ways, pace, room, kept, batch, uneven=False)
     if not legal:
         assert found is None
         return
     assert found is not None
     assert found.layers_per_stage in legal
     assert longest(found.layers_per_stage) == pytest.approx(min(map(longest, legal)), rel=1e-6)
-    assert dealt(times_s, pace, found.layers_per_stage, batch, uneven=False) == found
+    assert dealt(ways, pace, found.layers_per_stage, found.ways, batch, uneven=False) == found
 
 
 def test_shares_follow_the_speed_of_replicas():
-    times_s = [np.full(4, 1.0), np.full(4, 3.0)]
-    memory = LayerBytes(np.zeros(4), np.zeros(4), np.zeros(4))
-    found = deal(times_s, np.array([[0, 1]]), np.array([1.0]), memory, 16, uneven=True)
+    ways = [Way([np.full(4, 1.0), np.full(4, 3.0)], LayerBytes(*[np.zeros(4)] * 4))]
+    pace, room, kept = np.array([[0, 1]]), np.array([1.0]), np.array([1])
+    found = deal(ways, pace, room, kept, 16, uneven=True)
     assert found.micro_batches == (12, 4)
-    equal = deal(times_s, np.array([[0, 1]]), np.array([1.0]), memory, 16, uneven=False)
+    equal = deal(ways, pace, room, kept, 16, uneven=False)
     assert equal.micro_batches == (8, 8)
     assert found.pipeline_s < equal.pipeline_s
 

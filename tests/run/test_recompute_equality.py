@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,8 +21,13 @@ from small_jobs import (
 )
 from torch import nn
 
+from weft.describe.cluster_file import parse_cluster
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan, Recompute
+from weft.moves.layout import Layout
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.weft import WeftPlanner
+from weft.planning.problem import Pins, problem_of_model
 from weft.run.precision import PRECISIONS
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
@@ -166,4 +172,37 @@ def test_recomputing_plans_train_like_one_process(
 ) -> None:
     config = tiny("llama")
     plan = recomputing(make_plan(config, pp=pp, dp=dp, schedule=schedule))
+    require_equal(worker_pool, config, plan, bitwise=False)
+
+
+def planned_unlike(config: ModelConfig, *, pp: int, dp: int) -> Plan:
+    """What the planner finds on devices with three quarters of the memory to recompute nothing."""
+    pins = Pins(
+        pipeline_parallel=pp,
+        data_parallel=dp,
+        tensor_parallel=1,
+        micro_batch_size=2,
+        schedule="1f1b",
+        sharding="zero-0",
+    )
+    cluster = parse_cluster(f"{pp * dp}xv100-16gb")
+    problem = problem_of_model(config, cluster, global_batch=8 * dp, precision="fp64", pins=pins)
+    layout = Layout(pipeline_parallel=pp, data_parallel=dp, loops=1, micro_batch_size=2, schedule="1f1b")
+    [group] = cluster.groups
+    taken = group.device.memory_bytes - group.device.usable_bytes
+    memory = round(0.75 * Bounds(problem).holding(layout).total) + taken
+    tight = replace(cluster, groups=(replace(group, device=replace(group.device, memory_bytes=memory)),))
+    problem = replace(problem, job=replace(problem.job, cluster=tight))
+    plan = WeftPlanner().search(problem).fitting[0].plan
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(("pp", "dp"), [(4, 1), (2, 2)])
+def test_plans_whose_stages_the_planner_lets_differ_train_like_one_process(
+    worker_pool: WorkerPool, pp: int, dp: int
+) -> None:
+    config = tiny("llama", layers=8)
+    plan = planned_unlike(config, pp=pp, dp=dp)
+    assert [stage.recompute for stage in plan.stages] == ["full", "selective", "none", "none"][:pp]
     require_equal(worker_pool, config, plan, bitwise=False)

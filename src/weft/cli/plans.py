@@ -100,7 +100,7 @@ def plan(
         Pin how many replicas share it out among themselves, such as those of a node.
     recompute
         Pin whether backward passes run layers forward again, to keep less: none, selective (without
-        products), or full.
+        products), or full; or say it of each stage, such as full,none.
     planner
         Which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
         exhaustive.
@@ -154,7 +154,7 @@ def plan(
         "micro_batch_size": micro_batch_size,
         "sharding": sharding,
         "island": island,
-        "recompute": recompute,
+        "recompute": tuple(recompute.split(",")) if recompute and "," in recompute else recompute,
         "planner": planner,
     }
     run = _run_of(source, on, global_batch, sequence, precision, words)

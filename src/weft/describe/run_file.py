@@ -23,10 +23,10 @@ from pydantic import (
 )
 
 from weft.describe.loggers import require_logger
-from weft.describe.plan import Recompute, Sharding
+from weft.describe.plan import RECOMPUTES, Recompute, Sharding
 from weft.describe.reading import parse_toml, read_toml, violations_of
 from weft.describe.tasks import KNOWN_TASKS
-from weft.describe.toml_text import table_text
+from weft.describe.toml_text import table_text, value_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -48,6 +48,20 @@ def _require_task(kind: str) -> str:
         problem = f"{shown(kind)} is neither {', '.join(KNOWN_TASKS)} nor of the form package.module:Task"
         raise InputError(Violation("", problem, nearest(kind, KNOWN_TASKS) or "causal-lm"))
     return kind
+
+
+def _require_recompute(given: object) -> object:
+    """One word for all stages, or a list with one for each."""
+    words = given if isinstance(given, list | tuple) else [given]
+    allowed = f"must be {', '.join(map(repr, RECOMPUTES[:-1]))} or {RECOMPUTES[-1]!r}"
+    for stage, word in enumerate(words):
+        if word not in RECOMPUTES:
+            of = f" for stage {stage}" if words is given else ""
+            near = nearest(word, RECOMPUTES) if isinstance(word, str) else ""
+            raise InputError(Violation("", f"{shown(word)}{of}: {allowed}", near))
+    if not words:
+        raise InputError(Violation("", "an empty list; one word for all stages, or one for each", "none"))
+    return tuple(words) if words is given else given
 
 
 class _Table(BaseModel):
@@ -218,11 +232,28 @@ class PlanTable(_Table):
         default=None, description="what replicas share out: nothing, optimizer states, gradients, weights"
     )
     island: Count | None = Field(default=None, description="replicas that share it out among themselves")
-    recompute: Recompute | None = Field(
-        default=None,
-        description="full: backward passes run layers forward again; selective: all but their products",
+    recompute: Annotated[Recompute | tuple[Recompute, ...] | None, BeforeValidator(_require_recompute)] = (
+        Field(
+            default=None,
+            description="full: backward passes run layers forward again; selective: all but their products; "
+            "a list says it of each stage",
+        )
     )
     planner: Word | None = None
+
+    @model_validator(mode="after")
+    def _a_word_for_each_stage(self) -> PlanTable:
+        words, devices = self.recompute, self.pp
+        if devices is None or words is None or isinstance(words, str):
+            return self
+        loops = self.loops or max(1, len(words) // devices)
+        stages = devices * loops
+        if len(words) != stages:
+            given = f"pp {devices}" if self.loops is None else f"pp {devices} x loops {loops}"
+            near = value_text((*words, *[words[-1]] * stages)[:stages])
+            problem = f"{len(words)} words for the {stages} stages of {given}"
+            raise InputError(Violation("recompute", problem, near))
+        return self
 
 
 class SyncTable(_Table):
@@ -428,7 +459,8 @@ contract = "exact"              # what may change: exact < function-preserving <
 # sharding = "zero-0"           # or "zero-1", "zero-2", "zero-3": what replicas share out
 # island = 8                    # so many replicas share it out among themselves, such as those of a node
 # recompute = "none"            # or "full": backward passes run layers forward again to keep less;
-#                               # "selective": without matrix products and attention
+#                               # "selective": without matrix products and attention;
+#                               # or one word per stage, such as ["full", "none"]
 # planner = "weft"
 
 [sync]

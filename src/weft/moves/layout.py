@@ -16,6 +16,7 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import (
+    RECOMPUTES,
     Blocking,
     Choice,
     Plan,
@@ -53,11 +54,12 @@ class Job:
 class Layout:
     """Degrees and choices of one layout; `options` are the schedule's.
 
-    `recompute` is that of all stages; see `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`.
-    `layers_per_stage` cuts the chain of layers; None balances the stages. `rank_order` says which device of
-    the cluster takes each rank of the mesh (axes pp, dp, cp, tp, outermost first), rising in each replica of
-    a stage; None: the device of the same number. `micro_batches_per_replica` are those of each of the
-    `data_parallel` pipelines; None shares the batch out equally.
+    `recompute` is that of all stages, or the heaviest of `recompute_per_stage`, which says it of each (see
+    `recomputing`). See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `layers_per_stage`
+    cuts the chain of layers; None balances the stages. `rank_order` says which device of the cluster takes
+    each rank of the mesh (axes pp, dp, cp, tp, outermost first), rising in each replica of a stage; None: the
+    device of the same number. `micro_batches_per_replica` are those of each of the `data_parallel` pipelines;
+    None shares the batch out equally.
     """
 
     pipeline_parallel: int
@@ -72,6 +74,7 @@ class Layout:
     sharding: Sharding = "zero-0"
     island: int | None = None
     recompute: Recompute = "none"
+    recompute_per_stage: tuple[Recompute, ...] | None = None
     blocking: tuple[Blocking, ...] = ()
     layers_per_stage: tuple[int, ...] | None = None
     rank_order: tuple[int, ...] | None = None
@@ -79,8 +82,15 @@ class Layout:
 
     @property
     def regular(self) -> Layout:
-        """The same degrees and choices with balanced stages, ranks in order and equal shares."""
-        return replace(self, layers_per_stage=None, rank_order=None, micro_batches_per_replica=None)
+        """The same degrees and choices with balanced stages, alike in recompute, ranks in order and equal
+        shares."""
+        return replace(
+            self,
+            recompute_per_stage=None,
+            layers_per_stage=None,
+            rank_order=None,
+            micro_batches_per_replica=None,
+        )
 
     @property
     def width(self) -> int:
@@ -95,6 +105,24 @@ class Layout:
     def stages(self) -> int:
         return self.pipeline_parallel * self.loops
 
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """What each stage recomputes."""
+        return self.recompute_per_stage or (self.recompute,) * self.stages
+
+    @property
+    def recompute_text(self) -> str:
+        """What stages recompute, in words."""
+        each = self.recompute_per_stage
+        return self.recompute if each is None else uneven.recomputes_text(each)
+
+    def recomputing(self, recompute: Recompute | Sequence[Recompute]) -> Layout:
+        """The same layout with one word for all stages, or one for each."""
+        words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
+        alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
+        heaviest = max(words, key=RECOMPUTES.index)
+        return replace(self, recompute=heaviest, recompute_per_stage=None if alike else words)
+
     def __str__(self) -> str:
         text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}"
         if self.context_parallel > 1:
@@ -107,8 +135,8 @@ class Layout:
         text += f", micro-batch size {self.micro_batch_size}"
         if self.sharding != "zero-0" or self.island is not None:
             text += f", {shared_out(self.sharding, self.island)}"
-        if self.recompute != "none":
-            text += f", recompute {self.recompute}"
+        if self.recompute_per_stage is not None or self.recompute != "none":
+            text += f", recompute {self.recompute_text}"
         if self.blocking:
             text += f", blocking {' and '.join(self.blocking)}"
         if self.layers_per_stage is not None:
@@ -203,7 +231,7 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return (
             f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
         )
-    if layout.recompute == "selective" and not job.graph.knows_products:
+    if "selective" in layout.recomputes and not job.graph.knows_products:
         return "the model does not say what its products leave; nearest recompute: full"
     return (
         job.graph.refuse_tensor(layout.tensor_parallel)
@@ -221,6 +249,8 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
         reason = uneven.refuse_shares(given, batch, layout.data_parallel, size)
     if reason is None and layout.layers_per_stage is not None:
         reason = uneven.refuse_layers(layout.layers_per_stage, layout.stages, len(job.graph.layers))
+    if reason is None and layout.recompute_per_stage is not None:
+        reason = uneven.refuse_recomputes(layout.recompute_per_stage, layout.stages)
     if reason is None and layout.rank_order is not None:
         reason = uneven.refuse_order(layout.rank_order, layout.ranks, layout.width)
     return reason
@@ -261,9 +291,9 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
                 for copy, share in enumerate(shares)
                 for device in devices
             ),
-            recompute=layout.recompute,
+            recompute=recompute,
         )
-        for layers, devices in zip(parts, placement.T.tolist(), strict=True)
+        for layers, recompute, devices in zip(parts, layout.recomputes, placement.T.tolist(), strict=True)
     )
     return Plan(
         model=job.graph.name,

@@ -23,14 +23,11 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     """
     shares = {tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages}
     widths = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
-    recomputes = {stage.recompute for stage in plan.stages}
     if max(len(shares), len(widths)) != 1:
         raise InputError(Violation("plan", "its stages differ in number, share or width of their replicas"))
     layers = [layer for stage in plan.stages for layer in stage.layers]
     if layers != list(range(len(layers))):
         raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
-    if len(recomputes) != 1:
-        raise InputError(Violation("plan", "its stages differ in recompute; not homogeneous"))
     pipeline_parallel = plan.mesh.get("pp", 1)
     (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
     each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
@@ -46,11 +43,10 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
         context_parallel=plan.context_parallel,
         sharding=plan.sharding,
         island=plan.island,
-        recompute=recomputes.pop(),
         blocking=plan.blocking,
         layers_per_stage=tuple(len(stage.layers) for stage in plan.stages),
         micro_batches_per_replica=None if len(set(each)) == 1 else each,
-    )
+    ).recomputing([stage.recompute for stage in plan.stages])
     if layer_seconds is not None:
         balanced = parts_of(replace(layout, layers_per_stage=None), layer_seconds)
         if [list(stage.layers) for stage in plan.stages] == balanced:

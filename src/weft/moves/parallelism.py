@@ -69,7 +69,7 @@ def _less_context(layout: Layout) -> Layout | None:
 
 
 def _more_loops(layout: Layout) -> Layout | None:
-    return replace(layout, loops=2 * layout.loops, layers_per_stage=None)
+    return replace(layout, loops=2 * layout.loops, layers_per_stage=None, recompute_per_stage=None)
 
 
 def _larger_micro_batch(layout: Layout) -> Layout | None:

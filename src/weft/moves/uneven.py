@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from weft.describe.plan import RECOMPUTES, Recompute
+
 # Of an order of devices, in words.
 _RUNS_SHOWN = 6
 
@@ -20,6 +22,13 @@ def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> 
     if sum(layers_per_stage) != layers:
         return f"the stages are given {sum(layers_per_stage)} layers, the model has {layers}"
     return None
+
+
+def refuse_recomputes(recomputes: Sequence[Recompute], stages: int) -> str | None:
+    """Why so many stages cannot recompute like this, one word for each, or None."""
+    if len(recomputes) == stages:
+        return None
+    return f"recompute of {len(recomputes)} stages is given, pp x loops = {stages} stages"
 
 
 def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | None:
@@ -75,9 +84,23 @@ def counts_text(counts: Sequence[int]) -> str:
 
 def order_text(rank_order: Sequence[int]) -> str:
     """Devices in their order, such as ``4-7 0-3``; long orders are cut."""
-    runs = [str(first) if first == last else f"{first}-{last}" for first, last in _rising(rank_order)]
+    runs = _runs(rank_order)
     more = f" and {len(runs) - _RUNS_SHOWN} runs more" if len(runs) > _RUNS_SHOWN else ""
     return " ".join(runs[:_RUNS_SHOWN]) + more
+
+
+def recomputes_text(recomputes: Sequence[Recompute]) -> str:
+    """What stages recompute that recompute anything, such as ``full in stages 0-2, selective in stage 3``."""
+    parts = []
+    for word in RECOMPUTES[:0:-1]:
+        stages = [stage for stage, one in enumerate(recomputes) if one == word]
+        if stages:
+            parts.append(f"{word} in stage{'s' if len(stages) > 1 else ''} {' '.join(_runs(stages))}")
+    return ", ".join(parts) or RECOMPUTES[0]
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
+    return [str(first) if first == last else f"{first}-{last}" for first, last in _rising(numbers)]
 
 
 def _repeated(count: int, times: int) -> str:

@@ -138,7 +138,7 @@ def _nothing_fits(ranking: Ranking) -> list[Violation]:
         problem = ranking.problem
         left_open = asdict(Pins())
         pinned = {name: value for name, value in asdict(problem.pins).items() if value != left_open[name]}
-        words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pinned.items())
+        words = ", ".join(f"{name.replace('_', ' ')} {_pinned(value)}" for name, value in pinned.items())
         cluster = problem.job.cluster
         devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
         return [Violation("plan", f"no layout of {devices} has {words}; degrees must divide the devices")]
@@ -147,6 +147,10 @@ def _nothing_fits(ranking: Ranking) -> list[Violation]:
         Violation(_shown(candidate), candidate.reason + _remedy(candidate, changes))
         for candidate in ranking.candidates[:REASONS_SHOWN]
     ]
+
+
+def _pinned(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:

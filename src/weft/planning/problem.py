@@ -37,7 +37,7 @@ class Pins:
     context_parallel: int = 1
     sharding: Sharding | None = None
     island: int | None = None
-    recompute: Recompute | None = None
+    recompute: Recompute | tuple[Recompute, ...] | None = None
     sync: str = "dense"
 
 

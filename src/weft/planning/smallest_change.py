@@ -1,8 +1,8 @@
 """The one notch that makes a layout fit: what a rejected layout lacks, and what that costs.
 
 A notch halves the micro-batch, doubles tensor or pipeline ranks at the cost of replicas, or takes
-recomputation or sharding one step up. Of those that fit the one with the shortest predicted step is the
-smallest change.
+recomputation, of all stages or of the first ones, or sharding one step up. Of those that fit the one with the
+shortest predicted step is the smallest change.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import SHARDINGS
+
+# So many counts of first stages are tried at most.
+_MOST_FIRST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +84,33 @@ def notches(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
         halved = replace(layout, micro_batch_size=size // 2, micro_batches_per_replica=doubled)
         yield f"micro-batch size {size} -> {size // 2}", halved
     yield from _degrees(job, layout)
-    if layout.recompute != RECOMPUTES[-1]:
-        known = [one for one in RECOMPUTES if one != "selective" or job.graph.knows_products]
-        more = known[known.index(layout.recompute) + 1]
-        yield f"recompute {layout.recompute} -> {more}", replace(layout, recompute=more)
+    yield from _recomputations(job, layout)
     if layout.sharding != SHARDINGS[-1]:
         further = SHARDINGS[SHARDINGS.index(layout.sharding) + 1]
         yield f"{layout.sharding} -> {further}", replace(layout, sharding=further)
 
 
+def _recomputations(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """One word further: in the first stages alone, which keep most micro-batches under most orders, and in
+    all. Where stages recompute unlike each other: all as the one that recomputes most."""
+    if layout.recompute_per_stage is not None:
+        yield f"recompute {layout.recompute} in all stages", layout.recomputing(layout.recompute)
+        return
+    if layout.recompute == RECOMPUTES[-1]:
+        return
+    known = [one for one in RECOMPUTES if one != "selective" or job.graph.knows_products]
+    more, stages = known[known.index(layout.recompute) + 1], layout.stages
+    words = f"recompute {layout.recompute} -> {more}"
+    step = -(-stages // _MOST_FIRST)
+    for first in range(step, stages, step):
+        some = layout.recomputing([more] * first + [layout.recompute] * (stages - first))
+        yield f"{words} in the first {'stage' if first == 1 else f'{first} stages'} of {stages}", some
+    yield words, layout.recomputing(more)
+
+
 def _degrees(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Half the replicas, and twice the ranks of one of the other axes; tensor ranks stay on a node."""
+    """Half the replicas, and twice the ranks of one of the other axes; tensor ranks stay on a node. More
+    stages all recompute like the one that did most."""
     tensor, pipeline, data = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
     if data % 2:
         return
@@ -99,7 +118,8 @@ def _degrees(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     replicas = f"dp {data} -> {data // 2}"
     width = 2 * tensor * layout.context_parallel
     if all(group.devices % width == 0 for group in job.cluster.groups):
-        yield f"tp {tensor} -> {2 * tensor}, {replicas}", replace(fewer, tensor_parallel=2 * tensor)
+        more = replace(fewer, tensor_parallel=2 * tensor).recomputing(layout.recomputes)
+        yield f"tp {tensor} -> {2 * tensor}, {replicas}", more
     yield f"pp {pipeline} -> {2 * pipeline}, {replicas}", replace(fewer, pipeline_parallel=2 * pipeline)
 
 

@@ -12,7 +12,8 @@ from weft.planning.planners import Candidate
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """One candidate as plain figures; seconds and bytes, None where the layout was not simulated.
 
-    `estimate_s` is what the planner's own model says, None where that is the simulator.
+    `estimate_s` is what the planner's own model says, None where that is the simulator. `recompute` is the
+    heaviest of `recompute_per_stage`, which is None where all stages recompute alike.
     """
     prediction = candidate.plan.prediction if candidate.plan is not None else None
     layout = candidate.layout
@@ -28,6 +29,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "sharding": layout.sharding,
         "island": layout.island,
         "recompute": layout.recompute,
+        "recompute_per_stage": layout.recompute_per_stage,
         "verdict": str(candidate.verdict),
         "reason": candidate.reason,
         "bound_s": candidate.bound_s,

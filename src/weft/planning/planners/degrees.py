@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError, Violation
 from weft.moves.layout import Layout
 from weft.moves.partition import uniform_partition
@@ -40,8 +41,7 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
                     sync=pins.sync,
                     sharding=pins.sharding or "zero-0",
                     island=pins.island,
-                    recompute=pins.recompute or "none",
-                )
+                ).recomputing(pins.recompute or "none")
 
 
 def require_closed_form(problem: Problem, planner: str) -> None:
@@ -60,6 +60,10 @@ def require_closed_form(problem: Problem, planner: str) -> None:
         problems.append(
             Violation("plan.loops", f"{planner} gives each device one stage, not {pins.loops}", "1")
         )
+    if not isinstance(pins.recompute, str | None):
+        problem_text = f"{planner} recomputes alike in all stages, not {', '.join(pins.recompute)}"
+        heaviest = max(pins.recompute, key=RECOMPUTES.index)
+        problems.append(Violation("plan.recompute", problem_text, heaviest))
     if pins.context_parallel != 1:
         problem_text = f"{planner} does not divide tokens over {pins.context_parallel} ranks"
         problems.append(Violation("plan.cp", problem_text, "1"))

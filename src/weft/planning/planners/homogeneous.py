@@ -61,7 +61,7 @@ class HomogeneousPlanner:
         reached: list[float] = []
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for least, candidate in waiting:
-            plain = replace(candidate.layout, sharding="zero-0", recompute="none")
+            plain = replace(candidate.layout, sharding="zero-0").recomputing("none")
             # Words for an order of devices may be cut.
             family = str(plain), plain.rank_order
             worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
@@ -104,7 +104,7 @@ def _cannot_win(
     if problem.minimise == "time":
         for other in fitting:
             if _dominates(other, candidate.layout):
-                short = f"{shared_out(other.sharding, other.island)}, recompute {other.recompute}"
+                short = f"{shared_out(other.sharding, other.island)}, recompute {other.recompute_text}"
                 return f"cannot beat the same layout with {short}, which fits"
     return None
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer_graph import Layer
+from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.network import Network
@@ -20,15 +21,23 @@ Floats = npt.NDArray[np.float64]
 
 
 class Passes(NamedTuple):
-    """Seconds of one micro-batch in each layer, forward and backward, both of shape (layers,)."""
+    """Seconds of one micro-batch in each layer, all of shape (layers,): forward, backward, and of what is run
+    again to recompute selectively (0 where it is not known)."""
 
     forward_s: Floats
     backward_s: Floats
+    selected_s: Floats
 
     @property
     def both_s(self) -> Floats:
         both: Floats = self.forward_s + self.backward_s
         return both
+
+    def again_s(self, recompute: Recompute) -> Floats:
+        """Seconds of what backward passes run again."""
+        if recompute == "none":
+            return np.zeros_like(self.forward_s)
+        return self.forward_s if recompute == "full" else self.selected_s
 
 
 class LayerTimes:
@@ -49,11 +58,11 @@ class LayerTimes:
         shape = Shape(micro_batch_size, self._problem.job.sequence, tensor_parallel)
         if (group, shape) not in self._known:
             rows = np.array(list(self._rows(group, shape)))
-            self._known[group, shape] = Passes(rows[:, 0], rows[:, 1])
+            self._known[group, shape] = Passes(*rows.T)
         return self._known[group, shape]
 
-    def _rows(self, group: int, shape: Shape) -> Iterator[tuple[float, float]]:
-        known: dict[Layer, tuple[float, float]] = {}
+    def _rows(self, group: int, shape: Shape) -> Iterator[tuple[float, float, float]]:
+        known: dict[Layer, tuple[float, float, float]] = {}
         for index, layer in enumerate(self._problem.job.graph.layers):
             # Layers that differ only in their name cost the same.
             alike = replace(layer, name="")
@@ -61,16 +70,23 @@ class LayerTimes:
                 known[alike] = self._evaluated(index, group, shape)
             yield known[alike]
 
-    def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float]:
+    def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float, float]:
         job = self._problem.job
         device = job.cluster.groups[group].device
         times = self._compute.stage_times(job.graph, (index,), shape, job.precision, device)
         exchanged_s = 0.0
         if not self._compute.contains_exchanges(device, shape):
             exchanged_s = self._exchanged_s(job.graph.layers[index], group, shape)
+        selected_s = 0.0
+        if job.graph.layers[index].products is not None:
+            again = self._compute.stage_times(
+                job.graph, (index,), shape, job.precision, device, recompute="selective"
+            )
+            selected_s = again.backward_input_s - times.backward_input_s + exchanged_s
         return (
             times.forward_s + exchanged_s,
             times.backward_input_s + times.backward_weight_s + exchanged_s,
+            selected_s,
         )
 
     def _exchanged_s(self, layer: Layer, group: int, shape: Shape) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import RECOMPUTES, Sharding
+from weft.describe.plan import RECOMPUTES, Recompute, Sharding
 from weft.moves.layout import Job, Layout, island_on_nodes, replicas_of
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.memory import SHARDINGS
@@ -29,7 +29,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     profile measures, are considered when they are pinned.
     """
     job, pins = problem.job, problem.pins
-    opened = any(not group.device.synchronous for group in job.cluster.groups)
+    opened = overlaps(job.cluster)
     for tensor_parallel in _tensor_degrees(job.cluster, pins, opened=opened):
         width = tensor_parallel * pins.context_parallel
         for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, width, pins):
@@ -49,12 +49,19 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                         yield from _variants(problem, layout, opened=opened)
 
 
+def overlaps(cluster: Cluster) -> bool:
+    """Whether any device computes beside its host and its messages, as accelerators do."""
+    return any(not group.device.synchronous for group in cluster.groups)
+
+
 def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
     """The layout with every sharding and recomputation that the model knows; without replicas there is nobody
     to share with."""
     job, pins = problem.job, problem.pins
     shardings = SHARDINGS
-    recomputes = tuple(one for one in RECOMPUTES if one != "selective" or job.graph.knows_products)
+    recomputes: tuple[Recompute | tuple[Recompute, ...], ...] = tuple(
+        one for one in RECOMPUTES if one != "selective" or job.graph.knows_products
+    )
     if pins.sharding is not None:
         shardings = (pins.sharding,)
     elif pins.island is not None:
@@ -66,9 +73,11 @@ def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Lay
     elif not opened:
         recomputes = recomputes[:1]
     for recompute in recomputes:
+        if not isinstance(recompute, str) and len(recompute) != layout.stages:
+            continue
         for sharding in shardings:
             for island in _islands(problem, layout, sharding, opened=opened):
-                yield replace(layout, sharding=sharding, island=island, recompute=recompute)
+                yield replace(layout, sharding=sharding, island=island).recomputing(recompute)
 
 
 def _islands(problem: Problem, layout: Layout, sharding: Sharding, *, opened: bool) -> tuple[int | None, ...]:

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from weft.describe.plan import RECOMPUTES
 from weft.moves.layout import Layout, shares_of
 from weft.planning.problem import Problem
 from weft.program.schedules import SCHEDULES
 
 
-def neighbours(problem: Problem, layout: Layout) -> Iterator[Layout]:
-    """Other orders with one stage per device; a layer moved over each cut; a micro-batch given to another
-    replica. What is pinned stays."""
+def neighbours(
+    problem: Problem, layout: Layout, lightest: Callable[[Layout], Layout | None]
+) -> Iterator[Layout]:
+    """Other orders with one stage per device; where stages recompute unlike each other, one that recomputes
+    less; a layer moved over each cut; a micro-batch given to another replica. What is pinned stays.
+
+    `lightest` gives stages that recompute unlike each other the least recomputation that fits.
+    """
     if problem.pins.schedule is None and layout.loops == 1 and layout.pipeline_parallel > 1:
         for name in SCHEDULES:
             if name != layout.schedule:
                 yield replace(layout, schedule=name, options={})
-    yield from _moved_layers(layout)
+    yield from _lighter(problem, layout)
+    for moved in _moved_layers(layout):
+        yield moved
+        if layout.recompute_per_stage is not None and (again := lightest(moved)) is not None:
+            yield again
     yield from _moved_micro_batches(problem, layout)
+
+
+def _lighter(problem: Problem, layout: Layout) -> Iterator[Layout]:
+    words = layout.recompute_per_stage
+    if words is None or problem.pins.recompute is not None:
+        return
+    known = [one for one in RECOMPUTES if one != "selective" or problem.job.graph.knows_products]
+    for stage, word in enumerate(words):
+        for lighter in known[: known.index(word)]:
+            yield layout.recomputing([*words[:stage], lighter, *words[stage + 1 :]])
 
 
 def _moved_layers(layout: Layout) -> Iterator[Layout]:

@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh sit on a cluster of unlike nodes."""
+"""Where the ranks of a mesh sit on a cluster of unlike nodes, and which nodes they leave out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.moves.layout import Layout
+from weft.planning.problem import Problem
 
 Ints = npt.NDArray[np.int64]
 
@@ -59,6 +60,28 @@ def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
     while count:
         yield replace(cluster, groups=(*others, replace(last, count=count)))
         count //= 2
+
+
+def unlike_devices(cluster: Cluster) -> bool:
+    """Whether devices differ in kind or speed, or nodes in their links, however the nodes are grouped."""
+    speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
+    first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
+    return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
+
+
+def problems_of(problem: Problem) -> Iterator[Problem]:
+    """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many.
+
+    Where cost counts, also with fewer nodes of the last of these groups.
+    """
+    pins, job = problem.pins, problem.job
+    yield problem
+    if pins.pipeline_parallel is not None and pins.data_parallel is not None:
+        return
+    for place, cluster in enumerate(beginnings_of(job.cluster)):
+        fewer = fewer_nodes_of(cluster) if problem.minimise == "cost" else ()
+        for one in (*((cluster,) if place else ()), *fewer):
+            yield replace(problem, job=replace(job, cluster=one))
 
 
 def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:

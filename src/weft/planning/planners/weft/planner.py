@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.describe.cluster import Cluster
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Layout, refuse
@@ -27,7 +26,8 @@ from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.improve import neighbours
-from weft.planning.planners.weft.placement import beginnings_of, fewer_nodes_of
+from weft.planning.planners.weft.mixed import MixedSpace, choices
+from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.prices import STEPS_PRICED, price_per_hour, step_cost
 from weft.planning.problem import Problem
@@ -46,6 +46,7 @@ class WeftPlanner:
             that fit.
         orders: orders of the groups of nodes that are tried for the best degrees.
         trials: small changes that are simulated at most.
+        mixed: layouts whose stages recompute unlike each other that are simulated at most.
         seeded_to: devices up to which the baselines are asked as well; on more they take minutes.
         budget_s: seconds after which the best so far is the answer; None: as long as it takes.
         tell: is told the best so far, in words.
@@ -55,6 +56,7 @@ class WeftPlanner:
     finalists: int = 12
     orders: int = 24
     trials: int = 60
+    mixed: int = 12
     seeded_to: int = 32
     budget_s: float | None = None
     tell: Callable[[str], None] = untold
@@ -78,18 +80,15 @@ class WeftPlanner:
             search.take_all(HomogeneousPlanner().search(problem))
         search.seed()
         search.improve()
+        if search.mix():
+            search.improve()
         return search.ranking()
-
-
-def unlike_devices(cluster: Cluster) -> bool:
-    """Whether devices differ in kind or speed, or nodes in their links, however the nodes are grouped."""
-    speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
-    first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
-    return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
 
 
 # Plans of the first devices that are alike, of which the simulator is asked again.
 _ALIKE_TAKEN = 3
+# Times that a layout is given more to recompute, by what the simulator found.
+_FITTINGS = 3
 _Key = tuple[str, tuple[int, ...] | None]
 
 
@@ -99,6 +98,7 @@ class _Search:
     def __init__(self, planner: WeftPlanner, problem: Problem) -> None:
         self._planner, self._problem = planner, problem
         self._bounds = Bounds(problem)
+        self._space = MixedSpace(problem, self._bounds)
         self._found: dict[_Key, Candidate] = {}
         self._left_out: list[Candidate] = []
         self._best: Candidate | None = None
@@ -107,7 +107,7 @@ class _Search:
     def estimate(self) -> None:
         """Simulate the layouts with the least estimates; the first of them even without time left."""
         suited: list[Suited] = []
-        for problem in self._beginnings():
+        for problem in problems_of(self._problem):
             bounds = self._bounds if problem is self._problem else Bounds(problem)
             found, refused = UnevenSpace(problem, bounds).search(
                 self._planner.orders, self._planner.finalists
@@ -121,20 +121,6 @@ class _Search:
                 self._left_out.append(replace(one.candidate(), estimate_s=one.estimate_s))
                 continue
             fitting += self._try(one.candidate()).verdict is Verdict.FITS
-
-    def _beginnings(self) -> Iterator[Problem]:
-        """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many.
-
-        Where cost counts, also with fewer nodes of the last of these groups.
-        """
-        pins, job = self._problem.pins, self._problem.job
-        yield self._problem
-        if pins.pipeline_parallel is not None and pins.data_parallel is not None:
-            return
-        for place, cluster in enumerate(beginnings_of(job.cluster)):
-            fewer = fewer_nodes_of(cluster) if self._problem.minimise == "cost" else ()
-            for one in (*((cluster,) if place else ()), *fewer):
-                yield replace(self._problem, job=replace(job, cluster=one))
 
     def seed(self) -> None:
         """Take over the plans of the baselines, and those of the first devices that are alike."""
@@ -170,7 +156,7 @@ class _Search:
 
     def _seed_alike(self) -> None:
         """Orders with several stages per device are searched where devices are alike."""
-        for problem in self._beginnings():
+        for problem in problems_of(self._problem):
             if self._late():
                 return
             if problem is not self._problem and not unlike_devices(problem.job.cluster):
@@ -184,10 +170,12 @@ class _Search:
         while improved and trials > 0:
             improved = False
             assert self._best is not None
-            for layout in neighbours(self._problem, self._best.layout):
+            for layout in neighbours(self._problem, self._best.layout, self._space.lightest):
                 if trials == 0 or self._late():
                     return
                 if _key(layout) in self._found or refuse(self._problem.job, layout) is not None:
+                    continue
+                if not self._may_win(layout):
                     continue
                 trials -= 1
                 before = self._best
@@ -195,6 +183,64 @@ class _Search:
                 if self._best is not before:
                     improved = True
                     break
+
+    def mix(self) -> bool:
+        """Let stages recompute unlike each other where that may be faster, and say whether it is."""
+        before, left = self._best, self._planner.mixed
+        if not left or not choices(self._problem) or not self._goes_on():
+            return False
+        for layout in self._mixed():
+            if not left or not self._goes_on():
+                break
+            if self._may_win(layout):
+                left -= self._fitted(layout)
+        return self._best is not before
+
+    def _goes_on(self) -> bool:
+        """Whether nothing fits yet, or time is left."""
+        return self._best is None or not self._late()
+
+    def _mixed(self) -> Iterator[Layout]:
+        """The most promising first."""
+        if not unlike_devices(self._problem.job.cluster):
+            yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
+            return
+        found: list[tuple[float, Layout]] = []
+        for problem in problems_of(self._problem):
+            bounds = self._bounds if problem is self._problem else Bounds(problem)
+            found += MixedSpace(problem, bounds).on_unlike_devices()
+        found.sort(key=lambda one: self._weighed(one[0], one[1].ranks))
+        yield from (layout for _, layout in found)
+
+    def _may_win(self, layout: Layout) -> bool:
+        """Whether the lower bound of a layout's step is below the best one."""
+        if self._best is None:
+            return True
+        try:
+            bound_s = self._bounds.step_s(layout)
+        except InputError:
+            return True  # a profile was not measured there; the simulator says so
+        best = self._weighed(_step_s(self._best), self._best.layout.ranks)
+        return self._weighed(bound_s, layout.ranks) < best
+
+    def _fitted(self, layout: Layout) -> bool:
+        """Simulate a layout, with more recomputation where it is too big; whether there was anything new.
+
+        Stages that are alike and balanced were judged before, or cannot win.
+        """
+        new, alike = False, layout.recompute_per_stage is None and layout.layers_per_stage is None
+        if alike and _key(layout) not in self._found:
+            return False
+        for _ in range(_FITTINGS):
+            judged = self._found.get(_key(layout))
+            if judged is None:
+                new = True
+                judged = self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
+            heavier = self._space.with_more(judged) if judged.verdict is Verdict.TOO_BIG else None
+            if heavier is None:
+                break
+            layout = heavier
+        return new
 
     def ranking(self) -> Ranking:
         others = (one for one in self._left_out if _key(one.layout) not in self._found)

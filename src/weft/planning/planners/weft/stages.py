@@ -1,10 +1,11 @@
-"""Stages and shares for unlike devices: layers of each stage, micro-batches of each replica."""
+"""Stages and shares for unlike devices: layers and a way to run for stages, micro-batches for replicas."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,70 +20,128 @@ Ints = npt.NDArray[np.int64]
 _HALVINGS = 26
 
 
+class Way(NamedTuple):
+    """How a stage may run: by pace the seconds of one micro-batch, forward and backward, in each layer, and
+    what the layers hold."""
+
+    times_s: Sequence[Floats]
+    memory: LayerBytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """What a layout on unlike devices is given, and the seconds of its slowest pipeline."""
+    """What a layout on unlike devices is given, and the seconds of its slowest pipeline.
+
+    `ways` is the place of each stage's way among those it could choose from.
+    """
 
     layers_per_stage: tuple[int, ...]
+    ways: tuple[int, ...]
     micro_batches: tuple[int, ...]
     pipeline_s: float
 
 
 def deal(
-    times_s: Sequence[Floats],
+    ways: Sequence[Way],
     pace: Ints,
     room_bytes: Floats,
-    memory: LayerBytes,
+    in_flight: Ints,
     micro_batches: int,
     *,
     uneven: bool,
 ) -> Dealt | None:
     """The stages with the shortest longest stage that fit, and shares of the batch; None where nothing fits.
 
-    A stage that takes as many layers as a limit and its memory admit leaves the least to the others, so the
-    least feasible limit is found by halving. That is exact for layers that are alike. Where they are not, the
-    first layer that is left to a slower stage may be too long for it, and a longer limit is found.
+    A stage that takes as many layers as a limit and its memory admit, whatever way that needs, leaves the
+    least to the others, so the least feasible limit is found by halving. That is exact for layers that are
+    alike. Where they are not, the first layer that is left to a slower stage may be too long for it, and a
+    longer limit is found. Each stage then runs in the fastest way that fits.
 
     Args:
-        times_s: by pace, seconds of one micro-batch, forward and backward, in each layer.
-        pace: index into `times_s` of each stage of each replica, shape (stages, replicas).
+        ways: every stage has the choice of.
+        pace: index into a way's `times_s` of each stage of each replica, shape (stages, replicas).
         room_bytes: memory of the smallest device of each stage, shape (stages,).
-        memory: of the layers.
+        in_flight: micro-batches that each stage keeps at most, shape (stages,).
         micro_batches: of all replicas together.
         uneven: whether replicas share the batch out by their speed; else equally.
     """
-    stages, replicas = pace.shape
-    together = [_together(times_s, row, uneven=uneven) for row in pace]
-    sums = [_sums(times) for times in together]
-    in_flight = np.minimum(stages - np.arange(stages), max(1, micro_batches // replicas))
-    held = [_sums(memory.states + memory.gradients + count * memory.left) for count in in_flight.tolist()]
-    rooms = room_bytes.tolist()
-    high = max(line[-1] for line in sums)
-    counts = _greedy(sums, held, rooms, high)
+    largest = [_largest(way.memory.made) for way in ways]
+    lines = [
+        [
+            _Line(
+                seconds=_sums(_together(way.times_s, row, uneven=uneven)),
+                held=_sums(way.memory.states + way.memory.gradients + count * way.memory.left),
+                made=made,
+                room=room,
+            )
+            for way, made in zip(ways, largest, strict=True)
+        ]
+        for row, count, room in zip(pace, in_flight.tolist(), room_bytes.tolist(), strict=True)
+    ]
+    high = max(line.seconds[-1] for stage in lines for line in stage)
+    counts = _greedy(lines, high)
     if counts is None:
         return None
     low = 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
-        found = _greedy(sums, held, rooms, middle)
+        found = _greedy(lines, middle)
         low, high, counts = (middle, high, counts) if found is None else (low, middle, found)
-    return dealt(times_s, pace, tuple(counts), micro_batches, uneven=uneven)
+    return dealt(ways, pace, tuple(counts), _fastest(lines, counts), micro_batches, uneven=uneven)
 
 
 def dealt(
-    times_s: Sequence[Floats], pace: Ints, counts: tuple[int, ...], micro_batches: int, *, uneven: bool
+    ways: Sequence[Way],
+    pace: Ints,
+    counts: tuple[int, ...],
+    chosen: tuple[int, ...],
+    micro_batches: int,
+    *,
+    uneven: bool,
 ) -> Dealt:
-    """Shares and seconds of given stages; see `deal`."""
-    replicas = pace.shape[1]
-    by_pace = np.array([_stage_sums(times, counts) for times in times_s])
-    # Of every stage its own layers at its own pace: (stages, replicas).
-    stage_s = by_pace[pace, np.arange(len(counts))[:, None]]
+    """Shares and seconds of given stages that run in the `chosen` ways; see `deal`."""
+    stages, replicas = pace.shape
+    by_pace = np.array([[_stage_sums(times, counts) for times in way.times_s] for way in ways])
+    # Of every stage its own layers in its own way at its own pace: (stages, replicas).
+    stage_s = by_pace[np.array(chosen)[:, None], pace, np.arange(stages)[:, None]]
     longest_s = stage_s.max(axis=0)
     shares = (micro_batches // replicas,) * replicas
     if uneven:
         shares = shared_by_speed(1.0 / longest_s, micro_batches)
     filled_s = (np.array(shares) - 1) * longest_s + stage_s.sum(axis=0)
-    return Dealt(layers_per_stage=counts, micro_batches=shares, pipeline_s=float(filled_s.max()))
+    return Dealt(layers_per_stage=counts, ways=chosen, micro_batches=shares, pipeline_s=float(filled_s.max()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """All layers on a stage's devices in one way: sums of seconds and bytes before each layer, what is made
+    again for the largest of the layers from one on up to another (None: nothing), and the stage's room."""
+
+    seconds: list[float]
+    held: list[float]
+    made: list[list[float]] | None
+    room: float
+
+    def needed(self, start: int, end: int) -> float:
+        """Bytes of a stage of these layers."""
+        made = 0.0 if self.made is None else self.made[start][end - start - 1]
+        return self.held[end] - self.held[start] + made
+
+    def furthest(self, start: int, last: int, limit_s: float) -> int:
+        """Up to where layers from `start` on are within the limit and fit."""
+        end = bisect_right(self.seconds, self.seconds[start] + limit_s, start, last + 1) - 1
+        end = min(end, bisect_right(self.held, self.held[start] + self.room, start, last + 1) - 1)
+        if self.made is None or end <= start:
+            return end
+        ends = range(start + 1, end + 1)
+        return start + bisect_right(ends, self.room, key=lambda one: self.needed(start, one))
+
+
+def _largest(values: Floats) -> list[list[float]] | None:
+    """The largest of those from one on, row by row; None where there are none."""
+    if not values.any():
+        return None
+    return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
 
 
 def _together(times_s: Sequence[Floats], row: Ints, *, uneven: bool) -> Floats:
@@ -108,19 +167,29 @@ def _stage_sums(values: Floats, counts: tuple[int, ...]) -> Floats:
     return sums
 
 
-def _greedy(
-    sums: Sequence[Sequence[float]], held: Sequence[Sequence[float]], rooms: Sequence[float], limit_s: float
-) -> list[int] | None:
+def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | None:
     """As many layers for each stage as the limit and its memory admit, and one at least for all others."""
-    layers, stages, start = len(sums[0]) - 1, len(sums), 0
+    layers, stages, start = len(lines[0][0].seconds) - 1, len(lines), 0
     counts = []
-    for stage in range(stages):
+    for stage, choice in enumerate(lines):
         last = layers - (stages - stage - 1)
-        line, room = sums[stage], held[stage]
-        end = bisect_right(line, line[start] + limit_s, start, last + 1) - 1
-        end = min(end, bisect_right(room, room[start] + rooms[stage], start, last + 1) - 1)
+        end = max(line.furthest(start, last, limit_s) for line in choice)
         if end <= start:
             return None
         counts.append(end - start)
         start = end
     return counts if start == layers else None
+
+
+def _fastest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> tuple[int, ...]:
+    """The fastest way of each stage that fits."""
+    chosen, start = [], 0
+    for choice, count in zip(lines, counts, strict=True):
+        end = start + count
+        seconds = [
+            line.seconds[end] - line.seconds[start] if line.needed(start, end) <= line.room else float("inf")
+            for line in choice
+        ]
+        chosen.append(seconds.index(min(seconds)))
+        start = end
+    return tuple(chosen)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.describe.plan import RECOMPUTES
+from weft.describe.plan import RECOMPUTES, Recompute
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Layout, refuse
@@ -18,7 +18,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
-from weft.planning.planners.weft.stages import Dealt, deal
+from weft.planning.planners.weft.stages import Dealt, Way, deal
 from weft.planning.problem import Problem
 from weft.predict.cost.network import Network
 
@@ -72,7 +72,7 @@ class UnevenSpace:
         cluster = self._problem.job.cluster
         suited: list[Suited] = []
         refused: list[Candidate] = []
-        for _, variants in groupby(self._layouts(), key=_without_memory):
+        for _, variants in groupby(self.layouts(), key=_without_memory):
             found, why = self._first_that_fit(list(variants), list(placements_of(cluster, 1)))
             suited += found
             refused += why
@@ -81,11 +81,12 @@ class UnevenSpace:
             other
             for one in suited[:kept]
             for placement in list(placements_of(cluster, most_orders))[2:]
-            for other in self._suited(one.layout.regular, placement)
+            for other in self.suited(one.layout.regular, placement)
         ]
         return sorted([*suited, *more], key=lambda one: one.estimate_s), refused
 
-    def _layouts(self) -> Iterator[Layout]:
+    def layouts(self) -> Iterator[Layout]:
+        """All degrees with what they may share out and recompute; one order, unless another is pinned."""
         pins = self._problem.pins
         plain = replace(pins, schedule=pins.schedule or SCHEDULE, loops=pins.loops or 1)
         for layout in layouts(replace(self._problem, pins=plain)):
@@ -103,7 +104,7 @@ class UnevenSpace:
                 refused.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
                 continue
             try:
-                found = [one for placement in placements for one in self._suited(layout, placement)]
+                found = [one for placement in placements for one in self.suited(layout, placement)]
             except InputError as error:
                 # A profile that was not measured at this micro-batch size refuses to guess.
                 reason = str(error.violations[0])
@@ -114,21 +115,41 @@ class UnevenSpace:
             refused.append(Candidate(layout=layout, verdict=Verdict.TOO_BIG, reason=_NOTHING_FITS))
         return [], refused
 
-    def _suited(self, layout: Layout, placement: Placement) -> Iterator[Suited]:
+    def suited(
+        self,
+        layout: Layout,
+        placement: Placement,
+        recomputes: Sequence[Recompute] = (),
+        spare_bytes: Floats | None = None,
+    ) -> Iterator[Suited]:
+        """The layout with stages that suit its devices, with equal shares and with shares by speed.
+
+        Args:
+            layout: with one stage per device.
+            placement: where its ranks sit.
+            recomputes: what each stage may choose from, the least first; nothing: what the layout says.
+            spare_bytes: memory of each stage's devices that is left empty, shape (stages,).
+
+        Raises:
+            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+        """
         devices = devices_of(self._problem.job.cluster, layout, placement)
-        times_s = self._seconds_by_pace(layout)
-        slowness = np.array([times.sum() for times in times_s])
+        words = recomputes or (layout.recompute,)
+        ways = [self._way(replace(layout, recompute=word)) for word in words]
+        slowness = np.array([times.sum() for times in ways[0].times_s])
         every = self._pace_of_rank[devices]
         pace = np.take_along_axis(every, slowness[every].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
         room = self._room_of_rank[devices].min(axis=(1, 2))
+        if spare_bytes is not None:
+            room = room - spare_bytes
         batch = self._problem.job.global_batch // layout.micro_batch_size
         unlike = bool((pace != pace[:, :1]).any())
         for uneven in (False, True) if unlike else (False,):
-            found = deal(times_s, pace, room, self._bounds.layer_bytes(layout), batch, uneven=uneven)
+            found = deal(ways, pace, room, self._in_flight(layout), batch, uneven=uneven)
             if found is None:
                 continue
             shaped = replace(
-                layout,
+                layout.recomputing([words[way] for way in found.ways]),
                 layers_per_stage=found.layers_per_stage if layout.stages > 1 else None,
                 rank_order=rank_order_of(devices),
                 micro_batches_per_replica=found.micro_batches if len(set(found.micro_batches)) > 1 else None,
@@ -137,15 +158,23 @@ class UnevenSpace:
                 estimate_s = found.pipeline_s + self._exchanged_s(layout, devices, found)
                 yield Suited(layout=shaped, placement=placement, estimate_s=estimate_s)
 
-    def _seconds_by_pace(self, layout: Layout) -> list[Floats]:
+    def _way(self, layout: Layout) -> Way:
         """One micro-batch through each layer, at each pace; passes that are run again included."""
         size, degree = layout.micro_batch_size, layout.tensor_parallel
-        found = []
+        times_s = []
         for group, speed in self._paces:
             passes = self._times.of_group(group, size, degree)
-            both = passes.both_s + (passes.forward_s if layout.recompute == "full" else 0.0)
-            found.append(both / speed)
-        return found
+            times_s.append((passes.both_s + passes.again_s(layout.recompute)) / speed)
+        return Way(times_s, self._bounds.layer_bytes(layout))
+
+    def _in_flight(self, layout: Layout) -> Ints:
+        """Micro-batches that each stage keeps at most."""
+        stages = layout.pipeline_parallel
+        if layout.schedule != SCHEDULE:
+            return self._bounds.most_in_flight(layout)
+        # Orders of very many micro-batches take long to make.
+        share = self._problem.job.global_batch // (layout.micro_batch_size * layout.data_parallel)
+        return np.minimum(stages - np.arange(stages), max(1, share))
 
     def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
         """Seconds of one micro-batch's hops through a pipeline and back, and of the largest reduction."""
@@ -165,4 +194,4 @@ class UnevenSpace:
 
 def _without_memory(layout: Layout) -> Layout:
     """What is alike in variants that differ in what they hold."""
-    return replace(layout, sharding="zero-0", recompute="none")
+    return replace(layout, sharding="zero-0").recomputing("none")

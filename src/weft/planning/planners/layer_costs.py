@@ -1,0 +1,151 @@
+"""What one micro-batch costs in every layer of a problem, at its least: the material of lower bounds.
+
+Layers are evaluated once per shape of a micro-batch, on the fastest kind of device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.amount import Shape
+from weft.describe.device import PRECISION_BYTES
+from weft.describe.layer_graph import Layer
+from weft.describe.plan import Recompute
+from weft.moves.layout import Layout
+from weft.planning.problem import Problem
+from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.memory import stage_product_bytes
+from weft.predict.cost.network import Network
+
+Floats = npt.NDArray[np.float64]
+
+
+class LayerCosts(NamedTuple):
+    """One micro-batch through every layer: seconds of its passes, bytes it leaves, parameters of a rank.
+
+    All of shape (layers,). `forward`, `backward` and `again` contain the all-reduces of tensor ranks; `kept`
+    is what backward passes need, `inputs` what they can be recomputed from, `products` what is kept beside it
+    where only what is no product is recomputed, which takes `again`.
+    """
+
+    forward: Floats
+    backward: Floats
+    kept: Floats
+    inputs: Floats
+    products: Floats
+    again: Floats
+    parameters: Floats
+
+    def again_s(self, recompute: Recompute) -> Floats:
+        """Seconds of what backward passes run again."""
+        if recompute == "none":
+            return np.zeros_like(self.forward)
+        return self.forward if recompute == "full" else self.again
+
+    def left(self, recompute: Recompute) -> Floats:
+        """Bytes that a micro-batch leaves between its passes."""
+        if recompute == "none":
+            return self.kept
+        return self.inputs + (self.products if recompute == "selective" else 0.0)
+
+    def made(self, recompute: Recompute) -> Floats:
+        """Bytes that a backward pass makes again of the layer that it is in."""
+        if recompute == "none":
+            return np.zeros_like(self.kept)
+        return np.maximum(self.kept - (self.products if recompute == "selective" else 0.0), 0.0)
+
+
+class LeastCosts:
+    """The layers of one problem, each kind of layer evaluated once per shape."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        cluster, precision = problem.job.cluster, problem.job.precision
+        self._fastest = max(
+            (group.device for group in cluster.groups),
+            key=lambda device: device.flops_per_s.get(precision, 0.0),
+        )
+        self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
+        self._network = Network(cluster=cluster, machine=problem.machine)
+        self._layers: dict[Shape, LayerCosts] = {}
+
+    def shape(self, layout: Layout) -> Shape:
+        """What a rank of the layout computes of a micro-batch."""
+        sequence, degrees = self._problem.job.sequence, (layout.tensor_parallel, layout.context_parallel)
+        return Shape(layout.micro_batch_size, sequence, *degrees)
+
+    def of(self, layout: Layout) -> LayerCosts:
+        """The costs of a micro-batch of the layout.
+
+        Raises:
+            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+        """
+        shape = self.shape(layout)
+        if shape not in self._layers:
+            self._layers[shape] = self._evaluated(shape)
+        return self._layers[shape]
+
+    def _evaluated(self, shape: Shape) -> LayerCosts:
+        job = self._problem.job
+        known: dict[Layer, tuple[float, ...]] = {}
+        rows = []
+        for index, layer in enumerate(job.graph.layers):
+            # Layers that differ only in their name cost the same.
+            alike = replace(layer, name="")
+            if alike not in known:
+                known[alike] = self._evaluate(index, shape)
+            rows.append(known[alike])
+        return LayerCosts(*np.array(rows, dtype=np.float64).T)
+
+    def _evaluate(self, index: int, shape: Shape) -> tuple[float, ...]:
+        job, one = self._problem.job, (index,)
+        times = self._compute.stage_times(job.graph, one, shape, job.precision, self._fastest)
+        reduced_s = self._tensor_s(index, shape)
+        kept = [
+            self._compute.all_kept_bytes(job.graph, one, shape, job.precision, group.device)
+            for group in job.cluster.groups
+        ]
+        inputs = self._compute.kept_bytes(job.graph, one, shape, job.precision, self._fastest, "full")
+        products, again_s = self._selectively(index, shape, times)
+        return (
+            times.forward_s + reduced_s,
+            times.backward_input_s + times.backward_weight_s + reduced_s,
+            min(kept),
+            inputs,
+            products,
+            again_s + reduced_s,
+            round(job.graph.layers[index].parameters(shape)),
+        )
+
+    def _selectively(self, index: int, shape: Shape, kept: StageTimes) -> tuple[float, float]:
+        """What a layer's products leave, and seconds to make the rest again; 0 where it is not known."""
+        job, one = self._problem.job, (index,)
+        if job.graph.layers[index].products is None:
+            return 0.0, 0.0
+        again = self._compute.stage_times(
+            job.graph, one, shape, job.precision, self._fastest, recompute="selective"
+        )
+        return (
+            stage_product_bytes(job.graph, one, shape, job.precision),
+            again.backward_input_s - kept.backward_input_s,
+        )
+
+    def _tensor_s(self, index: int, shape: Shape) -> float:
+        """Seconds of a layer's all-reduce over neighbouring ranks; 0 where these may sit on several nodes, or
+        where times contain them."""
+        job = self._problem.job
+        if self._compute.contains_exchanges(self._fastest, shape):
+            return 0.0
+        elements = job.graph.layers[index].tensor_reduced(shape)
+        degree = shape.tensor_parallel
+        if degree == 1 or not elements or any(group.devices % degree for group in job.cluster.groups):
+            return 0.0
+        size = round(elements * PRECISION_BYTES[job.precision])
+        firsts = np.cumsum([0, *(group.count * group.devices for group in job.cluster.groups[:-1])])
+        return min(
+            self._network.all_reduce_s(range(first, first + degree), size) for first in firsts.tolist()
+        )

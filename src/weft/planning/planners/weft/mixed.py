@@ -1,0 +1,170 @@
+"""Layouts whose stages recompute unlike each other: each as little as the memory of its devices allows.
+
+Under most orders early stages keep more micro-batches than late ones, and the last stage keeps the logits, so
+what one stage must recompute another can keep. With one stage per device, what a device holds depends on its
+own stage alone: stage by stage the lightest word that fits is exact. Fewer layers suit stages that recompute;
+where devices have one stage each, `weft.planning.planners.weft.stages.deal` finds cuts and words together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.plan import RECOMPUTES, Recompute
+from weft.errors import InputError
+from weft.moves.layout import Layout, parts_of, refuse
+from weft.planning.planners.base import Candidate
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.space import layouts, overlaps
+from weft.planning.planners.weft.placement import Placement, placements_of
+from weft.planning.planners.weft.uneven import UnevenSpace
+from weft.planning.problem import Problem
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import paths_of
+
+Floats = npt.NDArray[np.float64]
+
+
+def choices(problem: Problem) -> tuple[Recompute, ...]:
+    """What stages may choose from, the lightest first; nothing where they have no choice."""
+    if problem.pins.recompute is not None or problem.minimise == "memory":
+        return ()
+    if not overlaps(problem.job.cluster):
+        return ()
+    return tuple(one for one in RECOMPUTES if one != "selective" or problem.job.graph.knows_products)
+
+
+class MixedSpace:
+    """Gives the layouts of one problem, which leaves recomputation open, what each stage recomputes."""
+
+    def __init__(self, problem: Problem, bounds: Bounds) -> None:
+        self._words = choices(problem)
+        self._problem = replace(problem, pins=replace(problem.pins, recompute="none"))
+        self._bounds = bounds
+        self._uneven = UnevenSpace(self._problem, bounds)
+        cluster = problem.job.cluster
+        rooms = [cluster.device_of(rank).usable_bytes for rank in range(cluster.ranks)]
+        self._room_of_rank: Floats = np.array(rooms, dtype=np.float64)
+
+    def on_equal_devices(self, may_win: Callable[[Layout], bool]) -> Iterator[Layout]:
+        """Layouts of every degree, order and sharding, those with the least lower bound of their step first,
+        until one of them cannot win.
+
+        A layout is suited when its turn comes; what comes of it takes longer than if nothing were recomputed.
+        """
+        possible = (one for one in self._possible(layouts(self._problem)) if may_win(one))
+        waiting = [(self._bounds.step_s(one), place, one, False) for place, one in enumerate(possible)]
+        heapify(waiting)
+        while waiting:
+            _, number, layout, suited = heappop(waiting)
+            if not may_win(layout):
+                return
+            if suited:
+                yield layout
+            elif (mixed := self._best_of(layout)) is not None:
+                heappush(waiting, (self._bounds.step_s(mixed), number, mixed, True))
+
+    def on_unlike_devices(self) -> Iterator[tuple[float, Layout]]:
+        """Estimates of steps and the layouts, of every degree with one stage per device, as they come."""
+        placements = list(placements_of(self._problem.job.cluster, 1))
+        for layout in self._possible(self._uneven.layouts()):
+            for placement in placements:
+                for one in self._uneven.suited(layout, placement, self._words):
+                    yield one.estimate_s, one.layout
+
+    def lightest(self, layout: Layout, spare_bytes: Floats | None = None) -> Layout | None:
+        """The same stages, each with the least recomputation that fits; None where nothing does.
+
+        With several stages per device all of a device recompute alike at first; then one after the other, the
+        one that gains most first, takes the lightest word that still fits.
+
+        Args:
+            layout: any.
+            spare_bytes: memory of each device of the pipeline that is left empty, shape (devices,).
+        """
+        room = self._room(layout)
+        if spare_bytes is not None:
+            room = room - spare_bytes
+        held = np.array([self._held(layout.recomputing(word)) for word in self._words])
+        placement = self._bounds.placement(layout)
+        # Of every word, whether it fits on all devices of a stage: (words, stages).
+        fits = (held <= room)[:, placement].all(axis=1)
+        if not fits.any(axis=0).all():
+            return None
+        found = layout.recomputing([self._words[first] for first in fits.argmax(axis=0).tolist()])
+        found = found if placement.size == layout.pipeline_parallel else self._relaxed(found, room)
+        return self._with_counts(found)
+
+    def with_more(self, judged: Candidate) -> Layout | None:
+        """What becomes of a layout that the simulator found too big: stages of the devices that are too full
+        recompute more, the others what they did. None where that is not enough."""
+        assert judged.plan is not None, "what is too big was simulated"
+        assert judged.plan.prediction is not None, "what was simulated has a prediction"
+        layout, peaks = judged.layout, np.array(judged.plan.prediction.peak_bytes)
+        over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
+        spare = self._room(layout) - self._held(layout) + np.maximum(over, 0.0)
+        return self.lightest(layout, spare)
+
+    def _possible(self, every: Iterator[Layout]) -> Iterator[Layout]:
+        """The legal layouts with several stages."""
+        for layout in every:
+            if layout.stages == 1 or refuse(self._problem.job, layout) is not None:
+                continue
+            try:
+                self._bounds.layer_seconds(layout)
+            except InputError:
+                continue  # a profile was not measured at this micro-batch size
+            yield layout
+
+    def _best_of(self, layout: Layout) -> Layout | None:
+        """With balanced stages, or with those that suit what they recompute, as the lower bound decides."""
+        if self._bounds.resident_bytes(layout) > self._bounds.largest_memory_bytes:
+            return None
+        tried = [layout]
+        if layout.loops == 1 and paths_of(get_schedule(layout.schedule)) == 1:
+            in_order = Placement(tuple(range(len(self._problem.job.cluster.groups))), False)
+            tried += [one.layout for one in self._uneven.suited(layout, in_order, self._words)]
+        found = [lightest for one in tried if (lightest := self.lightest(one)) is not None]
+        return min(found, key=self._bounds.step_s, default=None)
+
+    def _with_counts(self, layout: Layout) -> Layout:
+        """Saying how many layers each stage has if they recompute unlike each other; else where these are not
+        balanced."""
+        balanced = replace(layout, layers_per_stage=None)
+        counts = tuple(len(part) for part in parts_of(balanced, self._bounds.layer_seconds(layout)))
+        if layout.recompute_per_stage is not None:
+            return replace(layout, layers_per_stage=layout.layers_per_stage or counts)
+        return balanced if layout.layers_per_stage == counts else layout
+
+    def _relaxed(self, layout: Layout, room: Floats) -> Layout:
+        """Stages one after the other, the one that gains most first, with the lightest word that fits."""
+        words = list(layout.recomputes)
+        lightest_s = self._bounds.stage_seconds(layout.recomputing(self._words[0]))
+        gains_s = np.array(self._bounds.stage_seconds(layout)) - np.array(lightest_s)
+        for stage in np.argsort(-gains_s, kind="stable").tolist():
+            for lighter in self._words[: self._words.index(words[stage])]:
+                tried = [*words[:stage], lighter, *words[stage + 1 :]]
+                if (self._held(layout.recomputing(tried)) <= room).all():
+                    words = tried
+                    break
+        return layout.recomputing(words)
+
+    def _held(self, layout: Layout) -> Floats:
+        """Bytes of each device of a pipeline, messages left out, shape (devices,)."""
+        return np.array([one.total for one in self._bounds.holdings(layout)], dtype=np.float64)
+
+    def _room(self, layout: Layout) -> Floats:
+        """Memory of the smallest device that takes each place of a pipeline, shape (devices,)."""
+        room: Floats = self._by_place(layout, self._room_of_rank).min(axis=1)
+        return room
+
+    def _by_place(self, layout: Layout, of_rank: Floats) -> Floats:
+        """What ranks have, by place in the pipeline, shape (devices, ranks of each)."""
+        ranks = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
+        by_place: Floats = of_rank[ranks].reshape(layout.pipeline_parallel, -1)
+        return by_place
