@@ -101,6 +101,7 @@ def test_what_tensor_ranks_divide_is_named_and_is_part_of_the_file():
     assert replace(graph, divided=()).fingerprint != graph.fingerprint
     assert [graph.refuse_tensor(degree) for degree in (1, 2)] == [None, None]
     assert graph.refuse_tensor(4) == "tp 4 does not divide 2 key-value heads; nearest tp: 2"
+    assert graph.refuse_tensor(10**15).endswith("nearest tp: 2")
     assert graph.refuse_tensor(3) == "tp 3 does not divide 8 heads, 2 key-value heads; nearest tp: 2"
 
 

@@ -180,7 +180,8 @@ class LayerGraph:
         common = gcd(*(size for _, size in self.divided))
         if common % tensor_parallel == 0:
             return None
-        possible = (degree for degree in range(1, 2 * tensor_parallel) if common % degree == 0)
+        highest = min(2 * tensor_parallel - 1, common)
+        possible = (degree for degree in range(1, highest + 1) if common % degree == 0)
         near = min(possible, key=lambda degree: abs(degree - tensor_parallel))
         odd = ", ".join(f"{size} {name}" for name, size in self.divided if size % tensor_parallel)
         return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
