@@ -77,6 +77,16 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     record = json.loads(capfd.readouterr().out)
     assert record["only_predicted"] == record["only_measured"] == 0
 
+    # The run teaches predictions once, however often it is named.
+    assert run(["corrections", str(directory), str(directory), "--json"]) == 0
+    (learned,) = json.loads(capfd.readouterr().out)["corrections"]
+    assert (learned["count"], learned["model"]) == (1, "gpt-1m")
+    ratio = summary["measured_step_s"] / summary["predicted_step_s"]
+    assert learned["measured_over_predicted"] == pytest.approx(ratio)
+    assert run(["plan", str(path), "--json"]) == 0
+    best = json.loads(capfd.readouterr().out)["candidates"][0]
+    assert best["step_s"] != summary["predicted_step_s"]
+
     assert run(["train", str(directory), "--steps", "9", "--json"]) == 0
     resumed = json.loads(capfd.readouterr().out)
     assert resumed["steps"] == 9

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.describe.plan import Plan, Prediction
+from weft.describe.plan import SHARED, Plan, Prediction
 from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking, Verdict, get_planner
 from weft.planning.problem import Pins, Problem, problem_of
 from weft.planning.ties import (
     EVEN,
-    SHARED,
     SURELY,
     break_ties,
     probability_faster,
@@ -99,11 +98,12 @@ def test_the_further_behind_and_the_narrower_the_surer(step_s: float, ratio: flo
     assert narrower >= near
 
 
-def test_it_is_how_often_correlated_errors_turn_the_order_round() -> None:
-    one, other = prediction(1.0), prediction(1.06)
+@pytest.mark.parametrize("shared", [SHARED, 0.3, 0.0])
+def test_it_is_how_often_correlated_errors_turn_the_order_round(shared: float) -> None:
+    one, other = (prediction(step_s).model_copy(update={"shared": shared}) for step_s in (1.0, 1.06))
     sigma = math.log(1.3 / 0.7) / (2 * NormalDist().inv_cdf(0.95))
     errors = np.random.default_rng(7).multivariate_normal(
-        [0, 0], sigma**2 * np.array([[1, SHARED], [SHARED, 1]]), 200_000
+        [0, 0], sigma**2 * np.array([[1, shared], [shared, 1]]), 200_000
     )
     faster = (np.exp(errors[:, 0]) < 1.06 * np.exp(errors[:, 1])).mean()
     assert probability_faster(one, other) == pytest.approx(faster, abs=0.005)

@@ -167,5 +167,15 @@ def test_the_best_plan_trains_and_its_measurement_is_kept(
     assert answer["candidates"][0]["measured_step_s"] == measured["measured_step_s"]
     assert load_plan(out).plan_id == measured["plan_id"]
     assert "Measured on this machine" in page.read_text()
+    assert "corrected by the other plans" in page.read_text()
     with Ledger() as ledger:
         assert ledger.honesty()["step_s"].scored == 1
+
+    learned = answer["learned"]
+    assert (learned["count"], learned["left_out"][0]["plan_id"]) == (1, measured["plan_id"])
+    assert measured["corrected_step_s"] is None
+    assert weft(["plan", str(path)]) == 0
+    assert "corrected by 1 measurement" in " ".join(capfd.readouterr().out.split())
+    Path(learned["file"]).unlink()
+    assert weft(["plan", str(path)]) == 0
+    assert "corrected" not in capfd.readouterr().out

@@ -12,8 +12,10 @@ from weft.planning.advice import advised
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.what_if import what_if
 from weft.run.launch import require_torch
+from weft.training.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
 from weft.web.advice import advised_record, forecast_record, forecasts_table
+from weft.web.calibration import lesson_record, lesson_text
 from weft.web.plan_page import plan_page
 from weft.web.trials import trial_record, trials_table
 
@@ -30,8 +32,8 @@ def show_plan(
 ) -> None:
     """The best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
 
-    The best plan is written to `out`, which is the fastest one of those that were measured, a page of all
-    candidates to `report`.
+    What the trials say of predictions corrects later ones. The best plan is written to `out`, which is the
+    fastest one of those that were measured, a page of all candidates to `report`.
 
     Raises:
         InputError: when a change is none.
@@ -42,9 +44,10 @@ def show_plan(
     forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
     shown = advised(ranking, top)
     trials = _measured(planned, measure)
+    lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate.plan if trials else planned.plan
     assert best is not None, "what was trained has a plan"
-    written = [(out, best.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials))]
+    written = [(out, best.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials, lesson))]
     for path, text in written:
         if path is not None:
             write_whole(path, text())
@@ -60,7 +63,8 @@ def show_plan(
                 "considered": len(ranking.candidates),
                 "candidates": records,
                 "what_if": [forecast_record(one) for one in forecasts],
-                "measured": [trial_record(one) for one in trials],
+                "measured": [trial_record(one, lesson) for one in trials],
+                "learned": lesson_record(lesson) if lesson is not None else None,
             }
         )
         return
@@ -68,7 +72,9 @@ def show_plan(
     if forecasts:
         console().print("", forecasts_table(forecasts), sep="\n")
     if trials:
-        console().print("", trials_table(trials), sep="\n")
+        console().print("", trials_table(trials, lesson), sep="\n")
+    if lesson is not None:
+        print(f"\n{lesson_text(lesson)}")
     for path, _ in written:
         if path is not None:
             print(f"wrote {path}")

@@ -11,7 +11,19 @@ import sys
 from cyclopts import App, CycloptsError
 
 from weft import __version__
-from weft.cli import explain, files, labs, machines, plans, runs, schedules, scores, shown, weights
+from weft.cli import (
+    corrections,
+    explain,
+    files,
+    labs,
+    machines,
+    plans,
+    runs,
+    schedules,
+    scores,
+    shown,
+    weights,
+)
 from weft.errors import InputError, RunError
 
 INPUT_REFUSED = 2
@@ -27,7 +39,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-for module in (files, machines, plans, shown, explain, schedules, scores, runs, weights, labs):
+for module in (files, machines, plans, shown, explain, schedules, scores, corrections, runs, weights, labs):
     for command in module.COMMANDS:
         app.command(command)
 app.register_install_completion_command()

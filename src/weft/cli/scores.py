@@ -11,8 +11,9 @@ from rich.table import Table
 from weft.cli.output import Json, console, print_json
 from weft.errors import InputError, Violation
 from weft.files import write_whole
-from weft.predict.ledger import Ledger
+from weft.predict.ledger import STEP, Ledger
 from weft.scoring.score import score as score_file
+from weft.web.calibration import ledger_page
 from weft.web.score import score_page, score_table
 
 
@@ -51,7 +52,7 @@ def score(
     if ledger == (file is not None):
         raise InputError(Violation("score", "give either a CSV file or --ledger"))
     if file is None:
-        _score_ledger(json=json)
+        _score_ledger(report, json=json)
         return
     scores = score_file(file, cluster=cluster, profile=profile)
     written = [(output, scores.to_csv), (report, lambda: score_page(scores))]
@@ -72,9 +73,11 @@ def score(
             print(f"wrote {path}")
 
 
-def _score_ledger(*, json: bool) -> None:
+def _score_ledger(report: Path | None, *, json: bool) -> None:
     with Ledger() as ledger:
-        honesty = ledger.honesty()
+        honesty, entries = ledger.honesty(), ledger.scored()
+    if report is not None:
+        write_whole(report, ledger_page([one for one in entries if one.quantity == STEP]))
     if json:
         record = {
             quantity: {"scored": one.scored, "inside": one.inside, "median_ratio": one.median_ratio}
@@ -91,6 +94,8 @@ def _score_ledger(*, json: bool) -> None:
     for quantity, one in honesty.items():
         table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", f"{one.median_ratio:.3f}")
     console().print(table)
+    if report is not None:
+        print(f"wrote {report}")
 
 
 COMMANDS = (score,)

@@ -24,6 +24,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed"]
+# Share of the variance of a prediction's error that all plans of one model on one machine have in common, as
+# long as nobody has measured it.
+SHARED = 0.9
 
 
 class _Record(BaseModel):
@@ -58,7 +61,11 @@ class Stage(_Record):
 
 
 class Prediction(_Record):
-    """What the planner expected; times with a 90 % interval."""
+    """What the planner expected; times with a 90 % interval.
+
+    `shared` is the part of the variance of the step's error (of its logarithm) that other plans of the job
+    have in common with it.
+    """
 
     step_s: float = Field(gt=0)
     step_low_s: float = Field(gt=0)
@@ -66,6 +73,7 @@ class Prediction(_Record):
     first_step_s: float = Field(gt=0)
     peak_bytes: tuple[int, ...]
     source: str
+    shared: float = Field(default=SHARED, ge=0.0, le=1.0)
 
 
 class Plan(_Record):

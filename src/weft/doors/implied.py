@@ -204,7 +204,14 @@ def planned_layout(problem: Problem, layout: Layout) -> Plan:
     # Refused before anything is priced, which may not be possible then.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    step = predict_long(plan, job.graph, job.cluster, machine=problem.machine, profile=problem.profile)
+    step = predict_long(
+        plan,
+        job.graph,
+        job.cluster,
+        machine=problem.machine,
+        profile=problem.profile,
+        correction=problem.correction,
+    )
     return plan.model_copy(update={"prediction": step.prediction})
 
 

@@ -14,6 +14,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Prediction, Replica
 from weft.planning.compile import compile_folded
+from weft.predict.corrections import Correction
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.timeline.figures import bubble_fraction
@@ -44,6 +45,7 @@ def predict_long(
     *,
     machine: MachineMeasurement | None = None,
     profile: LayerProfile | None = None,
+    correction: Correction | None = None,
 ) -> LongStep:
     """Predict a step of a plan; exact where it is short.
 
@@ -53,7 +55,7 @@ def predict_long(
 
     def predicted(one: Plan) -> LongStep:
         program = compile_folded(one, graph, cluster)
-        step = predict(one, program, graph, cluster, machine=machine, profile=profile)
+        step = predict(one, program, graph, cluster, machine=machine, profile=profile, correction=correction)
         return LongStep(
             prediction=step.prediction,
             resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
@@ -81,6 +83,7 @@ def predict_long(
             round(onward(one, other)) for one, other in zip(before.peak_bytes, after.peak_bytes, strict=True)
         ),
         source=after.source,
+        shared=after.shared,
     )
     waited_s = onward(near.waiting * before.step_s, far.waiting * after.step_s)
     return LongStep(prediction=prediction, resident_bytes=far.resident_bytes, waiting=waited_s / step_s)

@@ -54,6 +54,7 @@ class PlannedJob:
             self.problem.job.cluster,
             machine=self.problem.machine,
             profile=self.problem.profile,
+            correction=self.problem.correction,
         )
 
     @property

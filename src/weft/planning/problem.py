@@ -10,6 +10,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Recompute, Sharding
@@ -17,7 +18,10 @@ from weft.describe.run_file import ANY_PRECISION, RunFile
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job
+from weft.predict.corrections import Correction, fit
+from weft.predict.corrections_file import load_residuals
 from weft.predict.cost.calibration import load_machine, load_profiles
+from weft.predict.cost.compute import ComputeModel
 from weft.predict.profile import LayerProfile, MachineMeasurement
 
 # Samples per device and step when the user gives no global batch.
@@ -45,6 +49,7 @@ class Pins:
 class Problem:
     """A job, the user's pins, and what has been measured of the devices.
 
+    `correction` is what measured steps say of predictions from all this.
     `assumed` says in words what the user left open and was decided before planning.
     """
 
@@ -54,6 +59,7 @@ class Problem:
     minimise: str = "time"
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
+    correction: Correction | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -136,6 +142,7 @@ def problem_of_model(
         minimise=minimise,
         machine=machine,
         profile=profile,
+        correction=correction_for(cluster, graph, precision, machine, profile, home or weft_home()),
         assumed=assumed,
     )
 
@@ -196,6 +203,32 @@ def measurements_for(
     names = list(dict.fromkeys(group.device.name for group in cluster.groups))
     machine = load_machine(names[0], home) if len(names) == 1 else None
     return machine, load_profiles(model_fingerprint, names, sequence, precision, home)
+
+
+def sources_of(
+    cluster: Cluster, precision: str, machine: MachineMeasurement | None, profile: LayerProfile | None
+) -> dict[str, str]:
+    """For each kind of device of the cluster, what times of its computations come from."""
+    compute = ComputeModel(machine=machine, profile=profile)
+    devices = [group.device for group in cluster.groups]
+    return {device.name: compute.source_of(device, precision) for device in devices}
+
+
+def correction_for(
+    cluster: Cluster,
+    graph: LayerGraph,
+    precision: str,
+    machine: MachineMeasurement | None,
+    profile: LayerProfile | None,
+    home: Path,
+) -> Correction | None:
+    """What measured steps of the model on this cluster say of predictions from the same sources.
+
+    Raises:
+        InputError: when their file is broken, or is one of something else.
+    """
+    residuals = load_residuals(graph, precision, cluster, home)
+    return fit(residuals.of(sources_of(cluster, precision, machine, profile)))
 
 
 def _require_precision(cluster: Cluster, precision: str) -> None:

@@ -2,8 +2,10 @@
 
 Errors of the predictions of one model on one machine are mostly shared: a device that is slower than its data
 sheet is so in every plan. So measured over predicted steps are taken as log-normal, with a spread that makes
-the plans' 90 % intervals, and with the correlation `SHARED` between any two plans. That number is an
-assumption: what is left to a plan alone has sqrt(1 - 0.9) = 32 % of the whole spread.
+the plans' 90 % intervals, and with a correlation between any two plans that is the share of the variance
+which predictions say they have in common (`Prediction.shared`): fitted to residuals where plans of the model
+were measured on the cluster (`weft.predict.corrections`), else an assumption, `SHARED`. It leaves to a plan
+alone sqrt(1 - 0.9) = 32 % of the whole spread.
 
 The rules are those of Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators:
 micro-batch size 1 first; tensor or pipeline ranks instead of recomputation; larger micro-batches only when
@@ -22,14 +24,13 @@ from weft.describe.plan import RECOMPUTES, Prediction
 from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking
 from weft.planning.problem import Problem
+from weft.predict.corrections import spread_of
 
-SHARED = 0.9
 # Above the first one plan is surely faster; below the second neither is, and rules decide.
 SURELY, EVEN = 0.95, 0.6
 # Kernels of narrower models are too short for micro-batches of one sample.
 NARROWEST = 2048
 _NORMAL = NormalDist()
-_END_OF_INTERVAL = _NORMAL.inv_cdf(0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Standing:
 def probability_faster(one: Prediction, other: Prediction) -> float:
     """How probable it is that a step of `one` is shorter than one of `other`; see the module's docstring."""
     first, second = _spread(one), _spread(other)
-    variance = first**2 + second**2 - 2.0 * SHARED * first * second
+    shared = math.sqrt(one.shared * other.shared)
+    variance = first**2 + second**2 - 2.0 * shared * first * second
     ahead = math.log(other.step_s / one.step_s)
     if variance <= 0.0:
         return 0.5 if ahead == 0.0 else float(ahead > 0.0)
@@ -56,7 +58,7 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
 
 def _spread(prediction: Prediction) -> float:
     """Standard deviation of the logarithm of a step."""
-    return math.log(prediction.step_high_s / prediction.step_low_s) / (2.0 * _END_OF_INTERVAL)
+    return spread_of(prediction.step_low_s, prediction.step_high_s)
 
 
 def rules_hold(problem: Problem) -> bool:

@@ -21,7 +21,7 @@ from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
 from weft.planning.prices import price_per_hour
-from weft.planning.problem import Problem, measurements_for
+from weft.planning.problem import Problem, measurements_for, sources_of
 from weft.planning.ties import break_ties
 
 TOGETHER = "all together"
@@ -107,14 +107,25 @@ def _clusters(cluster: Cluster, changes: Sequence[str]) -> dict[str, Cluster]:
 def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
     """The same problem on another cluster, with what has been measured of that one's devices.
 
-    Links that were measured count no more where the description of those inside nodes has changed.
+    Links that were measured count no more where the description of those inside nodes has changed. A
+    correction stays where the devices are of the same kinds, and what is known of these is, too.
     """
     job = problem.job
     machine, profile = measurements_for(cluster, job.graph.fingerprint, job.sequence, job.precision, home)
     described = {group.link for group in job.cluster.groups}
     if machine is not None and not {group.link for group in cluster.groups} <= described:
         machine = replace(machine, message=(), all_reduce=())
-    return replace(problem, job=replace(job, cluster=cluster), machine=machine, profile=profile)
+    correction = problem.correction
+    sources = sources_of(cluster, job.precision, machine, profile)
+    if correction is not None and not correction.covers(sources):
+        correction = None
+    return replace(
+        problem,
+        job=replace(job, cluster=cluster),
+        machine=machine,
+        profile=profile,
+        correction=correction,
+    )
 
 
 def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str]:

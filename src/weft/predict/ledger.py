@@ -19,6 +19,8 @@ from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
 
 BUSY_TIMEOUT_S = 30.0
+# The quantity that every run enters: seconds of a steady step.
+STEP = "step_s"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS predictions (
@@ -33,6 +35,19 @@ CREATE TABLE IF NOT EXISTS predictions (
     measured REAL
 )
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A prediction that reality has answered; see `Ledger.record_prediction`."""
+
+    quantity: str
+    subject: str
+    source: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +145,21 @@ class Ledger:
         if changed != 1:
             raise InputError(Violation("ledger", f"entry {entry} does not exist or is already scored"))
 
-    def honesty(self) -> Mapping[str, Honesty]:
-        """By quantity, for all that has been scored."""
+    def scored(self) -> tuple[Entry, ...]:
+        """All that has been scored, by quantity and in the order in which it was predicted."""
         with self._readable():
             rows = self._connection.execute(
-                "SELECT quantity, predicted, low, high, measured FROM predictions "
+                "SELECT quantity, subject, source, predicted, low, high, measured FROM predictions "
                 "WHERE measured IS NOT NULL ORDER BY quantity, entry"
             ).fetchall()
+        names = ("quantity", "subject", "source", "predicted", "low", "high", "measured")
+        return tuple(Entry(**dict(zip(names, row, strict=True))) for row in rows)
+
+    def honesty(self) -> Mapping[str, Honesty]:
+        """By quantity, for all that has been scored."""
         scores: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-        for quantity, predicted, low, high, measured in rows:
-            scores[quantity].append((low <= measured <= high, measured / predicted))
+        for one in self.scored():
+            scores[one.quantity].append((one.low <= one.measured <= one.high, one.measured / one.predicted))
         return {
             quantity: Honesty(
                 scored=len(pairs),

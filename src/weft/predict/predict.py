@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, Prediction
+from weft.describe.plan import SHARED, Plan, Prediction
+from weft.predict.corrections import Correction
 from weft.predict.cost.price import Priced, price
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.predict.simulator import Simulation, simulate
@@ -31,6 +32,7 @@ def predict(
     *,
     machine: MachineMeasurement | None = None,
     profile: LayerProfile | None = None,
+    correction: Correction | None = None,
     run_name: str = "",
 ) -> PredictedStep:
     """Predict one steady step of a plan.
@@ -41,15 +43,20 @@ def predict(
     Raises:
         InputError: as `price` and `simulate` do.
     """
-    priced = price(program, plan, graph, cluster, machine=machine, profile=profile)
+    priced = price(program, plan, graph, cluster, machine=machine, profile=profile, correction=correction)
+    low, high, source, shared = priced.low_scale, priced.high_scale, priced.source, SHARED
+    if correction is not None:
+        low, high = correction.interval(low, high)
+        source, shared = f"{source}, {correction.in_words()}", correction.shared
     simulation = simulate(program, priced.costs, run=run_name, plan_id=plan.plan_id)
     prediction = Prediction(
         step_s=simulation.step_s,
-        step_low_s=simulation.step_s * priced.low_scale,
-        step_high_s=simulation.step_s * priced.high_scale,
+        step_low_s=simulation.step_s * low,
+        step_high_s=simulation.step_s * high,
         first_step_s=simulation.first_step_s,
         peak_bytes=tuple(_unfolded(plan, program, simulation.peak_bytes).tolist()),
-        source=priced.source,
+        source=source,
+        shared=shared,
     )
     return PredictedStep(simulation=simulation, prediction=prediction, priced=priced)
 

@@ -12,7 +12,7 @@ from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, given_plan
-from weft.predict.ledger import Ledger
+from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
 from weft.run.supported import unsupported
@@ -101,7 +101,7 @@ def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
     prediction = planned.plan.prediction
     assert prediction is not None, "a plan that runs carries its prediction"
     return ledger.record_prediction(
-        quantity="step_s",
+        quantity=STEP,
         subject=planned.plan.plan_id,
         predicted=prediction.step_s,
         low=prediction.step_low_s,

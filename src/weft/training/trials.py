@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,8 +21,11 @@ from weft.describe.this_machine import THIS_MACHINE
 from weft.errors import InputError, RunError, Violation
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate
+from weft.planning.residuals import observe
+from weft.predict.corrections import Observation
 from weft.predict.ledger import Ledger
 from weft.run.launch import launch_workers
+from weft.run.recorder import collect_timeline
 from weft.training.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, enter_prediction, prepare
 
@@ -41,13 +45,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One plan trained for `steps` steps: each step but the first in seconds, or why there are none."""
+    """One plan trained for `steps` steps: each step but the first in seconds, or why there are none.
+
+    `observation` is what they say of the plan's prediction, where its instructions were measured, too.
+    """
 
     candidate: Candidate
     outcome: Outcome
     steps: int
     seconds: tuple[float, ...] = ()
     reason: str = ""
+    observation: Observation | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -120,6 +128,7 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
         try:
             directory = prepare(job, path)
             launch_workers(path, job.plan.ranks, WORKER_MODULE)
+            return _measured(job, candidate, directory)
         except InputError as error:
             return _without_steps(candidate, steps, Outcome.REFUSED, str(error.violations[0]))
         except RunError as error:
@@ -129,7 +138,6 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
             ran_out = any(word in logged for word in _OUT_OF_MEMORY)
             outcome = Outcome.OUT_OF_MEMORY if ran_out else Outcome.FAILED
             return _without_steps(candidate, steps, outcome, reason)
-        return _measured(candidate, steps, directory)
 
 
 def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
@@ -146,11 +154,20 @@ def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Plann
     return PlannedJob(run=short, problem=planned.problem, plan=candidate.plan)
 
 
-def _measured(candidate: Candidate, steps: int, directory: RunDirectory) -> Trial:
+def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) -> Trial:
+    steps = job.run.train.steps
     seconds = tuple(row["step_s"] for row in directory.metrics()[1:])
     if not seconds:
         return _without_steps(candidate, steps, Outcome.FAILED, "no step was taken after the first one")
-    return Trial(candidate=candidate, outcome=Outcome.MEASURED, steps=steps, seconds=seconds)
+    measured = collect_timeline(directory.path, job.program, job.plan.plan_id, directory.name)
+    step_s = statistics.median(seconds)
+    return Trial(
+        candidate=candidate,
+        outcome=Outcome.MEASURED,
+        steps=steps,
+        seconds=seconds,
+        observation=observe(job, measured, step_s=step_s, warm_up=1, time_s=time.time()),
+    )
 
 
 def _without_steps(candidate: Candidate, steps: int, outcome: Outcome, reason: str) -> Trial:

@@ -8,9 +8,11 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.planning.advice import Advised, Mapped, mapped
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Ranking, Verdict
+from weft.planning.residuals import Lesson
 from weft.planning.what_if import Forecast
 from weft.training.trials import Trial
 from weft.web.advice import FORECAST_HEAD, change_text, forecast_rows
+from weft.web.calibration import calibration_sections, clouds_of_lesson
 from weft.web.charts import Axis
 from weft.web.page import page_html, picture_section, table_section
 from weft.web.scatter import Cloud, Dot, scatter_svg
@@ -29,8 +31,10 @@ def plan_page(
     shown: Sequence[Advised],
     forecasts: Sequence[Forecast] = (),
     trials: Sequence[Trial] = (),
+    lesson: Lesson | None = None,
 ) -> str:
-    """A self-contained page: a dot for each layout, the rows that are shown, forecasts and trials if any.
+    """A self-contained page: a dot for each layout, the rows that are shown, and forecasts, trials and what
+    these say of predictions, if any.
 
     What was not simulated is drawn as a ring, at the lower bounds of its step and its memory.
     """
@@ -51,8 +55,10 @@ def plan_page(
         ]
         sections.append(table_section("what-if", "On another cluster", head, rows, words=_WORDS))
     if trials:
-        rows = trial_rows(trials)
+        rows = trial_rows(trials, lesson)
         sections.append(table_section("measured", "Measured on this machine", HEAD, rows, words=("plan",)))
+    if lesson is not None:
+        sections += calibration_sections(clouds_of_lesson(lesson))
     subtitle = (
         f"{job.cluster.ranks} devices, global batch {job.global_batch}, {job.sequence} tokens per sample, "
         f"{job.precision}: {len(ranking.candidates)} layouts considered, {len(ranking.fitting)} simulated "

@@ -69,8 +69,10 @@ class LeastCosts:
             (group.device for group in cluster.groups),
             key=lambda device: device.flops_per_s.get(precision, 0.0),
         )
-        self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
-        self._network = Network(cluster=cluster, machine=problem.machine)
+        self._compute = ComputeModel(
+            machine=problem.machine, profile=problem.profile, correction=problem.correction
+        )
+        self._network = Network(cluster=cluster, machine=problem.machine, correction=problem.correction)
         self._layers: dict[Shape, LayerCosts] = {}
 
     def shape(self, layout: Layout) -> Shape:

@@ -45,8 +45,12 @@ class LayerTimes:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._compute = ComputeModel(machine=problem.machine, profile=problem.profile)
-        self._network = Network(cluster=problem.job.cluster, machine=problem.machine)
+        self._compute = ComputeModel(
+            machine=problem.machine, profile=problem.profile, correction=problem.correction
+        )
+        self._network = Network(
+            cluster=problem.job.cluster, machine=problem.machine, correction=problem.correction
+        )
         self._known: dict[tuple[int, Shape], Passes] = {}
 
     def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> Passes:

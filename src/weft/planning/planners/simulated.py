@@ -23,7 +23,14 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     job = problem.job
     plan = build_plan(job, candidate.layout, layer_seconds)
     try:
-        step = predict_long(plan, job.graph, job.cluster, machine=problem.machine, profile=problem.profile)
+        step = predict_long(
+            plan,
+            job.graph,
+            job.cluster,
+            machine=problem.machine,
+            profile=problem.profile,
+            correction=problem.correction,
+        )
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))

@@ -39,7 +39,7 @@ Measured = TypeVar("Measured", MachineMeasurement, LayerProfile)
 def save_machine(machine: MachineMeasurement, home: Path) -> Path:
     """Keep a machine's measurement, in place of an older one of the same device; returns the file."""
     text = json.dumps({"version": VERSION, **asdict(machine)}, indent=1, sort_keys=True)
-    return _write(_machine_path(machine.device, home), text + "\n")
+    return write_measurement(_machine_path(machine.device, home), text + "\n")
 
 
 def load_machine(device: str, home: Path) -> MachineMeasurement | None:
@@ -73,7 +73,7 @@ def save_profile(profile: LayerProfile, home: Path) -> Path:
     writer.writerow(PROFILE_COLUMNS)
     writer.writerows(astuple(timing) for timing in profile.timings)
     path = _profile_path(profile.model_fingerprint, devices[0], profile.sequence, profile.precision, home)
-    return _write(path, text.getvalue())
+    return write_measurement(path, text.getvalue())
 
 
 def load_profile(
@@ -105,7 +105,7 @@ def load_profiles(
 
 def save_cluster(cluster: Cluster, home: Path) -> Path:
     """Keep a cluster whose links were measured as a CLUSTER.toml; returns the file."""
-    return _write(home / FOLDER / f"cluster-{_file_name(cluster.name)}.toml", to_toml(cluster))
+    return write_measurement(home / FOLDER / f"cluster-{file_name(cluster.name)}.toml", to_toml(cluster))
 
 
 def profile_from_record(record: Mapping[str, Any]) -> LayerProfile:
@@ -127,20 +127,25 @@ def load_profile_file(path: Path) -> LayerProfile:
 
 
 def _machine_path(device: str, home: Path) -> Path:
-    return home / FOLDER / f"machine-{_file_name(device)}.json"
+    return home / FOLDER / f"machine-{file_name(device)}.json"
 
 
 def _profile_path(fingerprint: str, device: str, sequence: int, precision: str, home: Path) -> Path:
-    return home / FOLDER / f"profile-{fingerprint}-s{sequence}-{precision}-{_file_name(device)}.csv"
+    return home / FOLDER / f"profile-{fingerprint}-s{sequence}-{precision}-{file_name(device)}.csv"
 
 
-def _file_name(device: str) -> str:
-    """The device's name where it can be a file's, else what can, with a hash that tells names apart."""
-    plain = re.sub(r"[^A-Za-z0-9._-]", "-", device)
-    return plain if plain == device else f"{plain}-{hashlib.sha256(device.encode()).hexdigest()[:8]}"
+def file_name(name: str) -> str:
+    """A name where it can be a file's, else what can, with a hash that tells names apart."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _write(path: Path, text: str) -> Path:
+def write_measurement(path: Path, text: str) -> Path:
+    """Write a file of `WEFT_HOME` whole; returns its path.
+
+    Raises:
+        InputError: when it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)

@@ -14,6 +14,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
 from weft.describe.plan import Recompute
+from weft.predict.corrections import Correction
 from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
 from weft.predict.cost.memory import (
     context_kept,
@@ -69,10 +70,12 @@ class ComputeModel:
     """What is known about compute times; every device is answered for by the best source that covers it.
 
     A profile covers the devices it names; a machine measurement its own device, in the precisions measured.
+    A correction multiplies all times of its devices, whatever they come from.
     """
 
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
+    correction: Correction | None = None
 
     def stage_times(
         self,
@@ -122,12 +125,14 @@ class ComputeModel:
         again_s = total.forward_s if recompute == "full" else 0.0
         if recompute == "selective":
             again_s = self._without_products_s(graph, layers, shape, precision, device)
+        read_gradients_s = self._read_gradients_s(graph, layers, shape, precision, device)
+        factor = self._factor(device)
         return StageTimes(
-            forward_s=total.forward_s,
-            backward_input_s=total.backward_input_s + again_s,
-            backward_weight_s=total.backward_weight_s,
-            update_s=total.update_s * update_share,
-            read_gradients_s=self._read_gradients_s(graph, layers, shape, precision, device) * update_share,
+            forward_s=total.forward_s * factor,
+            backward_input_s=(total.backward_input_s + again_s) * factor,
+            backward_weight_s=total.backward_weight_s * factor,
+            update_s=total.update_s * update_share * factor,
+            read_gradients_s=read_gradients_s * update_share * factor,
             half_width=half_width,
             source=source,
         )
@@ -231,7 +236,9 @@ class ComputeModel:
 
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""
-        return self.machine.instruction_s if self.machine is not None and self._measured(device) else 0.0
+        if self.machine is None or not self._measured(device):
+            return 0.0
+        return self.machine.instruction_s * self._factor(device)
 
     def slowdowns(self, device: Device) -> tuple[float, float]:
         """How many times longer a computation takes beside a transfer and a transfer beside a computation,
@@ -239,6 +246,13 @@ class ComputeModel:
         if self.machine is None or not self._measured(device):
             return 1.0, 1.0
         return self.machine.compute_slowdown, self.machine.communication_slowdown
+
+    def source_of(self, device: Device, precision: str) -> str:
+        """What times of the device come from, before any correction."""
+        return "layer profile" if self._profiles(device) else self._speeds(device, precision)[1]
+
+    def _factor(self, device: Device) -> float:
+        return self.correction.computations(device.name) if self.correction is not None else 1.0
 
     def _measured(self, device: Device) -> bool:
         return self.machine is not None and self.machine.device == device.name

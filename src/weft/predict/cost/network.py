@@ -17,6 +17,7 @@ from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
+from weft.predict.corrections import Correction
 from weft.predict.cost.tables import value_at
 from weft.predict.profile import MachineMeasurement
 
@@ -33,25 +34,35 @@ class CollectiveTime(NamedTuple):
     seconds: float
     link_s: float
 
+    def scaled(self, factor: float) -> CollectiveTime:
+        return CollectiveTime(factor * self.seconds, factor * self.link_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The links of a cluster; `machine` is what was measured between two ranks of one node."""
+    """The links of a cluster; `machine` is what was measured between two ranks of one node.
+
+    `correction` multiplies all times.
+    """
 
     cluster: Cluster
     machine: MachineMeasurement | None = None
+    correction: Correction | None = None
 
     def message_s(self, rank: int, peer: int, sent_bytes: int, sharing: int = 1) -> tuple[float, float]:
         """(seconds the link is busy, further seconds until the message has arrived).
 
         `sharing` flows leave the sender's node at once; it matters between nodes only.
         """
+        factor = self.correction.messages if self.correction is not None else 1.0
         table = self.machine.message if self._measured((rank, peer)) and self.machine is not None else ()
         if table:
             latency_s = value_at(table, 0.0)
-            return max(0.0, value_at(table, float(sent_bytes)) - latency_s), latency_s
-        link = self._link(rank, peer, sharing)
-        return sent_bytes / link.bytes_per_s, link.latency_s
+            busy_s = max(0.0, value_at(table, float(sent_bytes)) - latency_s)
+        else:
+            link = self._link(rank, peer, sharing)
+            busy_s, latency_s = sent_bytes / link.bytes_per_s, link.latency_s
+        return factor * busy_s, factor * latency_s
 
     def all_reduce_s(self, ranks: Sequence[int], reduced_bytes: int) -> float:
         """Seconds of `all_reduce`."""
@@ -60,17 +71,22 @@ class Network:
     def all_reduce(self, ranks: Sequence[int], reduced_bytes: int) -> CollectiveTime:
         """Every rank ends with the sum of `reduced_bytes` of all."""
         if len(ranks) > 1 and self._measured(ranks) and self.machine is not None and self.machine.all_reduce:
-            return CollectiveTime(_scaled(self.machine.all_reduce, len(ranks), reduced_bytes), 0.0)
+            measured_s = _scaled(self.machine.all_reduce, len(ranks), reduced_bytes)
+            return CollectiveTime(measured_s, 0.0).scaled(self._factor)
         one_way = min(self._one_way(ranks, reduced_bytes), self._trees(sorted(ranks), reduced_bytes))
-        return CollectiveTime(2.0 * one_way.seconds, 2.0 * one_way.link_s)
+        return one_way.scaled(2.0 * self._factor)
 
     def reduce_scatter(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """Every rank ends with its share of the sum of `total_bytes`."""
-        return self._one_way(ranks, total_bytes)
+        return self._one_way(ranks, total_bytes).scaled(self._factor)
 
     def all_gather(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """Every rank ends with the `total_bytes` of which it had a share."""
-        return self._one_way(ranks, total_bytes)
+        return self._one_way(ranks, total_bytes).scaled(self._factor)
+
+    @property
+    def _factor(self) -> float:
+        return self.correction.collectives if self.correction is not None else 1.0
 
     def _one_way(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
         """A reduce-scatter or an all-gather, which are each other's mirror image."""

@@ -16,6 +16,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
+from weft.predict.corrections import Correction
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
@@ -75,8 +76,11 @@ def price(
     *,
     machine: MachineMeasurement | None = None,
     profile: LayerProfile | None = None,
+    correction: Correction | None = None,
 ) -> Priced:
     """Cost every instruction of a plan's program; `machine` and `profile` refine what they cover.
+
+    `correction` multiplies the times, and leaves interval and source as they were before it.
 
     Raises:
         InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or compute times
@@ -91,8 +95,8 @@ def price(
         plan=plan,
         graph=graph,
         cluster=cluster,
-        compute=ComputeModel(machine=machine, profile=profile),
-        network=Network(cluster=cluster, machine=machine),
+        compute=ComputeModel(machine=machine, profile=profile, correction=correction),
+        network=Network(cluster=cluster, machine=machine, correction=correction),
     )
     occupancy = np.zeros(len(program))
     latency = np.zeros(len(program))

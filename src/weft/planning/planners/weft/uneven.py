@@ -54,7 +54,9 @@ class UnevenSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._times = LayerTimes(problem)
-        self._network = Network(cluster=problem.job.cluster, machine=problem.machine)
+        self._network = Network(
+            cluster=problem.job.cluster, machine=problem.machine, correction=problem.correction
+        )
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
         self._paces = sorted(set(paces))

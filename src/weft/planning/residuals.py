@@ -1,0 +1,193 @@
+"""From a run that was measured to what it says of predictions, and into the file that remembers it.
+
+Files of measured steps are read again as lessons: what they say of predictions from each source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from weft.planning.planned import PlannedJob
+from weft.planning.problem import sources_of
+from weft.predict.corrections import Correction, Key, LeftOut, Observation, Part, fit, left_out
+from weft.predict.corrections_file import (
+    Residuals,
+    load_residuals,
+    read_residuals,
+    residual_files,
+    save_residuals,
+)
+from weft.predict.predict import PredictedStep, predict
+from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
+from weft.program.program import Program
+from weft.timeline.medians import Seconds, from_step, instructions
+from weft.timeline.timeline import Timeline
+
+# A part is made this much slower to see how much of the step it makes.
+_NUDGE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a file of measured steps says of predictions from one combination of sources.
+
+    Attributes:
+        path: the file. residuals: what it holds.
+        observations: those whose predictions rest on these sources.
+        correction: what is fitted to them.
+    """
+
+    path: Path
+    residuals: Residuals
+    observations: tuple[Observation, ...]
+    correction: Correction
+
+    @property
+    def subject(self) -> str:
+        """Model, precision, devices and sources in words."""
+        hardware = self.residuals.hardware.rpartition("-")[0]
+        sources = ", ".join(sorted(set(self.correction.sources.values())))
+        return f"{self.residuals.model} in {self.residuals.precision} on {hardware}, {sources}"
+
+    @property
+    def bias(self) -> float:
+        """Median of measured over predicted without a correction."""
+        ratios = (math.log(one.measured_step_s / one.predicted_step_s) for one in self.observations)
+        return math.exp(median(ratios))
+
+    @cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Every plan as all others predict it."""
+        return left_out(self.observations)
+
+
+def observe(
+    job: PlannedJob, measured: Timeline, *, step_s: float, warm_up: int, time_s: float
+) -> Observation:
+    """What a job's measured steps say of its prediction without any correction.
+
+    Args:
+        measured: instructions of the run; its first `warm_up` steps do not count.
+        step_s: what a step took.
+        time_s: when it was measured, in seconds since 1970.
+
+    Raises:
+        InputError: as `predict` does.
+    """
+    problem = job.problem
+    bare = _predicted(job, None)
+    low, high = bare.prediction.step_low_s, bare.prediction.step_high_s
+    ratios = _ratios(job, bare, from_step(measured, int(measured.step.min()) + warm_up))
+    shares = _shares(job, bare, tuple(ratios))
+    return Observation(
+        plan_id=job.plan.plan_id,
+        time_s=time_s,
+        sources=sources_of(problem.job.cluster, problem.job.precision, problem.machine, problem.profile),
+        half_width=(high - low) / (high + low),
+        predicted_step_s=bare.prediction.step_s,
+        measured_step_s=step_s,
+        parts=tuple(
+            Part(kind=key[0], device=key[1], share=shares[key], ratio=ratio) for key, ratio in ratios.items()
+        ),
+    )
+
+
+def learn(job: PlannedJob, observations: Sequence[Observation], home: Path) -> Lesson:
+    """Add measured steps of a job's model and cluster, at least one, to their file in `home`.
+
+    Raises:
+        InputError: when the file is broken or cannot be written.
+    """
+    asked = job.problem.job
+    known = load_residuals(asked.graph, asked.precision, asked.cluster, home).with_more(observations)
+    return _lesson(save_residuals(known, home), known, known.of(observations[-1].sources))
+
+
+def lessons_in(home: Path) -> tuple[Lesson, ...]:
+    """What all files of measured steps in `home` say, by file and sources.
+
+    Raises:
+        InputError: when a file is broken.
+    """
+    files = ((path, read_residuals(path)) for path in residual_files(home))
+    return tuple(_lesson(path, found, some) for path, found in files for some in found.by_sources())
+
+
+def _lesson(path: Path, residuals: Residuals, observations: tuple[Observation, ...]) -> Lesson:
+    correction = fit(observations)
+    assert correction is not None, "there are observations of these sources"
+    return Lesson(path=path, residuals=residuals, observations=observations, correction=correction)
+
+
+def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
+    problem = job.problem
+    return predict(
+        job.plan,
+        job.program,
+        problem.job.graph,
+        problem.job.cluster,
+        machine=problem.machine,
+        profile=problem.profile,
+        correction=correction,
+    )
+
+
+def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:
+    """The part of the predicted step that each kind of instruction makes; together at most 1."""
+    grown = {}
+    for key in keys:
+        slower = _predicted(job, Correction(factors={key: 1.0 + _NUDGE})).prediction.step_s
+        grown[key] = max(0.0, (slower / bare.prediction.step_s - 1.0) / _NUDGE)
+    # Where several paths are critical, each kind may lengthen one of them.
+    total = max(1.0, sum(grown.values()))
+    return {key: min(1.0, one / total) for key, one in grown.items()}
+
+
+def _ratios(job: PlannedJob, bare: PredictedStep, measured: Timeline) -> dict[Key, float | None]:
+    """Measured over predicted time of each kind of instruction that the program has."""
+    program, cluster = job.program, job.problem.job.cluster
+    found: dict[Key, float | None] = {}
+    expected, happened = instructions(bare.simulation.timeline), instructions(measured)
+    _, left, right = np.intersect1d(expected.id, happened.id, assume_unique=True, return_indices=True)
+    expected, took_s = expected.take(left), happened.duration_s[right]
+    # Exchanges of tensor and context ranks are inside computations, and not measured by themselves.
+    alone = all(len(copy.ranks) == 1 for stage in job.plan.stages for copy in stage.replicas)
+    computes = is_compute(expected.kind)
+    names = np.array([cluster.device_of(rank).name for rank in range(program.ranks)])
+    for name in sorted(set(names.tolist())):
+        rows = computes & (names[expected.rank] == name)
+        found["computations", name] = _ratio(expected.duration_s[rows], took_s[rows]) if alone else None
+    if is_send(program.columns.kind).any():
+        found["messages", ""] = _message_ratio(program, bare, measured)
+    collectives = is_collective(expected.kind)
+    if collectives.any() or not alone:
+        found["collectives", ""] = _ratio(expected.duration_s[collectives], took_s[collectives])
+    return found
+
+
+def _ratio(predicted_s: Seconds, measured_s: Seconds) -> float | None:
+    predicted, measured = float(predicted_s.sum()), float(measured_s.sum())
+    return measured / predicted if predicted > 0.0 and measured > 0.0 else None
+
+
+def _message_ratio(program: Program, bare: PredictedStep, measured: Timeline) -> float | None:
+    """Of the messages that a rank waited for: only these are measured from their start to their arrival."""
+    receives = [receive for _, receive in MESSAGES]
+    edges, kind = program.edges, program.columns.kind
+    joins = is_send(kind[edges.source]) & np.isin(kind[edges.target], receives)
+    sender = np.full(len(program), -1, dtype=np.int64)
+    sender[edges.target[joins]] = edges.source[joins]
+    rows = np.isin(measured.kind, receives) & (measured.start_ns > measured.posted_ns)
+    sends = sender[measured.position[rows]]
+    costs = bare.priced.costs
+    predicted_s = (costs.occupancy + costs.latency)[sends] * costs.tick_s
+    return _ratio(
+        np.asarray(predicted_s, dtype=np.float64), (measured.end_ns - measured.start_ns)[rows] / 1e9
+    )

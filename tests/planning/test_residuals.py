@@ -1,0 +1,195 @@
+"""What a measured run says of its prediction, how that is remembered, and what it does to later ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
+
+from weft.api import words_to_run
+from weft.describe.cluster import Cluster
+from weft.describe.plan import SHARED
+from weft.planning.planned import PlannedJob
+from weft.planning.planners import Verdict, get_planner
+from weft.planning.problem import Pins, Problem, problem_of_model
+from weft.planning.residuals import learn, lessons_in, observe
+from weft.planning.what_if import on_cluster
+from weft.predict.corrections import Correction, Observation
+from weft.predict.corrections_file import residual_files
+from weft.predict.cost.calibration import save_profile
+from weft.predict.predict import predict
+from weft.program.kinds import MESSAGES
+from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+
+HERE = cluster(nodes=1, devices=2, device=CPU)
+SLOW = Correction(factors={("computations", "cpu"): 2.0, ("messages", ""): 3.0, ("collectives", ""): 1.5})
+RECEIVES = [receive for _, receive in MESSAGES]
+
+
+def mixed() -> Cluster:
+    """One node of each of two kinds of devices."""
+    (group,) = HERE.groups
+    link = group.link
+    groups = [replace(group, name=name, devices=1, device=replace(CPU, name=name)) for name in ("cpu", "old")]
+    return Cluster(name="mixed", groups=tuple(groups), links={("cpu", "old"): link})
+
+
+def problem(home: Path, where: Cluster = HERE, **pins: int | str) -> Problem:
+    return problem_of_model(
+        MODEL,
+        where,
+        global_batch=8,
+        precision="fp32",
+        pins=Pins(micro_batch_size=2, **pins),  # type: ignore[arg-type]
+        home=home,
+    )
+
+
+def job(home: Path, where: Cluster = HERE, **pins: int | str) -> PlannedJob:
+    posed = problem(home, where, **pins)
+    plan = get_planner("weft").search(posed).fitting[0].plan
+    assert plan is not None
+    run = words_to_run(model="gpt-1m", on="2xt4", global_batch=8, sequence=32, precision="fp32", pins={})
+    return PlannedJob(run=run, problem=posed, plan=plan)
+
+
+def step_s(one: PlannedJob, correction: Correction | None) -> float:
+    return replace(one, problem=replace(one.problem, correction=correction)).predicted.prediction.step_s
+
+
+def measured(one: PlannedJob, correction: Correction, steps: int = 3) -> tuple[Timeline, float]:
+    """A run that takes what `correction` says, but for its first step, which takes ten times as long."""
+    graph, where = one.problem.job.graph, one.problem.job.cluster
+    found = predict(one.plan, one.program, graph, where, correction=correction)
+    line = found.simulation.timeline
+    columns = {name: getattr(line, name) for name in TIMELINE_COLUMNS}
+    edges, start = one.program.edges, line.start_ns.copy()
+    row_of = np.full(len(one.program), -1)
+    row_of[line.position] = np.arange(len(line))
+    # A receive is on its way from when its message was sent; its rank waited for that.
+    receives = np.isin(one.program.columns.kind[edges.target], RECEIVES)
+    start[row_of[edges.target[receives]]] = line.start_ns[row_of[edges.source[receives]]]
+    columns |= {"start_ns": start, "posted_ns": start - 1}
+    several = []
+    for step in range(steps):
+        slower = 10 if step == 0 else 1
+        times = {name: slower * columns[name] for name in ("posted_ns", "start_ns", "end_ns")}
+        several.append({**columns, **times, "step": np.full(len(line), step)})
+    joined = {name: np.concatenate([one[name] for one in several]) for name in TIMELINE_COLUMNS}
+    return Timeline(run="run", plan_id=one.plan.plan_id, clock="test", **joined), found.prediction.step_s
+
+
+def observation(one: PlannedJob, correction: Correction, time_s: float = 1.0) -> Observation:
+    line, took_s = measured(one, correction)
+    return observe(one, line, step_s=took_s, warm_up=1, time_s=time_s)
+
+
+@pytest.mark.parametrize("pins", [{"pipeline_parallel": 2, "schedule": "gpipe"}, {"data_parallel": 2}])
+def test_each_kind_of_instruction_is_seen_by_itself(tmp_path: Path, pins: dict[str, int | str]) -> None:
+    one = job(tmp_path, **pins)
+    seen = observation(one, SLOW)
+    found = {part.key: part for part in seen.parts}
+    assert found["computations", "cpu"].ratio == pytest.approx(2.0, rel=1e-4)
+    other = ("messages", "") if "pipeline_parallel" in pins else ("collectives", "")
+    assert set(found) == {("computations", "cpu"), other}
+    assert found[other].ratio == pytest.approx(SLOW.factors[other], rel=1e-3)
+    assert sum(part.share for part in seen.parts) == pytest.approx(1.0, abs=0.02)
+    assert (seen.half_width, seen.sources) == (pytest.approx(0.3), {"cpu": "data sheet"})
+    # What was measured is explained by its parts.
+    assert seen.scaled_step_s(SLOW.factors) == pytest.approx(seen.measured_step_s, rel=0.02)
+
+
+def test_each_kind_of_device_is_seen_by_itself(tmp_path: Path) -> None:
+    one = job(tmp_path, mixed(), pipeline_parallel=2, schedule="1f1b")
+    factors = {**SLOW.factors, ("computations", "old"): 5.0}
+    seen = observation(one, Correction(factors=factors))
+    assert seen.sources == {"cpu": "data sheet", "old": "data sheet"}
+    ratios = {part.key: part.ratio for part in seen.parts}
+    assert ratios["computations", "cpu"] == pytest.approx(2.0, rel=1e-4)
+    assert ratios["computations", "old"] == pytest.approx(5.0, rel=1e-4)
+    again = [seen.model_copy(update={"time_s": float(time)}) for time in range(40)]
+    lesson = learn(one, again, tmp_path)
+    assert lesson.subject == "small in fp32 on 1x1xcpu+1x1xold, data sheet"
+    after = job(tmp_path, mixed(), pipeline_parallel=2, schedule="1f1b")
+    assert after.problem.correction is not None
+    assert after.problem.correction.computations("old") / after.problem.correction.computations(
+        "cpu"
+    ) == pytest.approx(2.5, rel=0.05)
+
+
+def test_what_is_observed_does_not_depend_on_the_correction_in_force(tmp_path: Path) -> None:
+    one = job(tmp_path, pipeline_parallel=2)
+    corrected = replace(one, problem=replace(one.problem, correction=Correction(step=1.7)))
+    assert observation(corrected, SLOW) == observation(one, SLOW)
+
+
+def test_exchanges_inside_computations_leave_them_unmeasured(tmp_path: Path) -> None:
+    seen = observation(job(tmp_path, tensor_parallel=2, data_parallel=1), SLOW)
+    assert {part.key: part.ratio for part in seen.parts} == {
+        ("computations", "cpu"): None,
+        ("collectives", ""): None,
+    }
+    # They have their share of the step nevertheless.
+    assert all(part.share > 0.0 for part in seen.parts)
+    assert seen.scaled_step_s(SLOW.factors) == pytest.approx(seen.measured_step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [0.25, 4.0])
+@pytest.mark.parametrize("pins", [{"pipeline_parallel": 2}, {"data_parallel": 2}, {"tensor_parallel": 2}])
+def test_a_factor_of_everything_is_one_of_the_step(
+    tmp_path: Path, scale: float, pins: dict[str, int]
+) -> None:
+    one = job(tmp_path, **pins)
+    assert step_s(one, Correction(step=scale)) == pytest.approx(scale * step_s(one, None), rel=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.3, 3.0])
+def test_bounds_stay_below_corrected_steps(tmp_path: Path, factor: float) -> None:
+    posed = replace(problem(tmp_path), correction=Correction(factors=SLOW.factors, step=factor))
+    candidates = get_planner("weft").search(posed).candidates
+    simulated = [one for one in candidates if one.verdict is Verdict.FITS]
+    assert len(simulated) > 2
+    for one in simulated:
+        assert one.plan is not None
+        assert one.plan.prediction is not None
+        assert one.bound_s <= one.plan.prediction.step_s * (1 + 1e-6)
+
+
+def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, pipeline_parallel=pp) for pp in (1, 2)]
+    lesson = learn(jobs[0], [observation(one, SLOW) for one in jobs], tmp_path)
+    assert residual_files(tmp_path) == [lesson.path]
+    assert lessons_in(tmp_path) == (lesson,)
+    assert lesson.subject == "small in fp32 on 1x2xcpu, data sheet"
+    assert lesson.bias == pytest.approx(2.0, rel=0.1)
+
+    after = job(tmp_path, pipeline_parallel=2)
+    prediction, before = after.predicted.prediction, jobs[1].predicted.prediction
+    assert prediction.source == "data sheet, corrected by 2 measurements"
+    assert prediction.step_s == pytest.approx(2.0 * before.step_s, rel=0.25)
+    assert prediction.shared < SHARED
+    ends = [(one.step_high_s - one.step_low_s) / one.step_s for one in (prediction, before)]
+    assert ends[0] < ends[1]
+    # A ranking is made of the same predictions.
+    assert after.plan.prediction == prediction
+
+
+def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -> None:
+    one = job(tmp_path, pipeline_parallel=1)
+    learn(one, [observation(one, SLOW)], tmp_path)
+    assert problem(tmp_path).correction is not None
+    save_profile(profile_of(one.problem.job.graph), tmp_path)
+    assert problem(tmp_path).correction is None
+    wider = problem_of_model(replace(MODEL, hidden=128), HERE, precision="fp32", home=tmp_path)
+    assert wider.correction is None
+
+
+def test_a_changed_cluster_keeps_it_while_its_devices_are_the_same(tmp_path: Path) -> None:
+    one = job(tmp_path, pipeline_parallel=1)
+    learn(one, [observation(one, SLOW)], tmp_path)
+    posed = problem(tmp_path)
+    assert on_cluster(posed, cluster(nodes=2, devices=2, device=CPU), tmp_path).correction is not None
+    assert on_cluster(posed, cluster(nodes=1, devices=2, device=GPU), tmp_path).correction is None
