@@ -1,5 +1,6 @@
 """LayerGraph files read back, fingerprints see every change, illegal graphs are refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from weft.describe.families import layer_graph
 from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
 from weft.describe.models import PRESETS
 from weft.errors import InputError
+
+GRAPHS = {name: layer_graph(PRESETS[name]) for name in ("gpt2", "llama-13b", "bert-large", "resnet-50")}
 
 
 def small_graph() -> LayerGraph:
@@ -31,6 +34,30 @@ def small_graph() -> LayerGraph:
 def test_a_file_reads_back_to_the_same_graph():
     graph = small_graph()
     assert LayerGraph.from_json(graph.to_json()) == graph
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_a_file_is_plain_json_however_often_its_layers_repeat(name):
+    text = GRAPHS[name].to_json()
+    record = json.loads(text)
+    assert json.dumps(record, indent=1, sort_keys=True) == text
+    layers = record["layers"]
+    assert len({layer["name"] for layer in layers}) == len(layers)
+
+
+@given(st.sampled_from(sorted(GRAPHS)), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_amounts_of_all_layers_are_those_of_each(name, micro_batch_size, degree):
+    graph, shape = GRAPHS[name], Shape(micro_batch_size, 64, degree, 2)
+    for amount in ("parameters", "kept", "sent", "tensor_reduced", "gathered"):
+        assert graph.amounts(amount, shape) == tuple(getattr(one, amount)(shape) for one in graph.layers)
+    assert graph.tensor_exchanges == tuple(one.tensor_exchanges for one in graph.layers)
+    assert [graph.layers[index].parts for index in graph.alike] == [one.parts for one in graph.layers]
+
+
+def test_feeders_are_the_producers_of_the_edges():
+    graph = GRAPHS["resnet-50"]
+    found = [(producer, index) for index, before in enumerate(graph.feeders) for producer in before]
+    assert sorted(found) == sorted(graph.edges)
 
 
 def test_flops_are_two_per_multiply_and_add():

@@ -37,6 +37,17 @@ def test_counts_follow_the_plan():
     assert (kinds == REDUCE).sum() == (kinds == STEP).sum() == 2 * len(plan.stages)
 
 
+def test_a_program_of_another_length_is_that_of_a_plan_with_such_shares():
+    plan, graph = planned()
+    longer, _ = planned(micro_batch_size=1)
+    programs = (
+        compile_plan(plan, graph, micro_batches=longer.micro_batches // 2),
+        compile_plan(longer, graph),
+    )
+    assert (programs[0].ids == programs[1].ids).all()
+    assert (programs[0].columns.rank == programs[1].columns.rank).all()
+
+
 def test_messages_carry_one_hidden_state_and_buckets_all_gradients():
     plan, graph = planned()
     columns = compile_plan(plan, graph).columns

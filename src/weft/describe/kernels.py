@@ -90,13 +90,10 @@ class Kernels:
 
 def with_kernels(graph: LayerGraph, config: ModelConfig, kernels: Kernels) -> LayerGraph:
     """The graph of a transformer, as `layer_graph(config)` made it, with other kernels."""
-    known: dict[Layer, Layer] = {}
-    layers = []
-    for own in graph.layers:
-        alike = replace(own, name="")
-        if alike not in known:
-            known[alike] = _with_kernels(own, config, kernels)
-        layers.append(replace(known[alike], name=own.name))
+    known = {index: _with_kernels(graph.layers[index], config, kernels) for index in set(graph.alike)}
+    layers = (
+        replace(known[alike], name=own.name) for own, alike in zip(graph.layers, graph.alike, strict=True)
+    )
     return replace(graph, layers=tuple(layers))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -104,9 +104,20 @@ class Layer:
         divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
         return max(1, sum(divided))
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Identities of all of it but the name: the same where layers share all of that.
+
+        To compare them is far cheaper than to compare amounts.
+        """
+        return tuple([id(getattr(self, name)) for name in _PARTS])
+
     def flops(self, shape: Shape) -> float:
         """Floating-point operations of forward and backward of one micro-batch."""
         return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
+
+
+_PARTS = tuple(field.name for field in fields(Layer) if field.name != "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,41 @@ class LayerGraph:
     def is_chain(self) -> bool:
         return self.edges == chain_edges(len(self.layers))
 
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """By layer the first one that shares all of it but the name."""
+        first: dict[tuple[int, ...], int] = {}
+        return tuple(first.setdefault(layer.parts, index) for index, layer in enumerate(self.layers))
+
+    @cached_property
+    def feeders(self) -> tuple[frozenset[int], ...]:
+        """By layer those that send to it."""
+        found: list[set[int]] = [set() for _ in self.layers]
+        for producer, consumer in self.edges:
+            found[consumer].add(producer)
+        return tuple(map(frozenset, found))
+
+    def amounts(self, name: str, shape: Shape) -> tuple[float, ...]:
+        """Of every layer the amount of this name, evaluated once for all plans that ask."""
+        key = (name, shape)
+        if key not in self._evaluated:
+            known: dict[int, float] = {}
+            for index in set(self.alike):
+                amount: Amount = getattr(self.layers[index], name)
+                known[index] = amount(shape)
+            self._evaluated[key] = tuple(known[index] for index in self.alike)
+        return self._evaluated[key]
+
+    @cached_property
+    def _evaluated(self) -> dict[tuple[str, Shape], tuple[float, ...]]:
+        return {}
+
+    @cached_property
+    def tensor_exchanges(self) -> tuple[int, ...]:
+        """Those of every layer."""
+        known = {index: self.layers[index].tensor_exchanges for index in set(self.alike)}
+        return tuple(known[index] for index in self.alike)
+
     def parameters(self, tensor_parallel: int = 1) -> int:
         """Count of parameters held by one tensor rank."""
         shape = Shape(1, self.sequence, tensor_parallel)
@@ -217,19 +263,27 @@ class LayerGraph:
         return self._text(context=True)
 
     def _text(self, *, context: bool) -> str:
+        texts: dict[int, str] = {}
+        layers = []
+        for layer, alike in zip(self.layers, self.alike, strict=True):
+            if alike not in texts:
+                nameless = replace(layer, name="")
+                texts[alike] = _indented(_layer_record(nameless, context=context), 2)
+            layers.append("  " + texts[alike].replace('"name": ""', f'"name": {json.dumps(layer.name)}', 1))
         record: dict[str, Any] = {
             "version": 1,
             "name": self.name,
             "sequence": self.sequence,
             "vocabulary": self.vocabulary,
-            "layers": [_layer_record(layer, context=context) for layer in self.layers],
             "edges": [list(edge) for edge in self.edges],
         }
         if self.divided:
             record["divided"] = [list(one) for one in self.divided]
         if self.tied:
             record["tied"] = [[list(one.layers), str(one.parameters)] for one in self.tied]
-        return json.dumps(record, indent=1, sort_keys=True)
+        texts_of = {key: _indented(value, 1) for key, value in record.items()}
+        texts_of["layers"] = "[\n" + ",\n".join(layers) + "\n ]"
+        return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in sorted(texts_of.items())) + "\n}"
 
     @classmethod
     def from_json(cls, text: str, where: str = "layer graph") -> LayerGraph:
@@ -263,6 +317,11 @@ class LayerGraph:
 
 def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
     return tuple((index, index + 1) for index in range(layers - 1))
+
+
+def _indented(value: Any, depth: int) -> str:
+    """JSON of a value that lies so deep in a file whose lines are indented by one."""
+    return json.dumps(value, indent=1, sort_keys=True).replace("\n", "\n" + " " * depth)
 
 
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")

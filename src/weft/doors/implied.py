@@ -17,7 +17,7 @@ from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
 from weft.moves.layout import Layout, build_plan
-from weft.planning.long_steps import predict_long
+from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
 from weft.program.schedules import get_schedule
@@ -204,14 +204,7 @@ def planned_layout(problem: Problem, layout: Layout) -> Plan:
     # Refused before anything is priced, which may not be possible then.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    step = predict_long(
-        plan,
-        job.graph,
-        job.cluster,
-        machine=problem.machine,
-        profile=problem.profile,
-        correction=problem.correction,
-    )
+    step = predict_long_with(problem.cost_model, plan)
     return plan.model_copy(update={"prediction": step.prediction})
 
 

@@ -50,16 +50,19 @@ def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]
 
 
 def uniform_partition(
-    layers: int, stages: int, leading: int = 0, trailing: int = 0
+    layers: int, stages: int, leading: int = 0, trailing: int = 0, *, ends_last: bool = False
 ) -> tuple[int, ...] | None:
     """Layers of each stage when they are shared out by count; None when a stage would have none.
 
-    All layers but the first `leading` and the last `trailing` ones are shared out equally, the first stages
-    taking one more where the count is not a multiple; then the first stage takes those that lead and the last
-    one those that trail.
+    All layers but the first `leading` and the last `trailing` ones are shared out equally. Where the count is
+    not a multiple, the first stages take one more, or, with `ends_last`, those between the first and the
+    last. Then the first stage takes those that lead and the last one those that trail.
     """
     each, more = divmod(layers - leading - trailing, stages)
-    counts = [each + (stage < more) for stage in range(stages)]
+    counts = [each] * stages
+    order = range(stages)
+    for stage in [*order[1:-1], *order[:1], *order[1:][-1:]][:more] if ends_last else order[:more]:
+        counts[stage] += 1
     counts[0] += leading
     counts[-1] += trailing
     return tuple(counts) if min(counts) > 0 else None

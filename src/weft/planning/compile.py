@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from weft.describe.cluster import Cluster
@@ -9,28 +11,33 @@ from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
+from weft.predict.cost.places import Places
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout, TiedWeights
-from weft.program.program import Program
+from weft.program.program import Ints, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
 
 
-def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = None) -> Program:
+def compile_plan(
+    plan: Plan, graph: LayerGraph, *, only_replica: int | None = None, micro_batches: int | None = None
+) -> Program:
     """The training program of a plan.
 
     `only_replica` keeps the instructions of one pipeline replica; planners use it, because equal replicas
-    take equal times.
+    take equal times. `micro_batches` is how many each replica runs in a step in place of the plan's own.
 
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
     """
-    layout = pipeline_layout(plan, graph)
-    schedule = get_schedule(plan.schedule.name)
+    return _training_program(plan, _layout(plan, graph, micro_batches), only_replica)
+
+
+def _training_program(plan: Plan, layout: PipelineLayout, only_replica: int | None) -> Program:
     return build_training_program(
         layout,
-        schedule,
+        get_schedule(plan.schedule.name),
         plan.schedule.options,
         sharding=plan.sharding,
         blocking=plan.blocking,
@@ -39,40 +46,45 @@ def compile_plan(plan: Plan, graph: LayerGraph, *, only_replica: int | None = No
     )
 
 
-def compile_folded(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Program:
+def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> PipelineLayout:
+    layout = pipeline_layout(plan, graph)
+    if micro_batches is None:
+        return layout
+    return replace(layout, micro_batches=(micro_batches,) * layout.replicas)
+
+
+def compile_folded(
+    plan: Plan, graph: LayerGraph, cluster: Cluster, *, micro_batches: int | None = None
+) -> Program:
     """The training program with one pipeline in place of all that run as many micro-batches, and one lane
     where lanes are equal.
 
     Pipelines are all kept where shares of the batch are unequal, or where none is slowest in all of its
     stages. Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do
-    the same at the same time over the same links. Prices are those of the slowest.
+    the same at the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
+    `compile_plan`.
 
     Raises:
         InputError: as `compile_plan` does.
     """
-    shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
-    foldable = len(shares) == 1 and _one_is_slowest(plan, cluster)
-    program = compile_plan(plan, graph, only_replica=0 if foldable else None)
-    places = (copy.ranks for stage in plan.stages for copy in stage.replicas)
-    equal = all(
-        len({(cluster.node_of(rank), cluster.speed_of(rank)) for rank in ranks}) == 1 for ranks in set(places)
-    )
+    layout = _layout(plan, graph, micro_batches)
+    layout.require_valid()
+    places, ranks = Places(cluster), np.stack(layout.rank_tables)
+    foldable = len(set(layout.micro_batches)) == 1 and _one_is_slowest(plan, places, ranks)
+    program = _training_program(plan, layout, 0 if foldable else None)
+    equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
     return fold_lanes(program) if equal else program
 
 
-def _one_is_slowest(plan: Plan, cluster: Cluster) -> bool:
-    """Whether some pipeline has, in each of its stages, devices as slow as those of any other pipeline."""
-    if len(cluster.groups) == 1 and not cluster.groups[0].speeds:
+def _one_is_slowest(plan: Plan, places: Places, ranks: Ints) -> bool:
+    """Whether some pipeline has, in each of its stages, devices as slow as those of any other pipeline.
+
+    `ranks` are those of (stage, replica, lane).
+    """
+    if len(places.paces) == 1:
         return True
-    pace = [
-        group.device.flops_per_s.get(plan.precision, 0.0) * speed
-        for group in cluster.groups
-        for _ in range(group.count)
-        for speed in group.speeds or (1.0,) * group.devices
-    ]
-    paces = np.array(
-        [[min(pace[rank] for rank in copy.ranks) for copy in stage.replicas] for stage in plan.stages]
-    )
+    peaks = [group.device.flops_per_s.get(plan.precision, 0.0) for group in places.cluster.groups]
+    paces = (np.array(peaks)[places.group] * places.speed)[ranks].min(axis=2)
     slowest = paces == paces.min(axis=1, keepdims=True)
     paths = paths_of(get_schedule(plan.schedule.name))
     return bool(slowest.reshape(len(paces), -1, paths).all(axis=(0, 2)).any())
@@ -94,14 +106,15 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
         raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
     gradient_bytes = gradient_element_bytes(plan)
     tied = _tied_weights(plan, graph)
+    held = [own_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)]
     return PipelineLayout(
         stages=tuple(
             StageLayout(
                 replicas=tuple(copy.ranks for copy in stage.replicas),
-                gradient_bytes=gradient_bytes * own_parameters(graph, stage.layers, plan.shape(index)),
-                weight_bytes=plan.element_bytes * own_parameters(graph, stage.layers, plan.shape(index)),
+                gradient_bytes=gradient_bytes * parameters,
+                weight_bytes=plan.element_bytes * parameters,
             )
-            for index, stage in enumerate(plan.stages)
+            for stage, parameters in zip(plan.stages, held, strict=True)
         ),
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
@@ -132,7 +145,7 @@ def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
             senders.setdefault(edge, set()).add(producer)
     return {
         edge: round(
-            plan.element_bytes * sum(graph.layers[layer].sent(plan.shape(edge[0])) for layer in layers)
+            plan.element_bytes * sum(graph.amounts("sent", plan.shape(edge[0]))[layer] for layer in layers)
         )
         for edge, layers in senders.items()
     }

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, Prediction, Replica
+from weft.describe.plan import Plan, Prediction
 from weft.planning.compile import compile_folded
 from weft.predict.corrections import Correction
-from weft.predict.predict import predict
+from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.price import price_placed
+from weft.predict.predict import predict_priced
 from weft.predict.profile import LayerProfile, MachineMeasurement
+from weft.program.program import Program
 from weft.timeline.figures import bubble_fraction
 
 # A round is one micro-batch for each device in line. The first rounds fill the pipeline.
@@ -52,20 +56,26 @@ def predict_long(
     Raises:
         InputError: as `predict` does.
     """
+    model = CostModel(graph=graph, cluster=cluster, machine=machine, profile=profile, correction=correction)
+    return predict_long_with(model, plan)
 
-    def predicted(one: Plan) -> LongStep:
-        program = compile_folded(one, graph, cluster)
-        step = predict(one, program, graph, cluster, machine=machine, profile=profile, correction=correction)
-        return LongStep(
-            prediction=step.prediction,
-            resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
-            waiting=bubble_fraction(step.simulation.timeline),
-        )
 
+def predict_long_with(model: CostModel, plan: Plan) -> LongStep:
+    """As `predict_long`, with a cost model that may have priced other plans.
+
+    Raises:
+        InputError: as `predict` does.
+    """
     lengths = _shorter(plan)
+    programs = [
+        compile_folded(plan, model.graph, model.cluster, micro_batches=length)
+        for length in lengths or (None,)
+    ]
+    placed = PlacedPlan(program=programs[0], plan=plan, model=model)
+    steps = [_predicted(placed, program) for program in programs]
     if lengths is None:
-        return predicted(plan)
-    near, far = (predicted(_shortened(plan, length)) for length in lengths)
+        return steps[0]
+    near, far = steps
     share = plan.stages[0].replicas[0].micro_batches
     rounds = (share - lengths[0]) / (lengths[1] - lengths[0])
 
@@ -103,17 +113,10 @@ def _shorter(plan: Plan) -> tuple[int, int] | None:
     return (first, second) if share > second else None
 
 
-def _shortened(plan: Plan, micro_batches: int) -> Plan:
-    stages = tuple(
-        stage.model_copy(
-            update={
-                "replicas": tuple(
-                    Replica(ranks=one.ranks, micro_batches=micro_batches) for one in stage.replicas
-                )
-            }
-        )
-        for stage in plan.stages
+def _predicted(placed: PlacedPlan, program: Program) -> LongStep:
+    step = predict_priced(program, price_placed(placed, program))
+    return LongStep(
+        prediction=step.prediction,
+        resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
+        waiting=bubble_fraction(step.simulation.timeline),
     )
-    share = plan.stages[0].replicas[0].micro_batches
-    batch = plan.global_batch // share * micro_batches
-    return plan.model_copy(update={"stages": stages, "global_batch": batch})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from weft.describe.cluster import Cluster
@@ -22,6 +23,7 @@ from weft.predict.corrections import Correction, fit
 from weft.predict.corrections_file import load_residuals
 from weft.predict.cost.calibration import load_machine, load_profiles
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.profile import LayerProfile, MachineMeasurement
 
 # Samples per device and step when the user gives no global batch.
@@ -45,7 +47,7 @@ class Pins:
     sync: str = "dense"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """A job, the user's pins, and what has been measured of the devices.
 
@@ -61,6 +63,17 @@ class Problem:
     profile: LayerProfile | None = None
     correction: Correction | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """What prices the plans of every search for it."""
+        return CostModel(
+            graph=self.job.graph,
+            cluster=self.job.cluster,
+            machine=self.machine,
+            profile=self.profile,
+            correction=self.correction,
+        )
 
 
 def problem_of(

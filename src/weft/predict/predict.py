@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import SHARED, Plan, Prediction
+from weft.describe.plan import Plan, Prediction
 from weft.predict.corrections import Correction
 from weft.predict.cost.price import Priced, price
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.predict.simulator import Simulation, simulate
-from weft.program.fold import twins_of
 from weft.program.program import Ints, Program
 
 
@@ -44,27 +44,33 @@ def predict(
         InputError: as `price` and `simulate` do.
     """
     priced = price(program, plan, graph, cluster, machine=machine, profile=profile, correction=correction)
-    low, high, source, shared = priced.low_scale, priced.high_scale, priced.source, SHARED
-    if correction is not None:
-        low, high = correction.interval(low, high)
-        source, shared = f"{source}, {correction.in_words()}", correction.shared
-    simulation = simulate(program, priced.costs, run=run_name, plan_id=plan.plan_id)
+    return predict_priced(program, priced, run_name=run_name, plan_id=plan.plan_id)
+
+
+def predict_priced(
+    program: Program, priced: Priced, *, run_name: str = "", plan_id: str = ""
+) -> PredictedStep:
+    """Predict one steady step of a program whose costs are known; the names go into its timeline.
+
+    Raises:
+        InputError: as `simulate` does.
+    """
+    simulation = simulate(program, priced.costs, run=run_name, plan_id=plan_id)
     prediction = Prediction(
         step_s=simulation.step_s,
-        step_low_s=simulation.step_s * low,
-        step_high_s=simulation.step_s * high,
+        step_low_s=simulation.step_s * priced.low_scale,
+        step_high_s=simulation.step_s * priced.high_scale,
         first_step_s=simulation.first_step_s,
-        peak_bytes=tuple(_unfolded(plan, program, simulation.peak_bytes).tolist()),
-        source=source,
-        shared=shared,
+        peak_bytes=tuple(_unfolded(priced.twins, simulation.peak_bytes).tolist()),
+        source=priced.source,
+        shared=priced.shared,
     )
     return PredictedStep(simulation=simulation, prediction=prediction, priced=priced)
 
 
-def _unfolded(plan: Plan, program: Program, peak_bytes: Ints) -> Ints:
+def _unfolded(twins: Mapping[int, Ints], peak_bytes: Ints) -> Ints:
     """Peaks of all ranks from those of the ranks that were simulated."""
     peaks = peak_bytes.copy()
-    stages = ([copy.ranks for copy in stage.replicas] for stage in plan.stages)
-    for rank, twins in twins_of(program, stages).items():
-        peaks[list(twins)] = peak_bytes[rank]
+    for rank, alike in twins.items():
+        peaks[alike] = peak_bytes[rank]
     return peaks

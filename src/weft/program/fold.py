@@ -5,14 +5,14 @@ Replicas are folded where a program is built (`only_replica`), lanes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.program import NONE, Edges, Program
+from weft.program.program import NONE, Edges, Ints, Program
 
 KEPT_REPLICA, KEPT_LANE = "folded", "folded_lanes"
 
@@ -52,23 +52,22 @@ def fold_lanes(program: Program) -> Program:
     )
 
 
-def twins_of(program: Program, stages: Iterable[Sequence[Sequence[int]]]) -> Mapping[int, tuple[int, ...]]:
+def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
     """The ranks that each simulated rank stands for, itself among them.
 
-    `stages` are the ranks of every replica of every stage. Twins of two ranks that send each other messages
-    are in the same order.
+    `stages` are the ranks of every replica of every stage, of shape (replicas, ranks of one). Twins of two
+    ranks that send each other messages are in the same order.
     """
     few_replicas, few_lanes = KEPT_REPLICA in program.meta, KEPT_LANE in program.meta
     if not few_replicas and not few_lanes:
-        return {rank: (rank,) for rank in range(program.ranks)}
+        return dict(enumerate(np.arange(program.ranks, dtype=np.int64)[:, None]))
     simulated = sorted({replica for _, replica in program.obligations.owners})
-    twins: dict[int, tuple[int, ...]] = {}
-    for copies in stages:
-        ranks = np.array(copies, dtype=np.int64)
+    twins: dict[int, Ints] = {}
+    for ranks in stages:
         lanes = range(1 if few_lanes else ranks.shape[1])
         for replica, lane in product(simulated, lanes):
             # Replicas of one pipeline come after each other, so that those like this one are as far apart.
             alike = ranks[replica % len(simulated) :: len(simulated)] if few_replicas else ranks[[replica]]
             alike = alike if few_lanes else alike[:, lane]
-            twins[int(ranks[replica, lane])] = tuple(alike.ravel().tolist())
+            twins[int(ranks[replica, lane])] = alike.ravel()
     return twins

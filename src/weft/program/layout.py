@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 
 import numpy as np
@@ -65,7 +66,7 @@ class TiedWeights:
     gradient_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PipelineLayout:
     """Stages, their ranks and their messages.
 
@@ -109,7 +110,12 @@ class PipelineLayout:
     @property
     def ranks(self) -> int:
         """One more than the highest rank."""
-        return 1 + max(rank for stage in self.stages for ranks in stage.replicas for rank in ranks)
+        return 1 + max(int(ranks.max()) for ranks in self.rank_tables)
+
+    @cached_property
+    def rank_tables(self) -> tuple[Ints, ...]:
+        """By stage of a valid layout the ranks of its replicas, shape (replicas, lanes)."""
+        return tuple(np.array(stage.replicas, dtype=np.int64) for stage in self.stages)
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -140,13 +146,7 @@ class PipelineLayout:
         """Rank of (pipeline, device, lane), devices as in `placement`."""
         first_place = np.unique(self.placement, return_index=True)[1]
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
-        return np.array(
-            [
-                [self.stages[stage].replicas[pipeline * self.paths + path] for path, stage in homes]
-                for pipeline in range(self.pipelines)
-            ],
-            dtype=np.int64,
-        )
+        return np.stack([self.rank_tables[stage][path :: self.paths] for path, stage in homes], axis=1)
 
     @property
     def islands(self) -> int:
@@ -172,17 +172,17 @@ class PipelineLayout:
 
     def _groups(self, parts: Sequence[list[list[int]]]) -> tuple[tuple[tuple[int, ...], ...], Ints]:
         """A group for each lane of each part of a stage's replicas; that of (stage, replica, lane)."""
-        numbers: dict[frozenset[int], int] = {}
+        numbers: dict[bytes, int] = {}
         groups: list[tuple[int, ...]] = []
         lanes = len(self.stages[0].replicas[0])
         table = np.full((len(self.stages), self.replicas, lanes), NONE, dtype=np.int64)
-        for index, stage in enumerate(self.stages):
+        for index, ranks in enumerate(self.rank_tables):
             for replicas in parts[index]:
                 for lane in range(lanes):
-                    group = tuple(stage.replicas[replica][lane] for replica in replicas)
-                    number = numbers.setdefault(frozenset(group), len(groups))
+                    group = ranks[replicas, lane]
+                    number = numbers.setdefault(np.sort(group).tobytes(), len(groups))
                     if number == len(groups):
-                        groups.append(group)
+                        groups.append(tuple(group.tolist()))
                     table[index, replicas, lane] = number
         return tuple(groups), table
 
@@ -206,8 +206,13 @@ class PipelineLayout:
         Raises:
             InputError: with every violation.
         """
+        if self._problems:
+            raise InputError(self._problems)
+
+    @cached_property
+    def _problems(self) -> list[Violation]:
         if not self.stages or not self.micro_batches:
-            raise InputError(Violation("layout", "needs at least one stage and one pipeline replica"))
+            return [Violation("layout", "needs at least one stage and one pipeline replica")]
         lanes = max((len(ranks) for ranks in self.stages[0].replicas[:1]), default=1) or 1
         problems = [
             Violation(f"stage {stage}", problem)
@@ -249,9 +254,7 @@ class PipelineLayout:
                 )
             )
         # Sharing of devices is only meaningful among stages that are well-formed by themselves.
-        problems = problems or self._device_problems()
-        if problems:
-            raise InputError(problems)
+        return problems or self._device_problems()
 
     def _path_problems(self) -> list[Violation]:
         if self.paths < 1 or self.replicas % self.paths:
@@ -271,6 +274,8 @@ class PipelineLayout:
 
     def _device_problems(self) -> list[Violation]:
         placement, table = self.placement, self.rank_table()
+        if self._devices_are_shared_rightly(placement, table):
+            return []
         problems = [
             Violation(f"stage {stage}", "has two paths on one device; a device holds a stage once")
             for stage, devices in enumerate(placement.T.tolist())
@@ -299,6 +304,18 @@ class PipelineLayout:
                     )
         return problems
 
+    def _devices_are_shared_rightly(self, placement: Ints, table: Ints) -> bool:
+        """Whether no rank has two places, and stages have the devices of the table; words need a closer
+        look."""
+        return len(np.unique(table)) == table.size and all(
+            len(set(devices)) == self.paths
+            and all(
+                np.array_equal(table[:, device], self.rank_tables[stage][path :: self.paths])
+                for path, device in enumerate(devices)
+            )
+            for stage, devices in enumerate(placement.T.tolist())
+        )
+
 
 def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
     return len(stages) > 1 and sorted(set(stages)) == list(stages) and set(stages) <= set(trained)
@@ -308,6 +325,11 @@ def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
     problems = []
     if len(stage.replicas) != replicas:
         problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
+    if all(len(ranks) == lanes for ranks in stage.replicas):
+        # All at once, for there may be thousands of them.
+        ordered = np.sort(np.array(stage.replicas, dtype=np.int64).reshape(-1, lanes), axis=1)
+        if not (ordered < 0).any() and (np.diff(ordered) > 0).all():
+            return problems
     for replica, ranks in enumerate(stage.replicas):
         if len(ranks) != lanes:
             problems.append(f"replica {replica} has {len(ranks)} ranks; all must have {lanes}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
-from weft.planning.long_steps import predict_long
+from weft.planning.long_steps import predict_long_with
 from weft.predict.engine import load_compiled_engine
 from weft.scoring.baseline import plain_step_s
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
@@ -153,16 +153,16 @@ def score(path: Path, *, cluster: str | None = None, profile: Path | None = None
 def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]) -> ScoredRow:
     subject = subjects.of(row)
     # Rows that differ in what was measured only, such as repeated runs, are predicted once.
-    key = (subject.graph.fingerprint, subject.cluster.fingerprint, subject.plan.plan_id, id(subject.profile))
+    key = (subject.plan.plan_id, id(subject.cost_model))
     if key not in known:
         known[key] = _predicted(row, subject)
     return replace(known[key], row=row)
 
 
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
-    plan, graph, cluster = subject.plan, subject.graph, subject.cluster
-    prediction = predict_long(plan, graph, cluster, profile=subject.profile).prediction
-    held = [(peak, cluster.device_of(rank).usable_bytes) for rank, peak in enumerate(prediction.peak_bytes)]
+    prediction = predict_long_with(subject.cost_model, subject.plan).prediction
+    usable_bytes = subject.cost_model.network.places.usable_bytes.tolist()
+    held = zip(prediction.peak_bytes, usable_bytes, strict=False)
     peak, room = min(held, key=lambda one: one[1] - one[0])
     return ScoredRow(
         row=row,
@@ -171,6 +171,6 @@ def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
         high_s=prediction.step_high_s,
         peak_bytes=peak,
         room_bytes=room,
-        plain_s=plain_step_s(plan, graph, cluster),
+        plain_s=plain_step_s(subject.plan, subject.cost_model.graph, subject.cost_model.cluster),
         source=prediction.source,
     )

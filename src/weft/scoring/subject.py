@@ -25,8 +25,9 @@ from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
 from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.partition import uniform_partition
 from weft.predict.cost.calibration import load_profile_file
-from weft.predict.profile import LayerProfile
+from weft.predict.cost.cost_model import CostModel
 from weft.scoring.measurements import Measurement
 
 # What a family has where a row does not say: Llama's feed-forward is gated and 8/3 as wide as the stream.
@@ -42,12 +43,18 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is predicted of a row."""
+    """What is predicted of a row; rows of one model, cluster and profile share a cost model."""
 
-    graph: LayerGraph
-    cluster: Cluster
     plan: Plan
-    profile: LayerProfile | None
+    cost_model: CostModel
+
+    @property
+    def graph(self) -> LayerGraph:
+        return self.cost_model.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.cost_model.cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +87,11 @@ class Subjects:
                 raise InputError(problems)
         else:
             plan = _plan(row, graph, cluster)
-        return Subject(graph=graph, cluster=cluster, plan=plan, profile=profile)
+        model = self._once(
+            ("cost model", graph.fingerprint, cluster.fingerprint, profile_path),
+            lambda: CostModel(graph=graph, cluster=cluster, profile=profile),
+        )
+        return Subject(plan=plan, cost_model=model)
 
     def _graph(self, row: Measurement, config: ModelConfig | None) -> LayerGraph:
         if config is None:
@@ -211,14 +222,11 @@ def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
         InputError: when there are fewer layers than stages.
     """
     ends = [graph.layers[place].kind == kind for place, kind in zip((0, -1), _ENDS, strict=True)]
-    each, over = divmod(len(graph.layers) - sum(ends), stages)
-    if not each:
+    counts = None
+    if len(graph.layers) - sum(ends) >= stages:
+        counts = uniform_partition(len(graph.layers), stages, *ends, ends_last=True)
+    if counts is None:
         raise InputError(
             Violation("pp", f"{stages} stages; the model has {len(graph.layers)} layers to spread")
         )
-    dealt = [each] * stages
-    for stage in [*range(1, stages - 1), 0, stages - 1][:over]:
-        dealt[stage] += 1
-    dealt[0] += ends[0]
-    dealt[-1] += ends[1]
-    return tuple(dealt)
+    return counts

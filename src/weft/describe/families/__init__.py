@@ -35,8 +35,10 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     require_choice("model family", config.family, FAMILIES)
     graph = FAMILIES[config.family](config)
     # Equal layers share their passes, so that those who cost them know them by their identity.
+    shared: dict[tuple[int, ...], Layer] = {}
     known: dict[Layer, Layer] = {}
-    layers = (
-        replace(known.setdefault(replace(layer, name=""), layer), name=layer.name) for layer in graph.layers
-    )
+    for layer in graph.layers:
+        if layer.parts not in shared:
+            shared[layer.parts] = known.setdefault(replace(layer, name=""), layer)
+    layers = (replace(shared[layer.parts], name=layer.name) for layer in graph.layers)
     return replace(graph, layers=tuple(layers))

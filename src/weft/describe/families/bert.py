@@ -20,6 +20,7 @@ from weft.describe.families.transformer import (
     passes,
     per_stream_token,
     per_token,
+    repeated,
     token_product,
 )
 from weft.describe.layer_graph import Layer, LayerGraph, Pass
@@ -35,14 +36,14 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return chain(
         config,
         _embedding(config),
-        (
+        repeated(
             # Gathered keys and values take the place of the own ones.
             over_context(
-                biased_block(config, index, projections=_PROJECTIONS, norms_last=True),
+                biased_block(config, projections=_PROJECTIONS, norms_last=True),
                 keys=config.hidden,
                 kept=-2.0 * config.hidden,
-            )
-            for index in range(config.layers)
+            ),
+            config.layers,
         ),
         _head(config),
     )

@@ -12,6 +12,7 @@ from weft.describe.families.transformer import (
     embedding,
     head,
     over_context,
+    repeated,
 )
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -24,9 +25,6 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         config,
         embedding(config, learned_positions=True),
         # What two chunks of queries give is joined; queries keep keys and values of the own tokens alive.
-        (
-            over_context(biased_block(config, index, causal=True), keys=width, kept=width)
-            for index in range(config.layers)
-        ),
+        repeated(over_context(biased_block(config, causal=True), keys=width, kept=width), config.layers),
         head(config, norm_parameters=2 * width, norm_memory=LAYER_NORM * width, norm_kernels=1),
     )

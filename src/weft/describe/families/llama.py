@@ -16,6 +16,7 @@ from weft.describe.families.transformer import (
     passes,
     per_stream_token,
     per_token,
+    repeated,
     token_product,
 )
 from weft.describe.layer_graph import Layer, LayerGraph
@@ -39,7 +40,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return chain(
         config,
         embedding(config, learned_positions=False),
-        (_block(config, index) for index in range(config.layers)),
+        repeated(_block(config), config.layers),
         head(
             config,
             norm_parameters=width,
@@ -50,7 +51,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     )
 
 
-def _block(config: ModelConfig, index: int) -> Layer:
+def _block(config: ModelConfig) -> Layer:
     width, inner, heads = config.hidden, config.feed_forward, config.heads
     key_width = width // heads * config.key_value_heads
     weights = (
@@ -62,7 +63,7 @@ def _block(config: ModelConfig, index: int) -> Layer:
     divided = 2 * width * (width + key_width) + 3 * width * inner
     parameters = Amount.of(2 * width) + Amount.of(divided, tensor=1)
     block = Layer(
-        name=f"block.{index}",
+        name="block",
         kind="block",
         parameters=parameters,
         # What both norms have normalised and their scaled, gathered outputs; q, k, v and the attention's

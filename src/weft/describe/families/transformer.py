@@ -12,7 +12,7 @@ gathered inputs of divided products, which are kept. Context ranks gather keys a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypedDict
 
@@ -145,7 +145,6 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
 
 def biased_block(
     config: ModelConfig,
-    index: int,
     *,
     causal: bool = False,
     projections: int = 1,
@@ -169,7 +168,7 @@ def biased_block(
     divided = 4 * width * width + 3 * width + 2 * width * inner + inner
     parameters = Amount.of(replicated) + Amount.of(divided, tensor=1)
     return Layer(
-        name=f"block.{index}",
+        name="block",
         kind="block",
         parameters=parameters,
         # Inputs and gathered outputs of both norms; q, k, v and the attention's output; the activation's in
@@ -263,6 +262,11 @@ def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Laye
         tied=_tied(config, len(layers)) if config.tied_embeddings else (),
         divided=divided_sizes(config),
     )
+
+
+def repeated(block: Layer, count: int) -> Iterator[Layer]:
+    """So many of the block, called ``block.0`` and so on."""
+    return (replace(block, name=f"block.{index}") for index in range(count))
 
 
 def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:

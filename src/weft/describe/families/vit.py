@@ -17,6 +17,7 @@ from weft.describe.families.transformer import (
     passes,
     per_stream_token,
     per_token,
+    repeated,
     transposed_input,
 )
 from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass
@@ -33,7 +34,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return chain(
         config,
         _embedding(config),
-        (biased_block(config, index, projections=_PROJECTIONS) for index in range(config.layers)),
+        repeated(biased_block(config, projections=_PROJECTIONS), config.layers),
         _head(config),
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
+
+import numpy as np
 
 from weft.describe.units import format_bytes
 from weft.errors import InputError
 from weft.moves.layout import Layout, build_plan, pipeline_of
-from weft.planning.long_steps import predict_long
+from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Holding
 from weft.planning.problem import Problem
@@ -23,27 +24,18 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     job = problem.job
     plan = build_plan(job, candidate.layout, layer_seconds)
     try:
-        step = predict_long(
-            plan,
-            job.graph,
-            job.cluster,
-            machine=problem.machine,
-            profile=problem.profile,
-            correction=problem.correction,
-        )
+        step = predict_long_with(problem.cost_model, plan)
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     plan = plan.model_copy(update={"prediction": step.prediction})
     peak_bytes = step.prediction.peak_bytes
-    over, rank = max(
-        ((held - job.cluster.device_of(rank).usable_bytes, rank) for rank, held in enumerate(peak_bytes)),
-        key=itemgetter(0),
-    )
-    if over > 0:
+    over = np.array(peak_bytes) - problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
+    rank = int(np.argmax(over))
+    if over[rank] > 0:
         resident = step.resident_bytes[rank]
         fills = filled(Holding(resident=resident, activations=peak_bytes[rank] - resident))
-        reason = f"rank {rank} would need {format_bytes(over)} more than its device has: {fills}"
+        reason = f"rank {rank} would need {format_bytes(int(over[rank]))} more than its device has: {fills}"
         verdict = Verdict.TOO_BIG
     else:
         verdict, reason = Verdict.FITS, _why(problem, candidate.layout, step.waiting)

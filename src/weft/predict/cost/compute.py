@@ -7,7 +7,7 @@ asynchronous device is never faster than its host can launch; on a synchronous o
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.describe.amount import Shape
@@ -76,6 +76,9 @@ class ComputeModel:
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
     correction: Correction | None = None
+    _known: dict[tuple[Hashable, ...], tuple[LayerTimes, Layer, Device]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def stage_times(
         self,
@@ -118,7 +121,7 @@ class ComputeModel:
             half_width = max(least, profile.spread)
         else:
             for layer, count in self._distinct(graph, layers):
-                total = total.plus(roofline(layer, shape, precision, device, speeds), count)
+                total = total.plus(self._roofline(layer, shape, precision, device, speeds), count)
             for one in copied_parameters(graph, layers):
                 touched = one.parameters(shape) * state_bytes(precision).touched
                 total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
@@ -136,6 +139,15 @@ class ComputeModel:
             half_width=half_width,
             source=source,
         )
+
+    def _roofline(
+        self, layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds
+    ) -> LayerTimes:
+        key = (layer.parts, id(device), shape, precision)
+        if key not in self._known:
+            # What is held lives on, so that nothing else takes over its identity.
+            self._known[key] = roofline(layer, shape, precision, device, speeds), layer, device
+        return self._known[key][0]
 
     def _without_products_s(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
@@ -161,7 +173,8 @@ class ComputeModel:
     def _read_gradients_s(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> float:
-        parameters = sum(graph.layers[layer].parameters(shape) for layer in layers)
+        each = graph.amounts("parameters", shape)
+        parameters = sum(each[layer] for layer in layers)
         speeds = self._speeds(device, precision)[0]
         return speeds.memory_s(parameters * state_bytes(precision).gradients)
 

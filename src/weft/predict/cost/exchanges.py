@@ -10,14 +10,17 @@ share of the layers and of the tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, context_groups_of, tensor_groups_of
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
+from weft.program.program import Ints
 
 # Context ranks exchange the sum of the loss over the own tokens and the count of these, in fp64.
 LOSS_BYTES = 16
@@ -37,18 +40,30 @@ class Exchanges(NamedTuple):
 
 def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:
     """Bytes of the keys and values of a layer that all context ranks together gather on each of them."""
-    return round(shape.context_parallel * graph.layers[layer].gathered(shape) * element_bytes)
+    return round(shape.context_parallel * graph.amounts("gathered", shape)[layer] * element_bytes)
+
+
+class StageExchanges(NamedTuple):
+    """What the replicas of a stage exchange, by kind of place, of which all replicas take the same time.
+
+    Attributes:
+        exchanges: of each kind.
+        first: the first replica of each kind.
+        of_replica: the kind of each replica, shape (replicas,).
+    """
+
+    exchanges: tuple[Exchanges, ...]
+    first: tuple[int, ...]
+    of_replica: Ints
 
 
 def stage_exchanges(
-    plan: Plan, graph: LayerGraph, network: Network, place_of: Callable[[Ranks], Hashable]
-) -> Mapping[tuple[int, int], Exchanges]:
-    """By (stage, replica), for stages whose replicas have several ranks.
-
-    `place_of`: ranks with the same place take the same time.
-    """
-    found: dict[tuple[int, int], Exchanges] = {}
-    for stage, described in enumerate(plan.stages):
+    plan: Plan, graph: LayerGraph, network: Network, ranks_of_stage: Sequence[Ints]
+) -> Mapping[int, StageExchanges]:
+    """By stage, for those whose replicas have several ranks; these, of shape (replicas, ranks of one), are
+    given by stage."""
+    found: dict[int, StageExchanges] = {}
+    for stage, ranks in enumerate(ranks_of_stage):
         shape = plan.shape(stage)
         axes = [
             one(plan, graph, network, stage)
@@ -57,22 +72,38 @@ def stage_exchanges(
         ]
         if not axes:
             continue
-        known: dict[Hashable, Exchanges] = {}
-        for copy, replica in enumerate(described.replicas):
-            place = place_of(replica.ranks)
-            if place not in known:
-                parts = (seconds_of(replica.ranks) for seconds_of in axes)
-                known[place] = Exchanges(*map(sum, zip(*parts, strict=True)))
-            found[stage, copy] = known[place]
+        first, of_replica = _places(network, ranks)
+        parts = ([seconds_of(tuple(ranks[one].tolist())) for seconds_of in axes] for one in first)
+        exchanges = tuple(Exchanges(*map(sum, zip(*each, strict=True))) for each in parts)
+        found[stage] = StageExchanges(exchanges, first, of_replica)
     return found
+
+
+def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
+    """(the first replica of each kind of place, the kind of each replica), kinds in order of the first ones.
+
+    Inside a node the others like it are as near, so that only its group matters; `ranks` are those of each
+    replica.
+    """
+    places = network.places
+    node = places.node[ranks]
+    on_one = (node == node[:, :1]).all(axis=1)
+    # No group is NONE or less, so that those on several nodes are each a kind of their own.
+    kind = np.where(on_one, places.group[ranks[:, 0]], -1 - np.arange(len(ranks)))
+    _, first, of_replica = np.unique(kind, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return tuple(first[order].tolist()), number[of_replica]
 
 
 def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
     shape = plan.shape(stage)
+    reduced, exchanges = graph.amounts("tensor_reduced", shape), graph.tensor_exchanges
     sizes: Counter[int] = Counter()
-    for layer in (graph.layers[index] for index in plan.stages[stage].layers):
-        if size := round(layer.tensor_reduced(shape) * plan.element_bytes / layer.tensor_exchanges):
-            sizes[size] += layer.tensor_exchanges
+    for layer in plan.stages[stage].layers:
+        if size := round(reduced[layer] * plan.element_bytes / exchanges[layer]):
+            sizes[size] += exchanges[layer]
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         groups = tensor_groups_of(ranks, plan.context_parallel)

@@ -111,25 +111,26 @@ def resident_bytes(
     as a bucket (see `StackMemory`).
     """
     level = SHARDINGS.index(sharding)
+    sizes = (states.optimizer, states.gradients, states.weights)
+    shared, whole = sum(sizes[:level]), sum(sizes[level:])
+    # Of each parameter in a buffer; optimizer states take none.
+    buffer_bytes = sum(sizes[1:level])
     held = np.zeros(ranks, dtype=np.int64)
     arriving = np.zeros_like(held)
     local = np.zeros_like(held)
     buffers = np.zeros((ranks, SHARDED_BUFFERS), dtype=np.int64)
     for holders, parameters, replicas in stages:
-        share = -(-parameters // replicas)
-        parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
-        held[holders] += sum(size * (share if level >= first else parameters) for size, first in parts)
+        held[holders] += shared * -(-parameters // replicas) + whole * parameters
         if replicas > 1:
             room = parameters * states.gradients
             room = room if bucket_bytes is None else np.minimum(room, bucket_bytes)
             arriving[holders] = np.maximum(arriving[holders], room)
-        used = local[holders] % SHARDED_BUFFERS
-        buffered = parameters * (
-            (states.gradients if level >= 2 else 0) + (states.weights if level >= 3 else 0)
-        )
-        buffered = buffered if bucket_bytes is None else np.minimum(buffered, bucket_bytes)
-        buffers[holders, used] = np.maximum(buffers[holders, used], buffered)
-        local[holders] += 1
+        if buffer_bytes:
+            used = local[holders] % SHARDED_BUFFERS
+            buffered = parameters * buffer_bytes
+            buffered = buffered if bucket_bytes is None else np.minimum(buffered, bucket_bytes)
+            buffers[holders, used] = np.maximum(buffers[holders, used], buffered)
+            local[holders] += 1
     resident: Ints = held + arriving + buffers.sum(axis=1)
     return resident
 
@@ -147,14 +148,16 @@ def gradient_element_bytes(plan: Plan) -> int:
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
     """Count of parameters that one tensor rank holds of a stage, copies of tied ones included."""
-    own = sum(graph.layers[index].parameters(shape) for index in layers)
+    parameters = graph.amounts("parameters", shape)
+    own = sum(parameters[index] for index in layers)
     return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
 
 
 def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
     """Count of a stage's parameters on one rank, without those of which other stages have copies."""
     shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
-    return round(sum(graph.layers[layer].parameters(shape) for layer in layers) - sum(shared))
+    parameters = graph.amounts("parameters", shape)
+    return round(sum(parameters[layer] for layer in layers) - sum(shared))
 
 
 def shared_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
@@ -178,9 +181,9 @@ def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding:
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
     """Bytes that one micro-batch leaves in a stage from its forward to its backward pass, per rank."""
     element = PRECISION_BYTES[precision]
-    chosen = [graph.layers[index] for index in layers]
-    kept = sum(layer.kept(shape) * element + layer.kept_bytes(shape) for layer in chosen)
-    return round(kept + element * sum(context_kept(layer, shape) for layer in chosen))
+    elements, more_bytes = graph.amounts("kept", shape), graph.amounts("kept_bytes", shape)
+    kept = sum(elements[index] * element + more_bytes[index] for index in layers)
+    return round(kept + element * sum(context_kept(graph.layers[index], shape) for index in layers))
 
 
 def context_kept(layer: Layer, shape: Shape) -> float:
@@ -194,12 +197,9 @@ def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pr
 
     A layer's input is what the layers before it send; a layer with none before it keeps what it keeps anyway.
     """
-    feeders: dict[int, set[int]] = {layer: set() for layer in layers}
-    for producer, consumer in graph.edges:
-        if consumer in feeders:
-            feeders[consumer].add(producer)
-    sent = [graph.layers[producer].sent(shape) for before in feeders.values() for producer in before]
-    first = [layer for layer, before in feeders.items() if not before]
+    amounts = graph.amounts("sent", shape)
+    sent = [amounts[producer] for layer in layers for producer in graph.feeders[layer]]
+    first = [layer for layer in layers if not graph.feeders[layer]]
     return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
 
 

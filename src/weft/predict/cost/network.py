@@ -9,17 +9,20 @@ ranks of one node whose device was measured, the measured tables take the place 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
 from weft.predict.corrections import Correction
+from weft.predict.cost.places import Places, Spread
 from weft.predict.cost.tables import value_at
 from weft.predict.profile import MachineMeasurement
+
+Ranks = Sequence[int] | Spread
+"""Ranks, or how they lie on nodes."""
 
 
 class CollectiveTime(NamedTuple):
@@ -49,14 +52,21 @@ class Network:
     machine: MachineMeasurement | None = None
     correction: Correction | None = None
 
+    @cached_property
+    def places(self) -> Places:
+        """Where the ranks are."""
+        return Places(self.cluster)
+
     def message_s(self, rank: int, peer: int, sent_bytes: int, sharing: int = 1) -> tuple[float, float]:
         """(seconds the link is busy, further seconds until the message has arrived).
 
         `sharing` flows leave the sender's node at once; it matters between nodes only.
         """
         factor = self.correction.messages if self.correction is not None else 1.0
-        table = self.machine.message if self._measured((rank, peer)) and self.machine is not None else ()
-        if table:
+        here, there = self.cluster.node_of(rank), self.cluster.node_of(peer)
+        machine = self._measured(here[0]) if here == there else None
+        if machine is not None and machine.message:
+            table = machine.message
             latency_s = value_at(table, 0.0)
             busy_s = max(0.0, value_at(table, float(sent_bytes)) - latency_s)
         else:
@@ -64,58 +74,64 @@ class Network:
             busy_s, latency_s = sent_bytes / link.bytes_per_s, link.latency_s
         return factor * busy_s, factor * latency_s
 
-    def all_reduce_s(self, ranks: Sequence[int], reduced_bytes: int) -> float:
+    def all_reduce_s(self, ranks: Ranks, reduced_bytes: int) -> float:
         """Seconds of `all_reduce`."""
         return self.all_reduce(ranks, reduced_bytes).seconds
 
-    def all_reduce(self, ranks: Sequence[int], reduced_bytes: int) -> CollectiveTime:
+    def all_reduce(self, ranks: Ranks, reduced_bytes: int) -> CollectiveTime:
         """Every rank ends with the sum of `reduced_bytes` of all."""
-        if len(ranks) > 1 and self._measured(ranks) and self.machine is not None and self.machine.all_reduce:
-            measured_s = _scaled(self.machine.all_reduce, len(ranks), reduced_bytes)
+        spread = self._spread_of(ranks)
+        machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
+        if machine is not None and machine.all_reduce:
+            measured_s = _scaled(machine.all_reduce, spread.ranks, reduced_bytes)
             return CollectiveTime(measured_s, 0.0).scaled(self._factor)
-        one_way = min(self._one_way(ranks, reduced_bytes), self._trees(sorted(ranks), reduced_bytes))
+        one_way = min(self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes))
         return one_way.scaled(2.0 * self._factor)
 
-    def reduce_scatter(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
+    def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Every rank ends with its share of the sum of `total_bytes`."""
-        return self._one_way(ranks, total_bytes).scaled(self._factor)
+        return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
-    def all_gather(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
+    def all_gather(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Every rank ends with the `total_bytes` of which it had a share."""
-        return self._one_way(ranks, total_bytes).scaled(self._factor)
+        return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
     @property
     def _factor(self) -> float:
         return self.correction.collectives if self.correction is not None else 1.0
 
-    def _one_way(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
+    def _spread_of(self, ranks: Ranks) -> Spread:
+        return ranks if isinstance(ranks, Spread) else self.places.spread_of(ranks)
+
+    def _one_way(self, spread: Spread, total_bytes: int) -> CollectiveTime:
         """A reduce-scatter or an all-gather, which are each other's mirror image."""
-        if len(ranks) < 2:
+        if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
-        flat = self._ring(sorted(ranks), total_bytes)
-        members = Counter(self.cluster.node_of(rank) for rank in ranks)
-        counts = set(members.values())
-        if len(members) == 1 or counts == {1} or len(counts) > 1:
+        flat = self._ring(spread, total_bytes)
+        if spread.nodes == 1 or spread.fewest_on_a_node == 1 or not spread.even:
             return flat
-        return min(flat, self._hierarchical(sorted(ranks), counts.pop(), total_bytes))
+        return min(flat, self._hierarchical(spread, total_bytes))
 
-    def _ring(self, ranks: Sequence[int], total_bytes: float, rings: int = 1) -> CollectiveTime:
-        """(n - 1) turns, each as slow as the slowest link of the ring; `rings` leave each node at once."""
-        ring = [*pairwise(ranks), (ranks[-1], ranks[0])]
-        links = {self._link(rank, peer, rings) for rank, peer in ring}
-        turns, share = len(ranks) - 1, total_bytes / len(ranks)
-        turn = max(link.latency_s for link in links) + share / min(link.bytes_per_s for link in links)
-        return CollectiveTime(turns * turn, turns * self._on_link_s(ring, share, rings))
+    def _ring(self, spread: Spread, total_bytes: float) -> CollectiveTime:
+        """(n - 1) turns, each as slow as the slowest link of the ring."""
+        between = self._between(spread.around)
+        turns, share = spread.ranks - 1, total_bytes / spread.ranks
+        turn_s = _slowest_s([*self._inside(spread), *between], share)
+        return CollectiveTime(turns * turn_s, turns * _moving_s(between, share))
 
-    def _hierarchical(self, ranks: Sequence[int], on_a_node: int, total_bytes: int) -> CollectiveTime:
+    def _hierarchical(self, spread: Spread, total_bytes: int) -> CollectiveTime:
         """Inside every node on all bytes, then between the nodes on each device's share of them."""
-        nodes = [ranks[index : index + on_a_node] for index in range(0, len(ranks), on_a_node)]
-        inside = max(self._ring(node, total_bytes).seconds for node in nodes)
+        on_a_node = spread.most_on_a_node
+        share = total_bytes / on_a_node
+        inside_s = max((on_a_node - 1) * _slowest_s([link], share) for link in self._inside(spread))
         # All devices of a node talk to their twins on the other nodes at once.
-        between = self._ring([node[0] for node in nodes], total_bytes / on_a_node, on_a_node)
-        return CollectiveTime(inside + between.seconds, between.link_s)
+        between = self._between(spread.around, on_a_node)
+        turns, share = spread.nodes - 1, share / spread.nodes
+        return CollectiveTime(
+            inside_s + turns * _slowest_s(between, share), turns * _moving_s(between, share)
+        )
 
-    def _trees(self, ranks: Sequence[int], total_bytes: int) -> CollectiveTime:
+    def _trees(self, spread: Spread, total_bytes: int) -> CollectiveTime:
         """Reducing to one rank, or spreading from it, over two binary trees with half of the bytes each.
 
         A rank inside one tree is a leaf of the other, so that each sends and receives all bytes once (Sanders
@@ -123,24 +139,28 @@ class Network:
         ranks of a node before the nodes. In k pieces over `depth` levels this takes
         (depth + k - 1) (latency + bytes / (k bandwidth)); k is the best real number.
         """
-        if len(ranks) < 2:
+        if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
-        members = Counter(self.cluster.node_of(rank) for rank in ranks)
-        depth = ceil(log2(max(members.values()))) + ceil(log2(len(members)))
-        pairs = list(pairwise(ranks))
-        links = {self._link(rank, peer) for rank, peer in pairs}
+        depth = ceil(log2(spread.most_on_a_node)) + ceil(log2(spread.nodes))
+        between = self._between(spread.along)
+        links = [*self._inside(spread), *between]
         latency_s = max(link.latency_s for link in links)
-        moving_s = total_bytes / min(link.bytes_per_s for link in links)
-        on_link_s = self._on_link_s(pairs, total_bytes)
+        moving_s = _moving_s(links, total_bytes)
+        on_link_s = _moving_s(between, total_bytes)
         if latency_s == 0.0:
             return CollectiveTime(moving_s, on_link_s)
         pieces = max(1.0, sqrt((depth - 1) * moving_s / latency_s))
         return CollectiveTime((depth + pieces - 1) * (latency_s + moving_s / pieces), on_link_s)
 
-    def _on_link_s(self, pairs: Sequence[tuple[int, int]], moved_bytes: float, sharing: int = 1) -> float:
-        """Seconds for which `moved_bytes` between each of the pairs keep the slowest link of a node busy."""
-        between = [pair for pair in pairs if self.cluster.node_of(pair[0]) != self.cluster.node_of(pair[1])]
-        return max((moved_bytes / self._link(*pair, sharing).bytes_per_s for pair in between), default=0.0)
+    def _inside(self, spread: Spread) -> list[Link]:
+        """Those inside the nodes."""
+        return [self.cluster.groups[group].link for group in spread.inside]
+
+    def _between(self, pairs: Sequence[tuple[int, int]], sharing: int = 1) -> list[Link]:
+        """Those between nodes of pairs of groups, each with its share of them."""
+        names = (sorted(self.cluster.groups[group].name for group in pair) for pair in pairs)
+        links = (self.cluster.links[one, other] for one, other in names)
+        return [Link(link.bytes_per_s / sharing, link.latency_s) for link in links]
 
     def _link(self, rank: int, peer: int, sharing: int = 1) -> Link:
         link = self.cluster.link_between(rank, peer)
@@ -148,13 +168,23 @@ class Network:
             return Link(link.bytes_per_s / sharing, link.latency_s)
         return link
 
-    def _measured(self, ranks: Sequence[int]) -> bool:
-        """Whether the ranks are devices of one node, of the measured kind."""
-        return (
-            self.machine is not None
-            and self.machine.device == self.cluster.device_of(ranks[0]).name
-            and len({self.cluster.node_of(rank) for rank in ranks}) == 1
-        )
+    def _measured(self, group: int) -> MachineMeasurement | None:
+        """What was measured inside the nodes of a group, if anything."""
+        machine = self.machine
+        same = machine is not None and machine.device == self.cluster.groups[group].device.name
+        return machine if same else None
+
+
+def _slowest_s(links: Sequence[Link], moved_bytes: float) -> float:
+    """Seconds until `moved_bytes` have come over each of the links, if the slowest decides."""
+    return max(link.latency_s for link in links) + _moving_s(links, moved_bytes)
+
+
+def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
+    """Seconds for which `moved_bytes` keep the slowest of the links busy; 0 without links."""
+    if not links:
+        return 0.0
+    return moved_bytes / min(link.bytes_per_s for link in links)
 
 
 def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: int) -> float:

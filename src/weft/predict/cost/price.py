@@ -6,7 +6,7 @@ hook. Hooks see all rows of their kind at once and answer by table, not by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +14,21 @@ import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import SHARED, Plan
 from weft.errors import InputError, Violation
 from weft.predict.corrections import Correction
-from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
-from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.places import Spread
+from weft.predict.cost.pricing import Pricing, reduction_lead
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
 from weft.predict.profile import LayerProfile, MachineMeasurement
-from weft.program.buffers import MAKES_GRADIENTS
 from weft.program.codes import distinct_rows
-from weft.program.kinds import KINDS, REDUCE
+from weft.program.kinds import KINDS
 from weft.program.program import Ints, Program
 
 Seconds = npt.NDArray[np.float64]
@@ -38,14 +40,17 @@ TICK_S = 1e-9
 class Priced:
     """Costs, and how far to trust them.
 
+    `twins` are the ranks that each rank with instructions stands for, itself among them.
     `low_scale` and `high_scale` times a predicted time are the ends of its 90 % interval; `source` names
-    what the times come from.
+    what the times come from; `shared` is the part of the errors' variance that all plans share.
     """
 
     costs: Costs
+    twins: Mapping[int, Ints]
     low_scale: float
     high_scale: float
     source: str
+    shared: float = SHARED
 
 
 CostHook = Callable[[Pricing, Ints], tuple[Seconds, Seconds, Seconds]]
@@ -80,34 +85,55 @@ def price(
 ) -> Priced:
     """Cost every instruction of a plan's program; `machine` and `profile` refine what they cover.
 
-    `correction` multiplies the times, and leaves interval and source as they were before it.
+    `correction` multiplies the times, and says how sure they are then.
 
     Raises:
         InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or compute times
             cannot be had (see `ComputeModel.stage_times`).
     """
-    if plan.ranks > cluster.ranks:
-        raise InputError(
-            Violation("plan", f"uses {plan.ranks} ranks, but {cluster.name} has {cluster.ranks}")
-        )
-    pricing = Pricing(
-        program=program,
-        plan=plan,
-        graph=graph,
-        cluster=cluster,
-        compute=ComputeModel(machine=machine, profile=profile, correction=correction),
-        network=Network(cluster=cluster, machine=machine, correction=correction),
+    return price_with(
+        CostModel(graph=graph, cluster=cluster, machine=machine, profile=profile, correction=correction),
+        program,
+        plan,
     )
+
+
+def price_with(model: CostModel, program: Program, plan: Plan) -> Priced:
+    """As `price`, with a cost model that may have priced other plans.
+
+    Raises:
+        InputError: as `price` does.
+    """
+    return price_placed(PlacedPlan(program=program, plan=plan, model=model), program)
+
+
+def price_placed(placed: PlacedPlan, program: Program) -> Priced:
+    """As `price`, for a program of a plan that may have priced others, of other lengths.
+
+    Raises:
+        InputError: as `price` does.
+    """
+    cluster = placed.model.cluster
+    if program.ranks > cluster.ranks:
+        raise InputError(
+            Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
+        )
+    pricing = Pricing(program=program, placed=placed)
     occupancy = np.zeros(len(program))
     latency = np.zeros(len(program))
     link_s = np.zeros(len(program))
     for code in np.unique(program.columns.kind).tolist():
         rows = np.flatnonzero(program.columns.kind == code)
         occupancy[rows], latency[rows], link_s[rows] = _hook(KINDS[code].name)(pricing, rows)
-    synchronous = np.array([cluster.device_of(rank).synchronous for rank in range(program.ranks)])
-    lead, rest = _reduction_lead(pricing, occupancy, link_s, synchronous)
-    times = [time for place in pricing.stage_times.values() for time in place]
+    synchronous = pricing.model.network.places.synchronous[: program.ranks]
+    lead, rest = reduction_lead(pricing, occupancy, link_s, synchronous)
+    times = [time for place in pricing.placed.stage_times.values() for time in place]
     half_width = max(time.half_width for time in times)
+    low_scale, high_scale = 1.0 - half_width, 1.0 + half_width
+    source, shared = ", ".join(sorted({time.source for time in times})), SHARED
+    if (correction := placed.model.correction) is not None:
+        low_scale, high_scale = correction.interval(low_scale, high_scale)
+        source, shared = f"{source}, {correction.in_words()}", correction.shared
     return Priced(
         costs=Costs(
             occupancy=_ticks(occupancy),
@@ -117,48 +143,19 @@ def price(
             live_bytes=live_bytes(pricing),
             base_bytes=base_bytes(pricing),
             links=pricing.links,
-            group_links=pricing.group_links,
+            group_links=pricing.placed.links.group_links,
             demand=np.divide(link_s, occupancy, out=np.ones(len(program)), where=occupancy > 0.0),
             lead=_ticks(lead),
             rest=_ticks(rest),
-            compute_slowdown=pricing.slowdowns[0],
-            communication_slowdown=pricing.slowdowns[1],
+            compute_slowdown=pricing.placed.slowdowns[0],
+            communication_slowdown=pricing.placed.slowdowns[1],
         ),
-        low_scale=1.0 - half_width,
-        high_scale=1.0 + half_width,
-        source=", ".join(sorted({time.source for time in times})),
+        twins=pricing.placed.twins,
+        low_scale=low_scale,
+        high_scale=high_scale,
+        source=source,
+        shared=shared,
     )
-
-
-def _reduction_lead(
-    pricing: Pricing, occupancy: Seconds, link_s: Seconds, synchronous: npt.NDArray[np.bool_]
-) -> tuple[Seconds, Seconds]:
-    """Seconds before the end of a stage's last backward at which its reduction may start, and those that are
-    left of it at that end; both (instructions,).
-
-    Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but
-    one can be reduced beside the backward, unless they are reduced faster than they become ready. One that
-    meets others on its links takes longer and hides as much more, so that it starts as early as if it met all
-    of them, but the last layer's part always follows. A device that computes on its host posts nothing
-    meanwhile.
-    """
-    program = pricing.program
-    columns, edges = program.columns, program.edges
-    lead, rest = np.zeros(len(program)), np.zeros(len(program))
-    if "reductions" in pricing.plan.blocking:
-        return lead, rest
-    made = np.isin(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
-    np.maximum.at(lead, edges.target[made], occupancy[edges.source[made]])
-    rows = np.flatnonzero(columns.kind == REDUCE)
-    layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]
-    hidden = np.where(synchronous[columns.rank[rows]], 0.0, 1.0 - 1.0 / layers)
-    group = columns.group[rows]
-    each = link_s[rows] / pricing.flows_of_group[group]
-    in_step = np.maximum(occupancy[rows], each * pricing.lanes_of_group[group])
-    longest = np.maximum(in_step, each * pricing.users_of_group[group])
-    lead[rows] = hidden * np.minimum(lead[rows], longest)
-    rest[rows] = np.where(lead[rows] > 0.0, in_step / layers, 0.0)
-    return lead, rest
 
 
 def _hook(kind: str) -> CostHook:
@@ -194,19 +191,19 @@ def _compute_hook(
 
     def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
         columns = pricing.program.columns
-        sets = pricing.device_set_of_rank[columns.rank[rows]]
+        sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
 
         def place_s(stage: int, replica: int, devices: int, completes: int) -> tuple[float, float, float]:
             seconds = max(
                 pricing.in_program_s(seconds_of(pricing, times), device, speed)
                 for times, device, speed in zip(
-                    pricing.stage_times[stage, devices],
-                    pricing.device_sets[devices],
-                    pricing.speed_sets[devices],
+                    pricing.placed.stage_times[stage, devices],
+                    pricing.placed.device_sets[devices],
+                    pricing.placed.speed_sets[devices],
                     strict=True,
                 )
             )
-            exchanges = pricing.exchanges.get((stage, replica), Exchanges())
+            exchanges = pricing.placed.exchanges_of(stage, replica)
             seconds += exchanged(exchanges)
             if recomputes and pricing.plan.stages[stage].recompute != "none":
                 seconds += exchanges.again_s
@@ -224,13 +221,13 @@ def _send(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
     columns = pricing.program.columns
 
     def pair_s(rank: int, peer: int, moved_bytes: int) -> tuple[float, float, float]:
-        occupancy, latency = pricing.message_s(rank, peer, moved_bytes)
+        occupancy, latency = pricing.placed.links.message_s(rank, peer, moved_bytes)
         return occupancy, latency, occupancy
 
     return _by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
 
 
-_TimeOf = Callable[[Network, tuple[int, ...], int], CollectiveTime]
+_TimeOf = Callable[[Network, Spread, int], CollectiveTime]
 
 
 def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
@@ -239,10 +236,11 @@ def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
         alone = time_of(pricing.plan)
 
         def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
-            taken = max(alone(pricing.network, ranks, moved_bytes) for ranks in pricing.twin_groups[group])
+            spreads = pricing.placed.links.spreads_of_group[group]
+            taken = max(alone(pricing.model.network, spread, moved_bytes) for spread in spreads)
             # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
             # latencies and bytes: the others' bytes move while one waits.
-            link_s = taken.link_s * int(pricing.flows_of_group[group])
+            link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
             return max(taken.seconds, link_s), 0.0, link_s
 
         return _by_table(group_s, columns.group[rows], columns.bytes[rows])
@@ -260,8 +258,8 @@ def _norm(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
     columns, groups = pricing.program.columns, pricing.program.groups
 
     def rank_s(rank: int, group: int, moved_bytes: int) -> tuple[float, float, float]:
-        taken = pricing.network.all_reduce(groups[group], moved_bytes)
-        return pricing.read_gradients_s(rank) + taken.seconds, 0.0, taken.link_s
+        taken = pricing.model.network.all_reduce(groups[group], moved_bytes)
+        return pricing.placed.read_gradients_s(rank) + taken.seconds, 0.0, taken.link_s
 
     return _by_table(rank_s, columns.rank[rows], columns.group[rows], columns.bytes[rows])
 

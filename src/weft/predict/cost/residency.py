@@ -14,7 +14,7 @@ import numpy as np
 from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Recompute, Stage
+from weft.describe.plan import Recompute
 from weft.predict.cost.memory import (
     STACKS,
     resident_bytes,
@@ -34,8 +34,8 @@ def base_bytes(pricing: Pricing) -> Ints:
     plan, ranks = pricing.plan, pricing.program.ranks
     stages = (
         (
-            _holders(stage),
-            stage_parameters(pricing.graph, stage.layers, pricing.shape(index)),
+            pricing.placed.ranks_of_stage[index].ravel(),
+            stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index)),
             plan.island or len(stage.replicas),
         )
         for index, stage in enumerate(plan.stages)
@@ -51,10 +51,12 @@ def _whole_copies(pricing: Pricing) -> Ints:
     plan = pricing.plan
     states = state_bytes(plan.precision, stack=plan.stack)
     for index, stage in enumerate(plan.stages):
-        for one in shared_parameters(pricing.graph, stage.layers):
-            count = round(one.parameters(pricing.shape(index)))
+        for one in shared_parameters(pricing.model.graph, stage.layers):
+            count = round(one.parameters(pricing.placed.shape(index)))
             sharers = plan.island or len(stage.replicas)
-            more[_holders(stage)] += unshared_bytes(count, sharers, states, plan.sharding)
+            more[pricing.placed.ranks_of_stage[index]] += unshared_bytes(
+                count, sharers, states, plan.sharding
+            )
     return more
 
 
@@ -63,15 +65,10 @@ def _recomputed_bytes(pricing: Pricing) -> Ints:
     room = np.zeros(pricing.program.ranks, dtype=np.int64)
     if pricing.program.obligations.purpose != "train":
         return room
-    largest = _per_place(pricing, pricing.compute.recomputed_bytes)
-    for index, stage in enumerate(pricing.plan.stages):
-        ranks = _holders(stage)
-        room[ranks] = np.maximum(room[ranks], largest[index, pricing.device_set_of_rank[ranks]])
+    largest = _per_place(pricing, pricing.model.compute.recomputed_bytes)
+    for index, ranks in enumerate(pricing.placed.ranks_of_stage):
+        room[ranks] = np.maximum(room[ranks], largest[index, pricing.placed.device_set_of_rank[ranks]])
     return room
-
-
-def _holders(stage: Stage) -> Ints:
-    return np.array([rank for copy in stage.replicas for rank in copy.ranks], dtype=np.int64)
 
 
 def live_bytes(pricing: Pricing) -> Ints:
@@ -82,11 +79,13 @@ def live_bytes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        left = with_slack(_per_place(pricing, pricing.compute.kept_bytes))
-        whole = with_slack(_per_place(pricing, pricing.compute.all_kept_bytes))
+        left = with_slack(_per_place(pricing, pricing.model.compute.kept_bytes))
+        whole = with_slack(_per_place(pricing, pricing.model.compute.all_kept_bytes))
         for kind, changes in kept_changes(left, whole).items():
             rows = np.flatnonzero(columns.kind == kind)
-            change[rows] += changes[columns.stage[rows], pricing.device_set_of_rank[columns.rank[rows]]]
+            change[rows] += changes[
+                columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
+            ]
     return change + _message_changes(pricing)
 
 
@@ -109,12 +108,12 @@ _BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], 
 def _per_place(pricing: Pricing, bytes_of: _BytesOf) -> Ints:
     """What a stage takes on the worst device of a device set; shape (stages, device sets)."""
     plan = pricing.plan
-    table = np.zeros((len(plan.stages), len(pricing.device_sets)), dtype=np.int64)
-    for index, devices in pricing.places:
-        stage, shape = plan.stages[index], pricing.shape(index)
+    table = np.zeros((len(plan.stages), len(pricing.placed.device_sets)), dtype=np.int64)
+    for index, devices in pricing.placed.places:
+        stage, shape = plan.stages[index], pricing.placed.shape(index)
         table[index, devices] = max(
-            bytes_of(pricing.graph, stage.layers, shape, plan.precision, device, stage.recompute)
-            for device in pricing.device_sets[devices]
+            bytes_of(pricing.model.graph, stage.layers, shape, plan.precision, device, stage.recompute)
+            for device in pricing.placed.device_sets[devices]
         )
     return table
 

@@ -1,0 +1,36 @@
+"""What the prices of all plans of one model on one cluster rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.describe.cluster import Cluster
+from weft.describe.layer_graph import LayerGraph
+from weft.predict.corrections import Correction
+from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.network import Network
+from weft.predict.profile import LayerProfile, MachineMeasurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """A model, a cluster, what has been measured of them, and what measured steps correct.
+
+    Whoever prices many plans makes one for all of them: layers and links that were evaluated for one plan
+    are known for the next. Prices do not depend on what was priced before.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster
+    machine: MachineMeasurement | None = None
+    profile: LayerProfile | None = None
+    correction: Correction | None = None
+
+    @cached_property
+    def compute(self) -> ComputeModel:
+        return ComputeModel(machine=self.machine, profile=self.profile, correction=self.correction)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(cluster=self.cluster, machine=self.machine, correction=self.correction)

@@ -1,0 +1,189 @@
+"""A plan on its cluster: which ranks stand for which, how fast they are, and what joins them.
+
+None of it depends on how many micro-batches a program of the plan runs, so that programs of several lengths
+are priced with the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.amount import Shape
+from weft.describe.device import Device
+from weft.describe.plan import Plan
+from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.exchanges import Exchanges, stage_exchanges
+from weft.predict.cost.plan_links import PlanLinks
+from weft.program.codes import distinct_rows
+from weft.program.fold import KEPT_REPLICA, twins_of
+from weft.program.kinds import STEP
+from weft.program.program import Ints, Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedPlan:
+    """Tables of a plan, made when first asked for. `program` is any of its programs, of whatever length."""
+
+    program: Program
+    plan: Plan
+    model: CostModel
+
+    def shape(self, stage: int) -> Shape:
+        return self.plan.shape(stage)
+
+    @cached_property
+    def ranks_of_stage(self) -> tuple[Ints, ...]:
+        """By stage the ranks of its replicas, shape (replicas, ranks of one)."""
+        return tuple(
+            np.array([copy.ranks for copy in stage.replicas], dtype=np.int64) for stage in self.plan.stages
+        )
+
+    @cached_property
+    def twins(self) -> Mapping[int, Ints]:
+        """The ranks that each rank with instructions stands for.
+
+        Those of a folded program stand for several, which are as slow as the slowest: each of its
+        instructions costs what it costs the worst of the twins.
+        """
+        return twins_of(self.program, self.ranks_of_stage)
+
+    @cached_property
+    def _paces(self) -> tuple[tuple[tuple[tuple[int, float], ...], ...], Ints]:
+        """The combinations of (group of nodes, speed) among the twins of a rank, and that of each rank."""
+        places = self.model.network.places
+        sets: dict[tuple[int, ...], int] = {}
+        index = np.zeros(self.program.ranks, dtype=np.int64)
+        for rank, twins in self.twins.items():
+            paces = set(places.pace[twins].tolist()) if len(places.paces) > 1 else (0,)
+            index[rank] = sets.setdefault(tuple(sorted(paces)), len(sets))
+        return tuple(tuple(places.paces[pace] for pace in paces) for paces in sets), index
+
+    @cached_property
+    def device_sets(self) -> tuple[tuple[Device, ...], ...]:
+        """The combinations of devices that occur among the twins of a rank."""
+        groups = self.model.cluster.groups
+        return tuple(tuple(groups[group].device for group, _ in paces) for paces in self._paces[0])
+
+    @cached_property
+    def speed_sets(self) -> tuple[tuple[float, ...], ...]:
+        """Relative speed of each device of `device_sets`."""
+        return tuple(tuple(speed for _, speed in paces) for paces in self._paces[0])
+
+    @property
+    def device_set_of_rank(self) -> Ints:
+        """Index into `device_sets` and `speed_sets`, shape (ranks,)."""
+        return self._paces[1]
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of (stage, device set) that occur."""
+        sets = self.device_set_of_rank[self.program.columns.rank]
+        stages = self.program.columns.stage
+        first = distinct_rows(stages, sets)[0]
+        return tuple(sorted(zip(stages[first].tolist(), sets[first].tolist(), strict=True)))
+
+    @cached_property
+    def stage_times(self) -> Mapping[tuple[int, int], tuple[StageTimes, ...]]:
+        """Times by place, one for each device of its set."""
+        return {
+            (stage, devices): tuple(
+                self.model.compute.stage_times(
+                    self.model.graph,
+                    self.plan.stages[stage].layers,
+                    self.shape(stage),
+                    self.plan.precision,
+                    device,
+                    recompute=self.plan.stages[stage].recompute,
+                    update_share=self._update_share(stage),
+                )
+                for device in self.device_sets[devices]
+            )
+            for stage, devices in self.places
+        }
+
+    def _update_share(self, stage: int) -> float:
+        """Part of a stage's parameters that each replica steps: its own where states are shared out."""
+        return 1.0 / self.plan.sharers(stage)
+
+    @cached_property
+    def slowdowns(self) -> npt.NDArray[np.float64]:
+        """Factors of computations and of transfers that overlap, of each rank's worst twin; (2, ranks)."""
+        sets = [[self.model.compute.slowdowns(device) for device in devices] for devices in self.device_sets]
+        worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
+        slowdowns: npt.NDArray[np.float64] = worst[self.device_set_of_rank].T
+        return slowdowns
+
+    def read_gradients_s(self, rank: int) -> float:
+        """Seconds in which a rank, or the slowest that it stands for, reads the gradients it answers for.
+
+        Replicas that all hold the same summed gradient answer for equal shares of it.
+        """
+        devices = int(self.device_set_of_rank[rank])
+        seconds = 0.0
+        for stage in self._trained_stages[rank]:
+            copies = len(self.plan.stages[stage].replicas) // self.plan.sharers(stage)
+            slowest = max(
+                times.read_gradients_s / speed
+                for times, speed in zip(
+                    self.stage_times[stage, devices], self.speed_sets[devices], strict=True
+                )
+            )
+            seconds += slowest / copies
+        return seconds
+
+    @cached_property
+    def _trained_stages(self) -> Mapping[int, tuple[int, ...]]:
+        """The stages of each rank that steps any."""
+        columns = self.program.columns
+        rows = np.flatnonzero(columns.kind == STEP)
+        stages: dict[int, tuple[int, ...]] = {}
+        for rank, stage in zip(columns.rank[rows].tolist(), columns.stage[rows].tolist(), strict=True):
+            stages[rank] = (*stages.get(rank, ()), stage)
+        return stages
+
+    @cached_property
+    def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges | None, ...], Ints]]:
+        """By stage whose replicas have several ranks: what they exchange by kind of place, and the kind of
+        each replica. None where the times of the stage contain it."""
+        found = {}
+        for stage, kinds in stage_exchanges(
+            self.plan, self.model.graph, self.model.network, self.ranks_of_stage
+        ).items():
+            known = [
+                None if self._contains_exchanges(stage, first) else one
+                for one, first in zip(kinds.exchanges, kinds.first, strict=True)
+            ]
+            told = [one for one in known if one is not None]
+            if KEPT_REPLICA in self.program.meta and told:
+                worst = Exchanges(*map(max, zip(*told, strict=True)))
+                known = [None if one is None else worst for one in known]
+            found[stage] = tuple(known), kinds.of_replica
+        return found
+
+    def exchanges_of(self, stage: int, replica: int) -> Exchanges:
+        """What the ranks of a replica spend on exchanges among them, or the worst that it stands for."""
+        if stage not in self._exchanges:
+            return Exchanges()
+        known, of_replica = self._exchanges[stage]
+        return known[of_replica[replica]] or Exchanges()
+
+    def _contains_exchanges(self, stage: int, replica: int) -> bool:
+        device = self.model.cluster.device_of(int(self.ranks_of_stage[stage][replica, 0]))
+        return self.model.compute.contains_exchanges(device, self.shape(stage))
+
+    @cached_property
+    def links(self) -> PlanLinks:
+        """What joins the ranks."""
+        return PlanLinks(
+            program=self.program,
+            plan=self.plan,
+            network=self.model.network,
+            ranks_of_stage=self.ranks_of_stage,
+            twins=self.twins,
+        )

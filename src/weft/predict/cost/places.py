@@ -1,0 +1,157 @@
+"""Where the ranks of a cluster are, as columns, and the links between nodes that groups of them use.
+
+Prices of a plan ask this of every one of its ranks, of which there may be ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.describe.cluster import Cluster
+from weft.program.program import Ints
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How ranks lie on nodes, as far as it decides how long collectives take.
+
+    Attributes:
+        ranks, nodes: how many, and on how many nodes they are.
+        fewest_on_a_node, most_on_a_node: ranks of the nodes that have any.
+        even: whether all of these have as many.
+        inside: groups of the nodes with two of the ranks.
+        along, around: pairs of groups between whose nodes the ranks in their order are neighbours, and those
+            on a ring, on which the last one and the first are neighbours, too.
+    """
+
+    ranks: int
+    nodes: int
+    fewest_on_a_node: int
+    most_on_a_node: int
+    inside: tuple[int, ...]
+    along: tuple[tuple[int, int], ...]
+    around: tuple[tuple[int, int], ...]
+
+    @property
+    def even(self) -> bool:
+        return self.fewest_on_a_node == self.most_on_a_node
+
+
+@dataclass(frozen=True)
+class Places:
+    """Columns over the ranks of a cluster, all of shape (ranks,), made when first asked for."""
+
+    cluster: Cluster
+
+    @cached_property
+    def group(self) -> Ints:
+        """Index of each rank's group of nodes."""
+        sizes = [group.count * group.devices for group in self.cluster.groups]
+        return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+    @cached_property
+    def node(self) -> Ints:
+        """Number of each rank's node, over all groups."""
+        sizes = [group.devices for group in self.cluster.groups for _ in range(group.count)]
+        return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+    @cached_property
+    def speed(self) -> Floats:
+        """How fast each rank computes, relative to its device."""
+        parts = [
+            np.tile(np.array(group.speeds or (1.0,) * group.devices), group.count)
+            for group in self.cluster.groups
+        ]
+        return np.concatenate(parts)
+
+    @cached_property
+    def synchronous(self) -> Mask:
+        of_group = np.array([group.device.synchronous for group in self.cluster.groups], dtype=np.bool_)
+        return of_group[self.group]
+
+    @cached_property
+    def usable_bytes(self) -> Ints:
+        """Memory that a program can allocate on each rank's device."""
+        of_group = np.array([group.device.usable_bytes for group in self.cluster.groups], dtype=np.int64)
+        return of_group[self.group]
+
+    @cached_property
+    def paces(self) -> tuple[tuple[int, float], ...]:
+        """The combinations of group and speed that occur, rising."""
+        return tuple(
+            (index, speed)
+            for index, group in enumerate(self.cluster.groups)
+            for speed in sorted(set(group.speeds or (1.0,)))
+        )
+
+    @cached_property
+    def pace(self) -> Ints:
+        """Index of each rank's combination in `paces`."""
+        number = {pace: index for index, pace in enumerate(self.paces)}
+        parts = [
+            np.tile([number[index, speed] for speed in group.speeds or (1.0,) * group.devices], group.count)
+            for index, group in enumerate(self.cluster.groups)
+        ]
+        return np.concatenate(parts)
+
+    def spread_of(self, ranks: Sequence[int]) -> Spread:
+        """How the ranks, one or more, lie on nodes."""
+        rank = np.sort(np.array(ranks, dtype=np.int64))
+        node, group = self.node[rank], self.group[rank]
+        crosses = node[1:] != node[:-1]
+        last = np.append(np.flatnonzero(crosses), len(rank) - 1)
+        on_a_node = np.diff(last, prepend=-1)
+        groups = group[last].tolist()
+        along = sorted(set(pairwise(groups)))
+        around = sorted({*along, (groups[-1], groups[0])}) if len(groups) > 1 else along
+        return Spread(
+            ranks=len(rank),
+            nodes=len(groups),
+            fewest_on_a_node=int(on_a_node.min()),
+            most_on_a_node=int(on_a_node.max()),
+            inside=tuple(sorted(set(group[last[on_a_node > 1]].tolist()))),
+            along=tuple(along),
+            around=tuple(around),
+        )
+
+    def leaving_and_entering(self, here: Ints, there: Ints) -> tuple[Mask, Ints, Ints]:
+        """Whether messages from ranks `here` to ranks `there` go between nodes, and the numbers of the links
+        by which they then leave one node and enter the other; all of one shape.
+
+        A node has one link in each direction for every group of nodes it talks to.
+        """
+        groups = len(self.cluster.groups)
+        leaving = 2 * (self.node[here] * groups + self.group[there]) + 1
+        entering = 2 * (self.node[there] * groups + self.group[here])
+        return self.node[here] != self.node[there], leaving, entering
+
+    def links_of_rings(self, rings: Sequence[Sequence[int]] | Ints) -> tuple[Ints, Ints]:
+        """(ring, link) for every link of a node on rings over ranks, both rising, each pair once.
+
+        A ring joins neighbouring ranks, and the last one with the first: each node is entered and left once.
+        """
+        lengths = np.array([len(ranks) for ranks in rings], dtype=np.int64)
+        ring = np.repeat(np.arange(len(lengths)), lengths)
+        rank = np.fromiter(chain.from_iterable(rings), dtype=np.int64, count=len(ring))
+        rank = rank[np.lexsort((rank, ring))]
+        following = np.arange(1, len(ring) + 1)
+        ends = np.cumsum(lengths)
+        following[ends[lengths > 0] - 1] = (ends - lengths)[lengths > 0]
+        crosses, leaving, entering = self.leaving_and_entering(rank, rank[following])
+        links = np.concatenate([leaving[crosses], entering[crosses]])
+        codes = np.tile(ring[crosses], 2) * self._links + links
+        return np.divmod(np.unique(codes), self._links)
+
+    @cached_property
+    def _links(self) -> int:
+        """More than the highest number of a link."""
+        return 2 * (int(self.node[-1]) + 1) * len(self.cluster.groups)
