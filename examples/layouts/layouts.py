@@ -59,13 +59,18 @@ class Case:
     def config(self) -> ModelConfig:
         return replace(resolve_model(self.model, sequence=self.sequence), vocabulary=VOCABULARY)
 
+    @property
+    def parameters(self) -> int:
+        """Of all matrices, both embeddings included."""
+        one = self.config
+        block = 4 * one.hidden**2 + 3 * one.hidden * one.feed_forward
+        return one.layers * block + 2 * one.vocabulary * one.hidden
+
+    @property
     def flops_per_token(self) -> float:
         """Of forward and backward, as the paper counts: six for each parameter, and the whole square of
         attention."""
-        one = self.config
-        block = 4 * one.hidden**2 + 3 * one.hidden * one.feed_forward
-        parameters = one.layers * block + 2 * one.vocabulary * one.hidden
-        return 6.0 * parameters + 12.0 * one.layers * one.hidden * self.sequence
+        return 6.0 * self.parameters + 12.0 * self.config.layers * self.config.hidden * self.sequence
 
     def __str__(self) -> str:
         return f"{self.model}, {self.sequence // 1024}k tokens, {self.devices} devices"
@@ -168,7 +173,7 @@ def sweep(case: Case, chosen: Iterable[Choice], accumulation: Accumulation = "fu
             continue
         step = predict_long(plan, job.graph, cluster).prediction
         room = cluster.device_of(0).usable_bytes
-        work = case.flops_per_token() * TOKENS / (case.devices * PEAK_FLOPS)
+        work = case.flops_per_token * TOKENS / (case.devices * PEAK_FLOPS)
         peak = max(step.peak_bytes)
         found.append(
             Predicted(

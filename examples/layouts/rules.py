@@ -76,10 +76,7 @@ def divided_tokens(case: Case, found: Sequence[Predicted]) -> Finding:
 
     Elsewhere the rule says nothing: the fastest layout may have one tensor rank, or gain as well.
     """
-    config = case.config
-    blocks = config.layers * (4 * config.hidden**2 + 3 * config.hidden * config.feed_forward)
-    parameters = blocks + 2 * config.vocabulary * config.hidden
-    speaks = parameters > LARGE_PARAMETERS or case.sequence > LONG_TOKENS
+    speaks = case.parameters > LARGE_PARAMETERS or case.sequence > LONG_TOKENS
     rule = "tokens divided beyond 30 B or 2k tokens, with tp > 1"
     several = [one for one in found if one.choice.tensor_parallel > 1]
     divided, whole = (
@@ -95,14 +92,18 @@ def divided_tokens(case: Case, found: Sequence[Predicted]) -> Finding:
 
 
 def pipeline_rather_than_tensor(case: Case, found: Sequence[Predicted]) -> Finding:
-    """(v) Of the splits of one product of tp and pp the one with the fewest tensor ranks is the fastest."""
+    """(v) Of the splits of one product of tp and pp the one with the fewest tensor ranks is the fastest.
+
+    Of layouts that keep everything, for the rule against recomputation comes first.
+    """
     rule = "pp rather than tp at an equal product"
+    plain = [one for one in found if one.choice.recompute == "none"]
     figures, kept = [], []
-    for ways in sorted({one.choice.ways for one in found}):
+    for ways in sorted({one.choice.ways for one in plain}):
         splits = {
             tensor: best
-            for tensor in sorted({one.choice.tensor_parallel for one in found if one.choice.ways == ways})
-            if (best := fastest(one for one in found if _split(one) == (ways, tensor))) is not None
+            for tensor in sorted({one.choice.tensor_parallel for one in plain})
+            if (best := fastest(one for one in plain if _split(one) == (ways, tensor))) is not None
         }
         if len(splits) < 2:
             continue

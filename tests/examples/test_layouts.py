@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "layouts"
 def example(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the example."""
     monkeypatch.syspath_prepend(FOLDER)
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("layouts", "rules")})
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("layouts", "rules", "sweep")})
 
 
 def small_sweep(layouts: ModuleType) -> tuple[object, list]:
@@ -78,3 +78,20 @@ def test_what_does_not_fit_says_nothing(example: SimpleNamespace) -> None:
     assert not found[0].fits
     for rule in rules.RULES:
         assert rule(case, found).emerges is None
+
+
+def test_the_report_says_of_every_rule_what_became_of_it(
+    example: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layouts, sweep = example.layouts, example.sweep
+    few = [layouts.Choice(tensor_parallel=1, pipeline_parallel=1, recompute=one) for one in layouts.RECOMPUTE]
+    monkeypatch.setattr(sweep, "choices", lambda: few)
+    monkeypatch.setattr(
+        sweep, "CASES", (layouts.Case("llama-13b", 2048, 64), layouts.Case("llama-7b", 2048, 64))
+    )
+    sweep.main(["--separate", "llama-13b"])
+    said = capsys.readouterr().out
+    assert said.startswith("llama-13b, 2k tokens, 64 devices: 3 of 3 layouts fit\n")
+    assert "llama-7b" not in said
+    assert "more tp/pp instead of recomputation: emerges in 1\n" in said
+    assert "pp rather than tp at an equal product: says nothing in 1\n" in said

@@ -187,33 +187,6 @@ def test_a_simulated_pipeline_is_no_longer_than_the_estimate_says(
         assert simulated == estimate
 
 
-def fractions(draws: np.ndarray) -> list[Fraction]:
-    return [Fraction(int(one)) for one in draws]
-
-
-def test_the_estimate_over_charges_unequal_stages_and_no_simulated_pipeline_beats_its_bounds() -> None:
-    """Seeded cases without communication. Up to a fifth too much where backwards take twice their forwards;
-    where they take different multiples the estimate is no bound either way."""
-    random = np.random.Generator(np.random.Philox(key=1))
-    ratios: dict[bool, list[float]] = {True: [], False: []}
-    for alike in (True, False):
-        for _ in range(60):
-            stages, micro_batches = int(random.integers(2, 7)), int(random.integers(2, 13))
-            forward = fractions(random.integers(1, 21, stages))
-            multiples = [Fraction(2)] * stages if alike else fractions(random.integers(1, 4, stages))
-            times = [StageTimes(one, one * more) for one, more in zip(forward, multiples, strict=True)]
-            both = [one.forward + one.backward for one in times]
-            simulated = simulate_schedule(
-                "1f1b", devices=stages, micro_batches=micro_batches, stage_times=times
-            ).makespan
-            estimate = sum(both) + (micro_batches - 1) * max(both)
-            assert simulated >= max(micro_batches * max(both), sum(both))
-            ratios[alike].append(float(simulated / estimate))
-    assert max(ratios[True]) <= 1.0
-    assert 0.75 < min(ratios[True]) < 0.9
-    assert 1.0 < max(ratios[False]) < 1.1
-
-
 def test_one_replica_reduces_nothing_and_one_device_takes_its_profile() -> None:
     for strategy in amp_search(inputs_of(uniform_case())):
         assert (strategy.reduction_s == 0.0) == (strategy.degrees.data_parallel == 1)

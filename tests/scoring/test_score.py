@@ -21,7 +21,6 @@ from weft.predict.ledger import Ledger
 from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score
 from weft.scoring.subject import dealt_layers
-from weft.web.score import score_rows
 
 ROW = {
     "name": "small",
@@ -262,23 +261,6 @@ def test_files_that_say_nothing_are_refused_in_one_line(tmp_path, capsys, text, 
     answer = capsys.readouterr().err
     assert words in answer
     assert answer.count("\n") == 1
-
-
-def test_the_baseline_knows_parameters_and_tokens_and_no_layout(tmp_path):
-    rows = [ROW | more for more in ({}, {"tp": "2"}, {"recompute": "full"}, {"micro_batch_size": "4"})]
-    oom = ROW | {"status": "oom", "measured_step_s": ""}
-    scores = score(written(tmp_path / "m.csv", *rows, oom))
-    config = resolve_model("llama-1m")
-    sizes = {"layers": 4, "hidden": 512, "heads": 8, "key_value_heads": 8, "feed_forward": 1536}
-    graph = layer_graph(replace(config, vocabulary=32000, sequence=512, tied_embeddings=False, **sizes))
-    expected = 6 * graph.parameters() * 32 * 512 / (0.45 * 4 * 312e12)
-    assert [one.plain_s for one in scores.rows.values()] == pytest.approx([expected] * 5)
-    plain = scores.plain
-    assert (plain.n, plain.oom_missed, plain.oom_false) == (4, 1, 0)
-    assert plain.coverage is plain.half_width is plain.spearman is None
-    assert plain.mape == pytest.approx(1 - expected / 0.1)
-    assert scores.as_record()["baseline"] == plain.as_record()
-    assert list(score_rows(scores))[-1][0] == "6N at 45 %"
 
 
 def test_one_of_file_and_ledger_is_needed(capsys, tmp_path, monkeypatch):
