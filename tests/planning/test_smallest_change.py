@@ -114,3 +114,23 @@ def test_a_job_that_does_not_fit_is_told_what_would() -> None:
     )
     with pytest.raises(InputError, match=r"; fits with .* -> .*: a step of \d"):
         plan_run(run)
+
+
+def test_it_may_be_to_recompute_in_the_first_stages_alone() -> None:
+    """The first stage of a pipeline under 1f1b keeps the most micro-batches."""
+    asked = problem("4xa100-40gb")
+    keeps = layout(pipeline_parallel=4, data_parallel=1, micro_batch_size=1, sharding="zero-0")
+    assert judged(asked, keeps).verdict is Verdict.TOO_BIG
+    change = SmallestChanges(asked).of(keeps)
+    assert change is not None
+    assert change.words == "recompute none -> selective in the first stage of 4"
+    assert change.candidate.layout.recomputes == ("selective", "none", "none", "none")
+    assert change.step_s < judged(asked, keeps.recomputing("selective")).plan.prediction.step_s  # type: ignore[union-attr]
+
+
+def test_of_many_stages_the_first_are_taken_a_few_at_a_time() -> None:
+    job = problem(model="llama-13b").job
+    deep = layout(pipeline_parallel=4, data_parallel=2, loops=8, schedule="depth-first")
+    first = [words for words, changed in notches(job, deep) if changed.recompute_per_stage is not None]
+    assert first[0] == "recompute none -> selective in the first 2 stages of 32"
+    assert len(first) == 15

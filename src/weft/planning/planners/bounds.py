@@ -32,6 +32,8 @@ from weft.program.schedules import get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
 Floats = npt.NDArray[np.float64]
+# Shape of a micro-batch, stages, and their layers: what decides where the layers are cut.
+_CutKey = tuple[Shape, int, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class Bounds:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._costs = LeastCosts(problem)
-        self._partitions: dict[tuple[Shape, int, tuple[int, ...] | None], Ints] = {}
+        self._partitions: dict[_CutKey, Ints] = {}
+        self._resident_states: dict[tuple[_CutKey, str, int, str, int], Ints] = {}
         self._kept: dict[tuple[str, Pipeline], list[_Kept]] = {}
 
     @property
@@ -149,16 +152,23 @@ class Bounds:
 
     def _resident(self, layout: Layout) -> Ints:
         """Per device of one pipeline; states, buffers and the one layer being recomputed, with slack."""
-        placement = self.placement(layout)
-        layers = self._costs.of(layout)
-        parameters = self._by_stage(layout, layers.parameters).astype(np.int64)
-        stages = _by_local_stage(placement, parameters, layout.island or replicas_of(layout))
-        states = state_bytes(self._problem.job.precision)
-        held = resident_bytes(stages, layout.pipeline_parallel, states, layout.sharding)
-        largest = self._as_recomputed(layout, layers.made, np.maximum).astype(np.int64)
+        placement, held = self.placement(layout), self._states(layout)
+        largest = self._as_recomputed(layout, self._costs.of(layout).made, np.maximum).astype(np.int64)
         room = np.zeros_like(held)
         np.maximum.at(room, placement, np.broadcast_to(largest, placement.shape))
         return with_slack(held + room)
+
+    def _states(self, layout: Layout) -> Ints:
+        """Per device of one pipeline, states and buffers, whatever stages recompute."""
+        sharers = layout.island or replicas_of(layout)
+        key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers)
+        if key not in self._resident_states:
+            parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
+            stages = _by_local_stage(self.placement(layout), parameters, sharers)
+            states = state_bytes(self._problem.job.precision)
+            held = resident_bytes(stages, layout.pipeline_parallel, states, layout.sharding)
+            self._resident_states[key] = held
+        return self._resident_states[key]
 
     def placement(self, layout: Layout) -> Ints:
         """The device of each stage on each path, shape (paths, stages)."""
@@ -187,9 +197,12 @@ class Bounds:
         joined = {word: join.reduceat(of(word), cuts) for word in set(words)}
         return np.array([joined[word][stage] for stage, word in enumerate(words)])
 
+    def _cut_key(self, layout: Layout) -> _CutKey:
+        return self.shape(layout), layout.stages, layout.layers_per_stage
+
     def _cuts(self, layout: Layout) -> Ints:
         """First layer of every stage, then the number of layers; stages are as `build_plan` cuts them."""
-        key = (self.shape(layout), layout.stages, layout.layers_per_stage)
+        key = self._cut_key(layout)
         if key not in self._partitions:
             parts = parts_of(layout, self.layer_seconds(layout))
             self._partitions[key] = np.cumsum([0, *(len(part) for part in parts)])

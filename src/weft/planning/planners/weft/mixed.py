@@ -100,6 +100,10 @@ class MixedSpace:
         found = found if placement.size == layout.pipeline_parallel else self._relaxed(found, room)
         return self._with_counts(found)
 
+    def may_fit(self, layout: Layout) -> bool:
+        """Whether the states and activations of every device fit; messages are left out."""
+        return bool((self._held(layout) <= self._room(layout)).all())
+
     def with_more(self, judged: Candidate) -> Layout | None:
         """What becomes of a layout that the simulator found too big: stages of the devices that are too full
         recompute more, the others what they did. None where that is not enough."""

@@ -56,7 +56,7 @@ class WeftPlanner:
     finalists: int = 12
     orders: int = 24
     trials: int = 60
-    mixed: int = 12
+    mixed: int = 8
     seeded_to: int = 32
     budget_s: float | None = None
     tell: Callable[[str], None] = untold
@@ -175,7 +175,7 @@ class _Search:
                     return
                 if _key(layout) in self._found or refuse(self._problem.job, layout) is not None:
                     continue
-                if not self._may_win(layout):
+                if not self._worth_trying(layout):
                     continue
                 trials -= 1
                 before = self._best
@@ -208,7 +208,10 @@ class _Search:
         found: list[tuple[float, Layout]] = []
         for problem in problems_of(self._problem):
             bounds = self._bounds if problem is self._problem else Bounds(problem)
-            found += MixedSpace(problem, bounds).on_unlike_devices()
+            for one in MixedSpace(problem, bounds).on_unlike_devices():
+                if not self._goes_on():
+                    return
+                found.append(one)
         found.sort(key=lambda one: self._weighed(one[0], one[1].ranks))
         yield from (layout for _, layout in found)
 
@@ -216,12 +219,15 @@ class _Search:
         """Whether the lower bound of a layout's step is below the best one."""
         if self._best is None:
             return True
+        best = self._weighed(_step_s(self._best), self._best.layout.ranks)
+        return self._weighed(self._bounds.step_s(layout), layout.ranks) < best
+
+    def _worth_trying(self, layout: Layout) -> bool:
+        """Whether the bounds of time and memory leave a layout a chance."""
         try:
-            bound_s = self._bounds.step_s(layout)
+            return self._may_win(layout) and self._space.may_fit(layout)
         except InputError:
             return True  # a profile was not measured there; the simulator says so
-        best = self._weighed(_step_s(self._best), self._best.layout.ranks)
-        return self._weighed(bound_s, layout.ranks) < best
 
     def _fitted(self, layout: Layout) -> bool:
         """Simulate a layout, with more recomputation where it is too big; whether there was anything new.
