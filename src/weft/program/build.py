@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.kinds import COLLECTIVES, FORWARD, NORM, REDUCE_ACROSS, REDUCE_TIED, is_collective
+from weft.program.kinds import (
+    COLLECTIVES,
+    FORWARD,
+    NORM,
+    REDUCE_ACROSS,
+    REDUCE_TIED,
+    is_any_of,
+    is_collective,
+)
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
 from weft.program.passes.blocking import block
@@ -219,7 +227,7 @@ def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints,
         peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
         micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
         replica=replica,
-        group=np.where(np.isin(columns.kind, COLLECTIVES), group_of[columns.stage, replica], NONE),
+        group=np.where(is_any_of(columns.kind, COLLECTIVES), group_of[columns.stage, replica], NONE),
     )
 
 

@@ -7,7 +7,7 @@ and simulator treat all kinds alike. A new kind is registered, never special-cas
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -244,4 +244,11 @@ def is_collective(kind: _Codes) -> _Mask:
 
 def is_send(kind: _Codes) -> _Mask:
     """Which kind codes send a message."""
-    return np.isin(kind, [send for send, _ in MESSAGES])
+    return is_any_of(kind, [send for send, _ in MESSAGES])
+
+
+def is_any_of(kind: _Codes, wanted: Sequence[int]) -> _Mask:
+    """Which kind codes are among the wanted ones; there are few kinds, so that a table tells fastest."""
+    table = np.zeros(len(KINDS), dtype=np.bool_)
+    table[list(wanted)] = True
+    return table[kind]

@@ -24,6 +24,7 @@ from weft.program.kinds import (
     SEND_ACTIVATION,
     SEND_GRADIENT,
     STEP,
+    is_any_of,
 )
 from weft.program.layout import PipelineLayout
 from weft.program.program import NONE, Columns, Edges, Ints
@@ -133,7 +134,7 @@ def _look_up(compute: _Block, homes: Ints, frozen_stages: int, name: str, *, tra
     columns = compute.columns
 
     def table(first_stage: int, *kinds: int) -> Ints:
-        rows = np.flatnonzero(np.isin(columns.kind, kinds))
+        rows = np.flatnonzero(is_any_of(columns.kind, kinds))
         stage, micro_batch = columns.stage[rows], columns.micro_batch[rows]
         found = np.full(homes.shape, NONE, dtype=np.int64)
         found[stage, micro_batch] = rows

@@ -89,9 +89,7 @@ class Columns:
         default = {"part": 0, "bytes": 0, "iteration": 0}
         return cls(
             **{
-                name: np.broadcast_to(
-                    np.asarray(values.get(name, default.get(name, NONE)), dtype=np.int64), (length,)
-                )
+                name: np.full(length, values.get(name, default.get(name, NONE)), dtype=np.int64)
                 for name in COLUMN_NAMES
             }
         )

@@ -14,7 +14,7 @@ from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.program.buffers import MAKES_GRADIENTS, last_gradients
 from weft.program.codes import distinct_rows
-from weft.program.kinds import REDUCE, is_send
+from weft.program.kinds import REDUCE, is_any_of, is_send
 from weft.program.program import NONE, Ints, Program
 
 Seconds = npt.NDArray[np.float64]
@@ -83,7 +83,7 @@ def reduction_lead(
     lead, rest = np.zeros(len(program)), np.zeros(len(program))
     if "reductions" in pricing.plan.blocking:
         return lead, rest
-    made = np.isin(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
+    made = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
     np.maximum.at(lead, edges.target[made], occupancy[edges.source[made]])
     rows = np.flatnonzero(columns.kind == REDUCE)
     layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]

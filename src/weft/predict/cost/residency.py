@@ -25,7 +25,7 @@ from weft.predict.cost.memory import (
     with_slack,
 )
 from weft.predict.cost.pricing import Pricing
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
 from weft.program.program import Ints
 
 
@@ -122,8 +122,8 @@ def _message_changes(pricing: Pricing) -> Ints:
     columns, edges = pricing.program.columns, pricing.program.edges
     change = np.zeros(len(columns), dtype=np.int64)
     payload = with_slack(columns.bytes)
-    sends, receives = (np.array(kinds) for kinds in zip(*MESSAGES, strict=True))
-    is_send, is_receive = np.isin(columns.kind, sends), np.isin(columns.kind, receives)
+    sends, receives = zip(*MESSAGES, strict=True)
+    is_send, is_receive = is_any_of(columns.kind, sends), is_any_of(columns.kind, receives)
     into_send = is_send[edges.target] & (edges.distance == 0)
     from_receive = is_receive[edges.source] & (edges.distance == 0)
     # A message with several edges to one end is still one message.

@@ -30,6 +30,7 @@ from weft.program.kinds import (
     MESSAGES,
     REDUCE,
     REDUCE_ACROSS,
+    is_any_of,
 )
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import NONE, Edges, Ints
@@ -58,7 +59,7 @@ def block(pipeline: LoweredPipeline, blocking: Sequence[Blocking], sharding: Sha
 
 def _reduce_at_end(pipeline: LoweredPipeline) -> LoweredPipeline:
     columns = pipeline.columns
-    reduces = np.flatnonzero(np.isin(columns.kind, (REDUCE, REDUCE_ACROSS)))
+    reduces = np.flatnonzero(is_any_of(columns.kind, (REDUCE, REDUCE_ACROSS)))
     computations = _computations(pipeline)
     last = np.full(int(columns.rank.max(initial=0)) + 1, NONE, dtype=np.int64)
     last[columns.rank[computations]] = computations
@@ -86,7 +87,7 @@ def _exchange_in_turn(pipeline: LoweredPipeline) -> LoweredPipeline:
     """Messages between turns of computations: a turn waits for its exchange, an exchange for both ends."""
     columns, edges = pipeline.columns, pipeline.edges
     turns, turn_of = _turns(pipeline)
-    sends, receives = (np.isin(columns.kind, kinds) for kinds in zip(*MESSAGES, strict=True))
+    sends, receives = (is_any_of(columns.kind, kinds) for kinds in zip(*MESSAGES, strict=True))
     now = edges.distance == 0
     made = now & sends[edges.target]
     used = now & receives[edges.source]
@@ -123,7 +124,7 @@ def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
     again = np.zeros(len(np.bincount(device)), dtype=np.bool_)
     again[device[1:][forwards[1:] & ~forwards[:-1] & (device[1:] == device[:-1])]] = True
     alternates = (np.bincount(stages) > 1)[device] & again[device]
-    goes_on = alternates[1:] & forwards[:-1] & np.isin(kind[1:], (BACKWARD, BACKWARD_INPUT))
+    goes_on = alternates[1:] & forwards[:-1] & is_any_of(kind[1:], (BACKWARD, BACKWARD_INPUT))
     goes_on &= device[1:] == device[:-1]
     starts = np.flatnonzero(np.concatenate([[True], ~goes_on]))
     ends = np.append(starts[1:], len(rows)) - 1
@@ -134,7 +135,7 @@ def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
 
 def _computations(pipeline: LoweredPipeline) -> Ints:
     """Rows that compute micro-batches, in order."""
-    found: Ints = np.flatnonzero(np.isin(pipeline.columns.kind, COMPUTATIONS))
+    found: Ints = np.flatnonzero(is_any_of(pipeline.columns.kind, COMPUTATIONS))
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.program.buffers import MAKES_GRADIENTS
-from weft.program.kinds import NORM, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP
+from weft.program.kinds import NORM, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import insert
@@ -33,8 +33,8 @@ def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
     norms = len(columns) + np.arange(len(devices), dtype=np.int64)
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
     norm_of[devices] = norms
-    reduced = np.flatnonzero(np.isin(columns.kind, (REDUCE, REDUCE_ACROSS, REDUCE_TIED)))
-    makers = np.flatnonzero(np.isin(columns.kind, MAKES_GRADIENTS))
+    reduced = np.flatnonzero(is_any_of(columns.kind, (REDUCE, REDUCE_ACROSS, REDUCE_TIED)))
+    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
     # A device's computations run one after the other, so that its last one speaks for all.
     last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
     awaited = np.concatenate([reduced, last])

@@ -49,6 +49,7 @@ from weft.program.kinds import (
     REDUCE,
     REDUCE_ACROSS,
     STEP,
+    is_any_of,
 )
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
@@ -69,7 +70,7 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding)
     }
     starts = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 2)).tolist()
     for device, (start, end) in enumerate(pairwise(starts)):
-        mine = start + np.flatnonzero(np.isin(columns.kind[start:end], COMPUTATIONS))
+        mine = start + np.flatnonzero(is_any_of(columns.kind[start:end], COMPUTATIONS))
         order = ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine])
         one = _Device(start, mine, order, {stage: row for (on, stage), row in steps.items() if on == device})
         if sharding == "zero-3":
@@ -107,7 +108,7 @@ def require_one_sequence(pipelines: Mapping[int, LoweredPipeline], sharding: Sha
 def _collectives(pipeline: LoweredPipeline) -> Ints:
     """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
     columns = pipeline.columns
-    rows = np.flatnonzero(np.isin(columns.kind, COLLECTIVES))
+    rows = np.flatnonzero(is_any_of(columns.kind, COLLECTIVES))
     names = ("rank", "kind", "stage", "part")
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
@@ -173,7 +174,7 @@ def _gather_into_buffers(device: _Device, added: _Added) -> None:
         added.edge(row, int(device.rows[event.before]))
         if event.stage in device.steps and event.part == 0:
             added.edge(device.steps[event.stage], row, 1)
-    reads = np.flatnonzero(np.isin(order.kind, READS_WEIGHTS)).tolist()
+    reads = np.flatnonzero(is_any_of(order.kind, READS_WEIGHTS)).tolist()
     last_use = {local[int(order.stage[place])] % SHARDED_BUFFERS: place for place in reads}
     for buffer, turn in held.items():
         freed = added.row(FREE, *_content(events[turn]), int(device.rows[last_use[buffer]]), _FREE)
@@ -190,7 +191,7 @@ def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> No
     `across`: one more after the last of each stage, with the other islands.
     """
     order, rows = device.order, device.rows
-    makes = np.isin(order.kind, MAKES_GRADIENTS)
+    makes = is_any_of(order.kind, MAKES_GRADIENTS)
     waiting = {
         stage: deque(np.flatnonzero(makes & (order.stage == stage)).tolist()) for stage in device.steps
     }
@@ -232,7 +233,7 @@ def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) ->
         replica=_replicas(columns, columns.rank[anchor], stage, len(layout.stages)),
         bytes=payload[kind, stage],
     )
-    makers = np.isin(columns.kind[edges.source], MAKES_GRADIENTS)
+    makers = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS)
     direct = makers & (columns.kind[edges.target] == STEP) & (edges.distance == 0)
     behind = turn > 0
     anchor = np.where(behind, after_sends(columns, anchor), anchor)

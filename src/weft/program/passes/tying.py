@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.program.buffers import MAKES_GRADIENTS
-from weft.program.kinds import REDUCE_TIED, STEP
+from weft.program.kinds import REDUCE_TIED, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import insert
@@ -25,7 +25,7 @@ def tie(pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
     """
     columns = pipeline.columns
     steps = np.flatnonzero(columns.kind == STEP)
-    makers = np.flatnonzero(np.isin(columns.kind, MAKES_GRADIENTS))
+    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
     rows: list[tuple[int, int, int, int, int, int]] = []
     edges: list[Edges] = []
     for part, weights in enumerate(layout.tied):

@@ -79,9 +79,8 @@ class WeftPlanner:
         else:
             search.take_all(HomogeneousPlanner().search(problem))
         search.seed()
-        search.improve()
-        if search.mix():
-            search.improve()
+        search.improve(search.best)
+        search.improve(search.mix())
         return search.ranking()
 
 
@@ -89,6 +88,8 @@ class WeftPlanner:
 _ALIKE_TAKEN = 3
 # Times that a layout is given more to recompute, by what the simulator found.
 _FITTINGS = 3
+# How many times the best step a layout may take whose small changes are worth trying.
+_NEAR = 1.05
 _Key = tuple[str, tuple[int, ...] | None]
 
 
@@ -101,7 +102,7 @@ class _Search:
         self._space = MixedSpace(problem, self._bounds)
         self._found: dict[_Key, Candidate] = {}
         self._left_out: list[Candidate] = []
-        self._best: Candidate | None = None
+        self.best: Candidate | None = None
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
     def estimate(self) -> None:
@@ -163,42 +164,44 @@ class _Search:
                 for candidate in HomogeneousPlanner().search(problem).fitting[:_ALIKE_TAKEN]:
                     self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
 
-    def improve(self) -> None:
-        """Change the best layout little by little, as long as that helps and time is left."""
-        trials = self._planner.trials
-        improved = self._best is not None
-        while improved and trials > 0:
-            improved = False
-            assert self._best is not None
-            for layout in neighbours(self._problem, self._best.layout, self._space.lightest):
+    def improve(self, start: Candidate | None) -> None:
+        """Change a layout little by little, as long as that helps and time is left."""
+        current, trials = start, self._planner.trials
+        while current is not None:
+            faster = None
+            for layout in neighbours(self._problem, current.layout, self._space.lightest):
                 if trials == 0 or self._late():
                     return
-                if _key(layout) in self._found or refuse(self._problem.job, layout) is not None:
-                    continue
-                if not self._worth_trying(layout):
+                if _key(layout) in self._found or not self._worth_trying(layout):
                     continue
                 trials -= 1
-                before = self._best
-                self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
-                if self._best is not before:
-                    improved = True
+                judged = self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
+                if judged.verdict is Verdict.FITS and self._better(judged, current):
+                    faster = judged
                     break
+            current = faster
 
-    def mix(self) -> bool:
-        """Let stages recompute unlike each other where that may be faster, and say whether it is."""
-        before, left = self._best, self._planner.mixed
+    def mix(self) -> Candidate | None:
+        """Let stages recompute unlike each other where that may win; the fastest that is near the best."""
+        left, fastest = self._planner.mixed, None
         if not left or not choices(self._problem) or not self._goes_on():
-            return False
+            return None
         for layout in self._mixed():
             if not left or not self._goes_on():
                 break
             if self._may_win(layout):
-                left -= self._fitted(layout)
-        return self._best is not before
+                known = len(self._found)
+                judged = self._fitted(layout)
+                left -= len(self._found) > known
+                if judged is not None and (fastest is None or self._better(judged, fastest)):
+                    fastest = judged
+        if fastest is None or self.best is None:
+            return None
+        return fastest if self._minimised(fastest) <= _NEAR * self._minimised(self.best) else None
 
     def _goes_on(self) -> bool:
         """Whether nothing fits yet, or time is left."""
-        return self._best is None or not self._late()
+        return self.best is None or not self._late()
 
     def _mixed(self) -> Iterator[Layout]:
         """The most promising first."""
@@ -217,36 +220,35 @@ class _Search:
 
     def _may_win(self, layout: Layout) -> bool:
         """Whether the lower bound of a layout's step is below the best one."""
-        if self._best is None:
+        if self.best is None:
             return True
-        best = self._weighed(_step_s(self._best), self._best.layout.ranks)
-        return self._weighed(self._bounds.step_s(layout), layout.ranks) < best
+        return self._weighed(self._bounds.step_s(layout), layout.ranks) < self._minimised(self.best)
 
     def _worth_trying(self, layout: Layout) -> bool:
-        """Whether the bounds of time and memory leave a layout a chance."""
+        """Whether a layout is legal, and the bounds of time and memory leave it a chance."""
+        if refuse(self._problem.job, layout) is not None:
+            return False
         try:
             return self._may_win(layout) and self._space.may_fit(layout)
         except InputError:
             return True  # a profile was not measured there; the simulator says so
 
-    def _fitted(self, layout: Layout) -> bool:
-        """Simulate a layout, with more recomputation where it is too big; whether there was anything new.
+    def _fitted(self, layout: Layout) -> Candidate | None:
+        """Simulate a layout, with more recomputation where it is too big; None where that does not fit.
 
         Stages that are alike and balanced were judged before, or cannot win.
         """
-        new, alike = False, layout.recompute_per_stage is None and layout.layers_per_stage is None
+        alike = layout.recompute_per_stage is None and layout.layers_per_stage is None
         if alike and _key(layout) not in self._found:
-            return False
+            return None
         for _ in range(_FITTINGS):
-            judged = self._found.get(_key(layout))
-            if judged is None:
-                new = True
-                judged = self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
+            asked = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
+            judged = self._found.get(_key(layout)) or self._try(asked)
             heavier = self._space.with_more(judged) if judged.verdict is Verdict.TOO_BIG else None
             if heavier is None:
                 break
             layout = heavier
-        return new
+        return judged if judged.verdict is Verdict.FITS else None
 
     def ranking(self) -> Ranking:
         others = (one for one in self._left_out if _key(one.layout) not in self._found)
@@ -271,14 +273,16 @@ class _Search:
             cost = STEPS_PRICED * step_cost(self._problem.job.cluster, judged.plan)
             judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
         self._found.setdefault(_key(judged.layout), judged)
-        if judged.verdict is Verdict.FITS and (self._best is None or self._better(judged, self._best)):
-            self._best = judged
+        if judged.verdict is Verdict.FITS and (self.best is None or self._better(judged, self.best)):
+            self.best = judged
             self._planner.tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
         return judged
 
     def _better(self, one: Candidate, other: Candidate) -> bool:
-        values = (self._weighed(_step_s(each), each.layout.ranks) for each in (one, other))
-        return next(values) < next(values)
+        return self._minimised(one) < self._minimised(other)
+
+    def _minimised(self, one: Candidate) -> float:
+        return self._weighed(_step_s(one), one.layout.ranks)
 
 
 def _key(layout: Layout) -> _Key:
