@@ -17,9 +17,8 @@ from weft.describe.layer_graph import Layer
 from weft.describe.plan import Recompute
 from weft.moves.layout import Layout
 from weft.planning.problem import Problem
-from weft.predict.cost.compute import ComputeModel, StageTimes
+from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.memory import stage_product_bytes
-from weft.predict.cost.network import Network
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,10 +68,7 @@ class LeastCosts:
             (group.device for group in cluster.groups),
             key=lambda device: device.flops_per_s.get(precision, 0.0),
         )
-        self._compute = ComputeModel(
-            machine=problem.machine, profile=problem.profile, correction=problem.correction
-        )
-        self._network = Network(cluster=cluster, machine=problem.machine, correction=problem.correction)
+        self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
         self._layers: dict[Shape, LayerCosts] = {}
 
     def shape(self, layout: Layout) -> Shape:

@@ -14,8 +14,6 @@ from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer_graph import Layer
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
-from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.network import Network
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,12 +43,7 @@ class LayerTimes:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._compute = ComputeModel(
-            machine=problem.machine, profile=problem.profile, correction=problem.correction
-        )
-        self._network = Network(
-            cluster=problem.job.cluster, machine=problem.machine, correction=problem.correction
-        )
+        self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
         self._known: dict[tuple[int, Shape], Passes] = {}
 
     def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> Passes:

@@ -20,7 +20,6 @@ from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Dealt, Way, deal
 from weft.planning.problem import Problem
-from weft.predict.cost.network import Network
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,9 +53,7 @@ class UnevenSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._times = LayerTimes(problem)
-        self._network = Network(
-            cluster=problem.job.cluster, machine=problem.machine, correction=problem.correction
-        )
+        self._network = problem.cost_model.network
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
         self._paces = sorted(set(paces))
