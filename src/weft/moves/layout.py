@@ -283,17 +283,19 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     placement = placements(get_schedule(layout.schedule), pipeline_of(job, layout))
     parts = parts_of(layout, layer_seconds)
     shares = shares_of(job, layout)
-    stages = tuple(
-        Stage(
-            layers=tuple(layers),
-            replicas=tuple(
-                Replica(ranks=ranks_of(layout, device, copy), micro_batches=share // len(devices))
-                for copy, share in enumerate(shares)
-                for device in devices
-            ),
-            recompute=recompute,
+    columns = [tuple(devices) for devices in placement.T.tolist()]
+    # The stages of a device have the same replicas.
+    replicas = {
+        devices: tuple(
+            Replica(ranks=ranks_of(layout, device, copy), micro_batches=share // len(devices))
+            for copy, share in enumerate(shares)
+            for device in devices
         )
-        for layers, recompute, devices in zip(parts, layout.recomputes, placement.T.tolist(), strict=True)
+        for devices in dict.fromkeys(columns)
+    }
+    stages = tuple(
+        Stage(layers=tuple(layers), replicas=replicas[devices], recompute=recompute)
+        for layers, recompute, devices in zip(parts, layout.recomputes, columns, strict=True)
     )
     return Plan(
         model=job.graph.name,

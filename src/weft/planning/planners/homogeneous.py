@@ -25,7 +25,7 @@ from weft.errors import InputError
 from weft.moves.layout import Layout, refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.simulated import filled, simulated
+from weft.planning.planners.simulated import filled, prepare, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.prices import step_cost
 from weft.planning.problem import Problem
@@ -48,6 +48,7 @@ class HomogeneousPlanner:
         Raises:
             InputError: when a pin names an unknown schedule.
         """
+        prepare(problem)
         judged: list[Candidate] = []
         waiting: list[tuple[float, Candidate]] = []
         bounds = Bounds(problem)

@@ -14,6 +14,16 @@ from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Holding
 from weft.planning.problem import Problem
+from weft.predict.engine import load_compiled_engine
+
+# A search on fewer devices ends before a compiler is loaded.
+COMPILED_FROM_DEVICES = 256
+
+
+def prepare(problem: Problem) -> None:
+    """Make ready for simulating plans by the dozen, where these are long."""
+    if problem.job.cluster.ranks >= COMPILED_FROM_DEVICES:
+        load_compiled_engine()
 
 
 def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:

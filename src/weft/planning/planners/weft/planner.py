@@ -23,7 +23,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner, rank_key
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.simulated import simulated
+from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.improve import neighbours
 from weft.planning.planners.weft.mixed import MixedSpace, choices
@@ -73,6 +73,7 @@ class WeftPlanner:
         """
         if problem.minimise == "memory":
             return HomogeneousPlanner().search(problem)
+        prepare(problem)
         search = _Search(self, problem)
         if unlike_devices(problem.job.cluster):
             search.estimate()
