@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from scoring.rows import ROW
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
@@ -23,18 +24,6 @@ MODEL = ModelConfig(
     vocabulary=32000,
     sequence=512,
 )
-ROW = {
-    "family": "llama",
-    "layers": "4",
-    "hidden": "512",
-    "heads": "8",
-    "seq": "512",
-    "global_batch": "32",
-    "gpu": "a100-80gb",
-    "gpus_per_node": "4",
-    "nodes": "1",
-    "measured_step_s": "0.1",
-}
 
 
 def test_it_knows_parameters_and_tokens_and_no_layout(tmp_path: Path) -> None:

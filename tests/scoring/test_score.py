@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scoring.rows import ROW
 
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
@@ -22,19 +23,6 @@ from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score
 from weft.scoring.subject import dealt_layers
 
-ROW = {
-    "name": "small",
-    "family": "llama",
-    "layers": "4",
-    "hidden": "512",
-    "heads": "8",
-    "seq": "512",
-    "global_batch": "32",
-    "gpu": "a100-80gb",
-    "gpus_per_node": "4",
-    "nodes": "1",
-    "measured_step_s": "0.1",
-}
 LARGE = {"hidden": "4096", "heads": "32", "layers": "24"}
 
 

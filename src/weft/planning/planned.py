@@ -57,7 +57,7 @@ class PlannedJob:
             correction=self.problem.correction,
         )
 
-    @property
+    @cached_property
     def step_breakdown(self) -> dict[str, float]:
         """Predicted seconds of a mean rank by cause; they add up to the step."""
         simulation = self.predicted.simulation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
@@ -38,31 +37,33 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float) -> dict[str, f
         rows = compute & (timeline.kind == code)
         if rows.any():
             causes[kind.name] = float(length_ns[rows].sum())
-    causes |= {COLLECTIVES: 0.0, MESSAGES: 0.0}
-    for rank in ranks.tolist():
-        own = timeline.rank == rank
-        covered = _covered_ns(timeline, own & compute, step_s)
-        for cause, rows in (
-            (COLLECTIVES, own & ~message),
-            (MESSAGES, own | (message & (other == rank))),
-        ):
-            more = _covered_ns(timeline, rows, step_s)
-            causes[cause] += more - covered
-            covered = more
+    # Where a rank is busy with a row: with its own, and with messages that reach it.
+    arriving = message & np.isin(other, ranks)
+    place = np.searchsorted(ranks, np.concatenate((timeline.rank, other[arriving])))
+    start_ns = np.concatenate((timeline.start_ns, timeline.start_ns[arriving]))
+    length_ns = np.concatenate((length_ns, length_ns[arriving]))
+    computing = np.concatenate((compute, np.zeros(int(arriving.sum()), dtype=np.bool_)))
+    messaging = np.concatenate((message, np.ones(int(arriving.sum()), dtype=np.bool_)))
+    in_computation, in_collective, in_message = (
+        _covered_ns(place[rows], start_ns[rows], length_ns[rows], step_s * 1e9)
+        for rows in (computing, ~messaging, np.ones_like(computing))
+    )
+    causes |= {COLLECTIVES: in_collective - in_computation, MESSAGES: in_message - in_collective}
     seconds = {cause: ns * 1e-9 / len(ranks) for cause, ns in causes.items()}
     return {**seconds, WAITING: max(0.0, step_s - sum(seconds.values()))}
 
 
-def _covered_ns(timeline: Timeline, rows: npt.NDArray[np.bool_], step_s: float) -> float:
-    """Length of the union of the rows' intervals and of those of all other steps, within one step."""
-    period = step_s * 1e9
-    if not rows.any() or period <= 0.0:
+def _covered_ns(place: Ints, start_ns: Ints, length_ns: Ints, period_ns: float) -> float:
+    """Length of the union of intervals and of those of all other steps, within one step of each rank, of all
+    ranks together; `place` numbers the ranks."""
+    if not len(place) or period_ns <= 0.0:
         return 0.0
-    start = timeline.start_ns[rows] % period
-    end = start + np.minimum(timeline.end_ns[rows] - timeline.start_ns[rows], period)
-    # What reaches beyond the step covers the beginning of the next one.
-    start = np.concatenate((start, np.zeros(int((end > period).sum()))))
-    end = np.concatenate((np.minimum(end, period), end[end > period] - period))
+    start = start_ns % period_ns
+    end = start + np.minimum(length_ns, period_ns)
+    # What reaches beyond the step covers the beginning of the next one. Ranks lie one after the other.
+    beyond, first = end > period_ns, place * period_ns
+    start = np.concatenate((first + start, first[beyond]))
+    end = np.concatenate((first + np.minimum(end, period_ns), (first + end - period_ns)[beyond]))
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     before = np.concatenate(([0.0], end[:-1]))

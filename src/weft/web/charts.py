@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from weft.web.svg import STYLE, WIDTH
+from weft.web.svg import WIDTH, picture_svg
 
 HEIGHT = 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 66, 46
@@ -80,17 +80,10 @@ def charts_svg(charts: Sequence[Chart], *, title: str) -> str:
     height = HEIGHT + _LEGEND_LINE * math.ceil(len(names) / _LEGEND_COLUMNS) + 12
     width = WIDTH / len(charts)
     parts = [
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(title)}">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>',
-        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
         *(_chart(chart, place * width, width) for place, chart in enumerate(charts)),
         _legend(names),
-        "</svg>",
     ]
-    return "".join(parts) + "\n"
+    return picture_svg(parts, height, title=title)
 
 
 def _chart(chart: Chart, left: float, width: float) -> str:

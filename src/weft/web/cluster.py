@@ -14,7 +14,7 @@ from weft.describe.plan import Plan
 from weft.describe.units import format_bytes, format_seconds
 from weft.web.colours import shaded
 from weft.web.stages import spans
-from weft.web.svg import STYLE, WIDTH
+from weft.web.svg import WIDTH, picture_svg
 
 # Of more nodes of a group the first are drawn.
 MAXIMUM_NODES = 16
@@ -75,15 +75,7 @@ def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
         text = f"{name}: {words}, {where}"
         parts.append(f'<text class="weft-soft" x="{_INDENT}" y="{top + 8}">{escape(text)}</text>')
         top += _LINE
-    height = top + 6
-    head = (
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(title)}"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>'
-        f'<text class="weft-ink weft-title" x="{_INDENT}" y="24">{escape(title)}</text>'
-    )
-    return head + "".join(parts) + "</svg>\n"
+    return picture_svg(parts, top + 6, title=title)
 
 
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
 
 from weft.describe.units import format_bytes
-from weft.web.svg import STYLE, WIDTH
+from weft.web.svg import picture_svg
 
 _BAR = 32
 _GUTTER, _BAR_WIDTH, _LINE, _TOP = 118, 560, 24, 40
@@ -62,14 +61,7 @@ def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title:
     """The same as a picture."""
     lines = _joined(peak_bytes, memory_bytes)
     height = _TOP + _LINE * len(lines) + 12
-    parts = [
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(title)}">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>',
-        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
-    ]
+    parts = []
     for place, ranks in enumerate(lines):
         top = _TOP + _LINE * place
         width = min(1.0, ranks.share) * _BAR_WIDTH
@@ -80,7 +72,7 @@ def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title:
             f'fill="{_COLOURS[ranks.colour]}"/>'
             f'<text class="weft-ink" x="{_GUTTER + _BAR_WIDTH + 10}" y="{top + 13}">{ranks.words}</text>'
         )
-    return "".join(parts) + "</svg>\n"
+    return picture_svg(parts, height, title=title)
 
 
 def _joined(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> list[_Ranks]:

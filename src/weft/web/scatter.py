@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from weft.web.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Scale, grid_svg, scale_of
-from weft.web.svg import STYLE, WIDTH
+from weft.web.svg import WIDTH, picture_svg
 
 HEIGHT = 560
 COLOURS = ("#2b6cd4", "#d4622b", "#1a7f55", "#7a4fc0", "#b0203a", "#0e8a9a", "#8a6d1a", "#8a8f98")
@@ -64,21 +64,14 @@ def scatter_svg(
     """
     height = HEIGHT + _LEGEND_LINE * -(-len(clouds) // _LEGEND_COLUMNS) + 12
     parts = [
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(title)}">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>',
-        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
         f'<text class="weft-soft weft-middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 10}">'
         f"{escape(across.label)}</text>",
         f'<text class="weft-soft weft-middle" transform="translate(12 {(TOP + HEIGHT - BOTTOM) / 2:g}) '
         f'rotate(-90)">{escape(up.label)}</text>',
         _dots(clouds, across, up, diagonal=diagonal, limits=limits),
         *(_entry(cloud, place) for place, cloud in enumerate(clouds)),
-        "</svg>",
     ]
-    return "".join(parts) + "\n"
+    return picture_svg(parts, height, title=title)
 
 
 def _dots(

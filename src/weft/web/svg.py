@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 import numpy as np
@@ -56,19 +57,28 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
     scale = _LENGTH / span
     drawn = lane_of_rows(timeline, lanes)
     parts = [
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(_description(timeline, title))}">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>',
-        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>',
         _lanes(lanes, tops),
         _axis(span, scale, tops),
         _blocks(timeline, drawn, lanes, tops, origin, scale),
         _legend(timeline, np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns)), height),
-        "</svg>",
     ]
-    return "".join(parts) + "\n"
+    return picture_svg(parts, height, title=title, description=_description(timeline, title))
+
+
+def picture_svg(parts: Iterable[str], height: int, *, title: str, description: str | None = None) -> str:
+    """The parts as one picture of `WIDTH` x `height` with its title, in the page's light or dark scheme.
+
+    `description` is for those who do not see it; default: the title.
+    """
+    head = (
+        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
+        f'aria-label="{escape(description or title)}">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>'
+        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>'
+    )
+    return head + "".join(parts) + "</svg>\n"
 
 
 def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
