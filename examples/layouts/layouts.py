@@ -119,6 +119,7 @@ def choices(
     stages: Sequence[int] = (*DEGREES, 16),
     sizes: Sequence[int] = (1, 2, 4),
     kernels: Sequence[tuple[Attention, Norm]] = KERNELS,
+    tokens_divided: Sequence[bool] = (False, True),
 ) -> Iterator[Choice]:
     """All combinations that differ; the tokens of one tensor rank cannot be divided.
 
@@ -128,7 +129,7 @@ def choices(
     for tensor, pipeline, size, (attention, norm) in product(degrees, stages, sizes, kernels):
         ways = RECOMPUTE[:1] if attention.startswith("flash") else RECOMPUTE[:2]
         for again in RECOMPUTE if (attention, norm) == KERNELS[-1] else ways:
-            for divided in (False, True) if tensor > 1 else (False,):
+            for divided in tokens_divided if tensor > 1 else (False,):
                 yield Choice(
                     tensor_parallel=tensor,
                     pipeline_parallel=pipeline,

@@ -87,7 +87,7 @@ def divided_tokens(case: Case, found: Sequence[Predicted]) -> Finding:
         fastest(one for one in found if one.choice.tensor_parallel == 1 or one.choice.sequence_parallel),
         fastest(one for one in found if not one.choice.sequence_parallel),
     )
-    gain = "" if None in overall else f"; of all layouts {behind(*overall):+.1%}"
+    gain = "" if divided is None or None in overall else f"; of all layouts {behind(*overall):+.1%}"
     return replace(finding, emerges=finding.emerges if speaks else None, figures=finding.figures + gain)
 
 

@@ -61,6 +61,20 @@ def test_gradients_added_up_by_kernels_of_their_own_make_larger_micro_batches_fa
         assert one.peak_bytes == other.peak_bytes
 
 
+def test_stages_win_over_tensor_ranks_in_a_sheet_of_the_paper(example: SimpleNamespace) -> None:
+    case = example.layouts.Case("llama-65b", 2048, 128)
+    chosen = [
+        one
+        for one in example.sweep.of_sheet(case)
+        if one.recompute == "none" and one.norm == "fused" and one.micro_batch_size < 4
+    ]
+    assert chosen
+    assert not any(one.sequence_parallel for one in chosen)
+    finding = example.rules.pipeline_rather_than_tensor(case, example.layouts.sweep(case, chosen))
+    assert finding.emerges, finding
+    assert finding.figures.count("before") == 3
+
+
 def test_dividing_tokens_gains_where_tensor_ranks_are_needed(example: SimpleNamespace) -> None:
     layouts, rules = example.layouts, example.rules
     case = layouts.Case("llama-65b", 2048, 64)
