@@ -177,7 +177,7 @@ def test_cuts_and_ways_are_as_short_as_any_of_layers_that_are_alike(data: st.Dat
             LayerBytes(
                 states=np.ones(layers),
                 left=np.full(layers, left[way]),
-                gradients=np.zeros(layers),
+                buffers=np.zeros(layers),
                 made=np.full(layers, made[way]),
             ),
         )
@@ -202,7 +202,7 @@ def test_cuts_and_ways_are_as_short_as_any_of_layers_that_are_alike(data: st.Dat
         for chosen in product((0, 1), repeat=stages)
         if holds(counts := tuple(np.diff([0, *cut, layers]).tolist()), chosen)
     ]
-    found = deal(ways, np.zeros((stages, 1), dtype=np.int64), room, kept, 4, uneven=False)
+    found = deal(ways, np.zeros((stages, 1), dtype=np.int64), np.arange(stages), room, kept, 4, uneven=False)
     if not legal:
         assert found is None
         return

@@ -34,6 +34,20 @@ def test_an_open_space_has_every_choice():
     assert {layout.schedule for layout in space} == set(SCHEDULES)
 
 
+def test_replicas_without_a_pipeline_may_turn_from_stage_to_stage():
+    alone = list(layouts(problem(pipeline_parallel=1)))
+    assert {(one.schedule, one.loops) for one in alone if one.data_parallel > 1} == {
+        ("1f1b", 1),
+        *((name, loops) for name in ("depth-first", "breadth-first") for loops in (2, 4)),
+    }
+    assert {one.loops for one in alone if one.data_parallel == 1} == {1}
+    assert {one.loops for one in layouts(problem(synchronous=True, pipeline_parallel=1))} == {1}
+    pinned = list(layouts(problem(pipeline_parallel=1, loops=3)))
+    assert {(one.schedule, one.loops) for one in pinned} == {
+        (name, 3) for name in ("1f1b", "depth-first", "breadth-first")
+    }
+
+
 def test_a_cluster_of_cpus_is_offered_what_the_runtime_runs():
     space = list(layouts(problem(synchronous=True)))
     choices = {(layout.tensor_parallel, layout.sharding, layout.recompute) for layout in space}

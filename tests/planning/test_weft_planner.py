@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
+from weft.moves.layout import Layout
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.weft import WeftPlanner
+from weft.planning.planners.weft.ideal import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import Pins, problem_of
@@ -120,7 +122,7 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     memory = LayerBytes(
         states=np.ones(layers),
         left=np.full(layers, 0.25),
-        gradients=np.zeros(layers),
+        buffers=np.zeros(layers),
         made=np.zeros(layers),
     )
     batch = data.draw(st.integers(1, 6))
@@ -137,22 +139,93 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     legal = [counts for cut in cuts if fits(counts := tuple(np.diff([0, *cut, layers]).tolist()))]
     kept = np.minimum(stages - np.arange(stages), batch)
     ways = [Way(times_s, memory)]
-    found = deal(ways, pace, room, kept, batch, uneven=False)
+    place = np.arange(stages)
+    found = deal(ways, pace, place, room, kept, batch, uneven=False)
     if not legal:
         assert found is None
         return
     assert found is not None
     assert found.layers_per_stage in legal
     assert longest(found.layers_per_stage) == pytest.approx(min(map(longest, legal)), rel=1e-6)
-    assert dealt(ways, pace, found.layers_per_stage, found.ways, batch, uneven=False) == found
+    assert dealt(ways, pace, place, found.layers_per_stage, found.ways, batch, uneven=False) == found
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_placement_cut_or_share_beats_the_ideal_step(data):
+    loops, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
+    stages, replicas = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    layers = stages * loops + data.draw(st.integers(0, 5))
+    numbers = st.lists(st.floats(0.1, 10.0), min_size=layers, max_size=layers)
+    times_s = [np.array(data.draw(numbers)) for _ in range(2)]
+    batch = replicas * data.draw(st.integers(1, 6))
+    layout = Layout(
+        pipeline_parallel=stages,
+        data_parallel=replicas,
+        tensor_parallel=width,
+        loops=loops,
+        micro_batch_size=1,
+        schedule="depth-first",
+    )
+    ranks = np.array(data.draw(st.lists(st.integers(0, 1), min_size=layout.ranks, max_size=layout.ranks)))
+    ideal_s = ideal_step_s(layout, batch, times_s, ranks)
+    paces = ranks.reshape(stages, replicas, width)
+    slowness = np.array([times.sum() for times in times_s])
+    pace = np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
+    ways = [Way(times_s, LayerBytes(*[np.zeros(layers)] * 4))]
+    place = np.arange(stages * loops) % stages
+    room, kept = np.ones(stages), np.ones(stages * loops)
+    for uneven in (False, True):
+        found = deal(ways, pace, place, room, kept, batch, uneven=uneven)
+        assert found.pipeline_s >= ideal_s * (1 - 1e-9)
+        assert sum(found.layers_per_stage) == layers
+
+
+@pytest.mark.parametrize("loops", [1, 2, 4])
+def test_an_equal_pipeline_waits_for_one_loop_of_the_others(loops):
+    devices, batch = 4, 8
+    ways = [Way([np.full(16, 0.5)], LayerBytes(*[np.zeros(16)] * 4))]
+    place = np.arange(devices * loops) % devices
+    pace = np.zeros((devices, 1), dtype=np.int64)
+    found = deal(ways, pace, place, np.ones(devices), np.ones(devices * loops), batch, uneven=False)
+    assert found.pipeline_s == pytest.approx(2.0 * (batch + (devices - 1) / loops))
+    layout = Layout(
+        pipeline_parallel=devices, data_parallel=1, loops=loops, micro_batch_size=1, schedule="depth-first"
+    )
+    ideal_s = ideal_step_s(layout, batch, ways[0].times_s, np.zeros(devices, dtype=np.int64))
+    assert ideal_s == pytest.approx(found.pipeline_s)
+
+
+def test_unlike_devices_get_several_stages_each_where_that_is_faster():
+    pins = {"pipeline_parallel": 4, "micro_batch_size": 1, "schedule": "depth-first"}
+    problem = posed("2xa100-40gb+2xv100-32gb", model="llama-1b", batch=8, **pins)
+    best = get_planner("weft").search(problem).fitting[0]
+    assert best.layout.loops > 1
+    devices = list(dict.fromkeys(stage.replicas[0].ranks[0] for stage in best.plan.stages))
+    kinds = [problem.job.cluster.device_of(rank).name for rank in devices]
+    counts = np.array(best.layout.layers_per_stage).reshape(best.layout.loops, 4).sum(axis=0)
+    by_kind = {
+        kind: [n for n, one in zip(counts.tolist(), kinds, strict=True) if one == kind] for kind in kinds
+    }
+    assert min(by_kind["a100-40gb"]) >= max(by_kind["v100-32gb"])
+    assert verify(compile_plan(best.plan, problem.job.graph)) == []
+    with_one = posed("2xa100-40gb+2xv100-32gb", model="llama-1b", batch=8, loops=1, **pins)
+    assert best.plan.prediction.step_s < best_s("weft", with_one)
+
+
+def test_what_replicas_share_out_is_searched_on_unlike_devices():
+    """Where states hardly fit, stages that share buffers leave room for what would be recomputed."""
+    problem = posed("4xv100-16gb+4xt4", model="llama-1b", batch=32, tensor_parallel=1, pipeline_parallel=2)
+    layouts = {one.layout.sharding for one in get_planner("weft").search(problem).candidates}
+    assert layouts == {"zero-0", "zero-1", "zero-2", "zero-3"}
 
 
 def test_shares_follow_the_speed_of_replicas():
     ways = [Way([np.full(4, 1.0), np.full(4, 3.0)], LayerBytes(*[np.zeros(4)] * 4))]
     pace, room, kept = np.array([[0, 1]]), np.array([1.0]), np.array([1])
-    found = deal(ways, pace, room, kept, 16, uneven=True)
+    found = deal(ways, pace, np.array([0]), room, kept, 16, uneven=True)
     assert found.micro_batches == (12, 4)
-    equal = deal(ways, pace, room, kept, 16, uneven=False)
+    equal = deal(ways, pace, np.array([0]), room, kept, 16, uneven=False)
     assert equal.micro_batches == (8, 8)
     assert found.pipeline_s < equal.pipeline_s
 
@@ -178,6 +251,28 @@ def test_what_bounds_say_of_layers_is_what_a_stage_holds():
     holding = bounds.holding(layout)
     assert memory.states.sum() == pytest.approx(holding.resident, rel=1e-6)
     assert memory.left.sum() == pytest.approx(holding.activations, rel=1e-6)
+
+
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize("loops", [1, 2, 4])
+def test_what_layers_hold_of_equal_stages_is_what_their_device_holds(sharding, loops):
+    problem = posed("2xa100-80gb", data_parallel=2, pipeline_parallel=1)
+    layout = Layout(
+        pipeline_parallel=1,
+        data_parallel=2,
+        loops=loops,
+        micro_batch_size=1,
+        schedule="depth-first",
+        sharding=sharding,
+    )
+    bounds = Bounds(problem)
+    memory = bounds.layer_bytes(layout).of_each(loops)
+    counts = np.diff(bounds._cuts(layout))
+    largest = loops * np.add.reduceat(memory.buffers, np.cumsum(counts) - counts).max()
+    resident = bounds.resident_bytes(layout)
+    assert memory.states.sum() + largest >= resident * (1 - 1e-6)
+    # Two buffers are as large as the largest stage of each, and not all as the largest.
+    assert memory.states.sum() + memory.buffers.sum() <= resident * (1 + 1e-6)
 
 
 def test_the_command_takes_a_budget(capsys, tmp_path, monkeypatch):

@@ -78,6 +78,7 @@ def test_unequal_shares_of_replicas_that_share_states(
     [
         ("1f1b", 1, (1, 7), (3, 3)),
         ("breadth-first", 2, (4, 1, 1, 2), (2, 2)),
+        ("depth-first", 2, (3, 1, 2, 2), (2, 4)),
         ("gpipe", 1, (6, 2), (1, 3)),
     ],
 )

@@ -27,6 +27,7 @@ from weft.predict.cost.memory import (
     with_slack,
 )
 from weft.predict.cost.residency import kept_changes
+from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.program import Ints
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
@@ -50,13 +51,17 @@ class Holding:
 
 class LayerBytes(NamedTuple):
     """Bytes of every layer on a rank, each of shape (layers,): its states, what a micro-batch leaves in it
-    until its backward pass, room for arriving gradients, which a rank needs for its largest stage, and for
-    what is made again, which it needs for its largest layer."""
+    until its backward pass, room in buffers and for arriving gradients, which a rank needs for its largest
+    stage, and for what is made again, which it needs for its largest layer."""
 
     states: Floats
     left: Floats
-    gradients: Floats
+    buffers: Floats
     made: Floats
+
+    def of_each(self, stages: int) -> LayerBytes:
+        """With the part of each of so many stages of a device in the room that they use in turn."""
+        return self._replace(buffers=self.buffers / stages, made=self.made / stages)
 
 
 class Bounds:
@@ -129,19 +134,27 @@ class Bounds:
         return np.array([kept.most(one, one) for kept in self._kept_of(layout)])
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
-        """What each layer holds on a rank of the layout, allocator's slack included; without buffers."""
+        """What each layer holds on a rank of the layout, allocator's slack included."""
         layers, states = self._costs.of(layout), state_bytes(self._problem.job.precision)
         sharers, level = layout.island or replicas_of(layout), SHARDINGS.index(layout.sharding)
         parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
         each = sum(size / (sharers if level >= first else 1) for size, first in parts)
         slack = 1.0 + ALLOCATOR_SLACK
         arriving = states.gradients if sharers > 1 else 0
+        buffered = sum((states.gradients, states.weights)[: max(level - 1, 0)])
+        buffers = arriving + buffered * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
             states=slack * each * layers.parameters,
             left=slack * layers.left(layout.recompute),
-            gradients=slack * arriving * layers.parameters,
+            buffers=slack * buffers * layers.parameters,
             made=slack * layers.made(layout.recompute),
         )
+
+    def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Gradients and weights of each layer on a rank of the layout, each of shape (layers,)."""
+        parameters = self._costs.of(layout).parameters
+        states = state_bytes(self._problem.job.precision)
+        return states.gradients * parameters, states.weights * parameters
 
     def _both_s(self, layout: Layout) -> Floats:
         """Seconds of one micro-batch forward and backward in each stage, at speed 1."""

@@ -5,7 +5,6 @@ Layers are evaluated once per shape of a micro-batch, on the fastest kind of dev
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer_graph import Layer
 from weft.describe.plan import Recompute
 from weft.moves.layout import Layout
 from weft.planning.problem import Problem
@@ -88,16 +86,9 @@ class LeastCosts:
         return self._layers[shape]
 
     def _evaluated(self, shape: Shape) -> LayerCosts:
-        job = self._problem.job
-        known: dict[Layer, tuple[float, ...]] = {}
-        rows = []
-        for index, layer in enumerate(job.graph.layers):
-            # Layers that differ only in their name cost the same.
-            alike = replace(layer, name="")
-            if alike not in known:
-                known[alike] = self._evaluate(index, shape)
-            rows.append(known[alike])
-        return LayerCosts(*np.array(rows, dtype=np.float64).T)
+        alike = self._problem.job.graph.alike
+        known = {index: self._evaluate(index, shape) for index in dict.fromkeys(alike)}
+        return LayerCosts(*np.array([known[index] for index in alike], dtype=np.float64).T)
 
     def _evaluate(self, index: int, shape: Shape) -> tuple[float, ...]:
         job, one = self._problem.job, (index,)

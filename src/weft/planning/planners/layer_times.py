@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,18 +52,10 @@ class LayerTimes:
         """
         shape = Shape(micro_batch_size, self._problem.job.sequence, tensor_parallel)
         if (group, shape) not in self._known:
-            rows = np.array(list(self._rows(group, shape)))
-            self._known[group, shape] = Passes(*rows.T)
+            alike = self._problem.job.graph.alike
+            known = {index: self._evaluated(index, group, shape) for index in dict.fromkeys(alike)}
+            self._known[group, shape] = Passes(*np.array([known[index] for index in alike]).T)
         return self._known[group, shape]
-
-    def _rows(self, group: int, shape: Shape) -> Iterator[tuple[float, float, float]]:
-        known: dict[Layer, tuple[float, float, float]] = {}
-        for index, layer in enumerate(self._problem.job.graph.layers):
-            # Layers that differ only in their name cost the same.
-            alike = replace(layer, name="")
-            if alike not in known:
-                known[alike] = self._evaluated(index, group, shape)
-            yield known[alike]
 
     def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float, float]:
         job = self._problem.job

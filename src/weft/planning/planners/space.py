@@ -15,8 +15,11 @@ from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Pipeline
 
-# With one device in line all orders compute the same things; 1f1b keeps the least.
+# With one device in line and one stage all orders compute the same things; 1f1b keeps the least.
 SINGLE_DEVICE_SCHEDULE = "1f1b"
+# With several stages each micro-batch goes through all of them, or all micro-batches through each. What
+# replicas exchange of a stage then runs beside the computations of others.
+SINGLE_DEVICE_LOOPED = ("depth-first", "breadth-first")
 MAX_LOOPS = 8
 
 
@@ -34,19 +37,19 @@ def layouts(problem: Problem) -> Iterator[Layout]:
         width = tensor_parallel * pins.context_parallel
         for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, width, pins):
             for micro_batch_size in _micro_batch_sizes(job, data_parallel, pins):
-                for schedule in _schedules(pipeline_parallel, pins, opened=opened):
-                    for loops in _loops(job, pipeline_parallel, schedule, pins):
-                        layout = Layout(
-                            pipeline_parallel=pipeline_parallel,
-                            data_parallel=data_parallel,
-                            tensor_parallel=tensor_parallel,
-                            context_parallel=pins.context_parallel,
-                            loops=loops,
-                            micro_batch_size=micro_batch_size,
-                            schedule=schedule,
-                            sync=pins.sync,
-                        )
-                        yield from _variants(problem, layout, opened=opened)
+                mesh = pipeline_parallel, data_parallel
+                for schedule, loops in _orders(job, mesh, pins, opened=opened):
+                    layout = Layout(
+                        pipeline_parallel=pipeline_parallel,
+                        data_parallel=data_parallel,
+                        tensor_parallel=tensor_parallel,
+                        context_parallel=pins.context_parallel,
+                        loops=loops,
+                        micro_batch_size=micro_batch_size,
+                        schedule=schedule,
+                        sync=pins.sync,
+                    )
+                    yield from _variants(problem, layout, opened=opened)
 
 
 def overlaps(cluster: Cluster) -> bool:
@@ -140,13 +143,36 @@ def _micro_batch_sizes(job: Job, data_parallel: int, pins: Pins) -> Iterator[int
         size *= 2
 
 
+def _orders(job: Job, mesh: tuple[int, int], pins: Pins, *, opened: bool) -> Iterator[tuple[str, int]]:
+    """Schedules and how many stages each device has, for pp x dp."""
+    pipeline_parallel, data_parallel = mesh
+    # A device that has nobody to exchange with gains nothing by turning from stage to stage.
+    turns = pipeline_parallel > 1 or (opened and data_parallel > 1)
+    for schedule in _schedules(pipeline_parallel, pins, opened=opened):
+        least = 2 if schedule in _repeating(pipeline_parallel, pins) else 1
+        if pins.loops is not None:
+            if pins.loops >= least:
+                yield schedule, pins.loops
+            continue
+        if least == 1:
+            yield schedule, 1
+        for loops in _loops(job, pipeline_parallel, schedule) if turns else ():
+            yield schedule, loops
+
+
 def _schedules(pipeline_parallel: int, pins: Pins, *, opened: bool) -> Iterator[str]:
     if pins.schedule is not None:
         yield get_schedule(pins.schedule).name
     elif pipeline_parallel == 1:
         yield SINGLE_DEVICE_SCHEDULE
+        yield from SINGLE_DEVICE_LOOPED
     else:
         yield from (name for name in SCHEDULES if opened or not splits_backward(name, pipeline_parallel))
+
+
+def _repeating(pipeline_parallel: int, pins: Pins) -> tuple[str, ...]:
+    """Schedules that with one stage per device do what another one does."""
+    return SINGLE_DEVICE_LOOPED if pipeline_parallel == 1 and pins.schedule is None else ()
 
 
 @cache
@@ -161,15 +187,11 @@ def splits_backward(name: str, pipeline_parallel: int) -> bool:
     )
 
 
-def _loops(job: Job, pipeline_parallel: int, schedule: str, pins: Pins) -> Iterator[int]:
-    """One, and the powers of two that the schedule can loop and the model has layers for."""
-    if pins.loops is not None:
-        yield pins.loops
-        return
-    yield 1
+def _loops(job: Job, pipeline_parallel: int, schedule: str) -> Iterator[int]:
+    """The powers of two that the schedule can loop and the model has layers for."""
     loops = 2
     while loops <= MAX_LOOPS and loops * pipeline_parallel <= len(job.graph.layers):
         looped = Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel)
-        if pipeline_parallel > 1 and get_schedule(schedule).refuse(looped, {}) is None:
+        if get_schedule(schedule).refuse(looped, {}) is None:
             yield loops
         loops *= 2

@@ -14,12 +14,12 @@ from weft.program.schedules import SCHEDULES
 def neighbours(
     problem: Problem, layout: Layout, lightest: Callable[[Layout], Layout | None]
 ) -> Iterator[Layout]:
-    """Other orders with one stage per device; where stages recompute unlike each other, one that recomputes
+    """Other orders; where stages recompute unlike each other, one that recomputes
     less; a layer moved over each cut; a micro-batch given to another replica. What is pinned stays.
 
     `lightest` gives stages that recompute unlike each other the least recomputation that fits.
     """
-    if problem.pins.schedule is None and layout.loops == 1 and layout.pipeline_parallel > 1:
+    if problem.pins.schedule is None and layout.stages > 1:
         for name in SCHEDULES:
             if name != layout.schedule:
                 yield replace(layout, schedule=name, options={})

@@ -22,7 +22,7 @@ from weft.planning.planners.base import Candidate
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.space import layouts, overlaps
 from weft.planning.planners.weft.placement import Placement, placements_of
-from weft.planning.planners.weft.uneven import UnevenSpace
+from weft.planning.planners.weft.uneven import Suited, UnevenSpace, worst_of
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
@@ -69,13 +69,18 @@ class MixedSpace:
             elif (mixed := self._best_of(layout)) is not None:
                 heappush(waiting, (self._bounds.step_s(mixed), number, mixed, True))
 
-    def on_unlike_devices(self) -> Iterator[tuple[float, Layout]]:
-        """Estimates of steps and the layouts, of every degree with one stage per device, as they come."""
+    def on_unlike_devices(self, may_win: Callable[[float, Layout], bool], kept: int) -> list[Suited]:
+        """Layouts of every degree with what suits their devices, those with the least estimates first: the
+        `kept` best of those that may win at their ideal step, and some more."""
         placements = list(placements_of(self._problem.job.cluster, 1))
-        for layout in self._possible(self._uneven.layouts()):
+        found: list[Suited] = []
+        ideal = ((self._uneven.ideal_s(one), one) for one in self._possible(self._uneven.layouts()))
+        for least_s, layout in sorted(ideal, key=lambda entry: entry[0]):
+            if least_s > worst_of(found, kept) or not may_win(least_s, layout):
+                break
             for placement in placements:
-                for one in self._uneven.suited(layout, placement, self._words):
-                    yield one.estimate_s, one.layout
+                found += self._uneven.suited(layout, placement, self._words)
+        return sorted(found, key=lambda one: one.estimate_s)
 
     def lightest(self, layout: Layout, spare_bytes: Floats | None = None) -> Layout | None:
         """The same stages, each with the least recomputation that fits; None where nothing does.

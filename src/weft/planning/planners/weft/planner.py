@@ -89,6 +89,8 @@ class WeftPlanner:
 _ALIKE_TAKEN = 3
 # Times that a layout is given more to recompute, by what the simulator found.
 _FITTINGS = 3
+# How many times as many layouts as are simulated are given stages that recompute unlike each other.
+_SUITED = 3
 # How many times the best step a layout may take whose small changes are worth trying.
 _NEAR = 1.05
 _Key = tuple[str, tuple[int, ...] | None]
@@ -209,15 +211,19 @@ class _Search:
         if not unlike_devices(self._problem.job.cluster):
             yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
             return
-        found: list[tuple[float, Layout]] = []
+        found: list[Suited] = []
         for problem in problems_of(self._problem):
             bounds = self._bounds if problem is self._problem else Bounds(problem)
-            for one in MixedSpace(problem, bounds).on_unlike_devices():
-                if not self._goes_on():
-                    return
-                found.append(one)
-        found.sort(key=lambda one: self._weighed(one[0], one[1].ranks))
-        yield from (layout for _, layout in found)
+            space = MixedSpace(problem, bounds)
+            found += space.on_unlike_devices(self._may_win_at, _SUITED * self._planner.mixed)
+        found.sort(key=lambda one: self._weighed(one.estimate_s, one.layout.ranks))
+        yield from (one.layout for one in found)
+
+    def _may_win_at(self, step_s: float, layout: Layout) -> bool:
+        """Whether time is left, and a layout with this step would be better than the best."""
+        if self.best is None:
+            return True
+        return not self._late() and self._weighed(step_s, layout.ranks) < self._minimised(self.best)
 
     def _may_win(self, layout: Layout) -> bool:
         """Whether the lower bound of a layout's step is below the best one."""

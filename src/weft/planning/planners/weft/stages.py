@@ -44,8 +44,9 @@ class Dealt:
 def deal(
     ways: Sequence[Way],
     pace: Ints,
+    place: Ints,
     room_bytes: Floats,
-    in_flight: Ints,
+    in_flight: Floats,
     micro_batches: int,
     *,
     uneven: bool,
@@ -59,24 +60,38 @@ def deal(
 
     Args:
         ways: every stage has the choice of.
-        pace: index into a way's `times_s` of each stage of each replica, shape (stages, replicas).
-        room_bytes: memory of the smallest device of each stage, shape (stages,).
+        pace: index into a way's `times_s` of each device of each replica, shape (devices, replicas).
+        place: the device of the pipeline that has each stage, shape (stages,); all have equally many, which
+            share its memory out equally.
+        room_bytes: memory of the smallest device of each place of the pipeline, shape (devices,).
         in_flight: micro-batches that each stage keeps at most, shape (stages,).
         micro_batches: of all replicas together.
         uneven: whether replicas share the batch out by their speed; else equally.
     """
-    largest = [_largest(way.memory.made) for way in ways]
+    loops = len(place) // len(pace)
+    memories = [way.memory.of_each(loops) for way in ways]
+    fewest, room = in_flight.min(), room_bytes.sum()
+    if all((one.states + one.buffers + fewest * one.left).sum() > room for one in memories):
+        return None
+    largest = [_largest(memory.made) for memory in memories]
+    known: dict[tuple[int, ...], list[list[float]]] = {}
+    seconds = []
+    for row in map(tuple, pace.tolist()):
+        if row not in known:
+            known[row] = [_sums(_together(way.times_s, row, uneven=uneven)) for way in ways]
+        seconds.append(known[row])
+    rooms = (room_bytes / loops).tolist()
     lines = [
         [
             _Line(
-                seconds=_sums(_together(way.times_s, row, uneven=uneven)),
-                held=_sums(way.memory.states + way.memory.gradients + count * way.memory.left),
+                seconds=sums,
+                held=_sums(memory.states + memory.buffers + count * memory.left),
                 made=made,
-                room=room,
+                room=rooms[device],
             )
-            for way, made in zip(ways, largest, strict=True)
+            for sums, memory, made in zip(seconds[device], memories, largest, strict=True)
         ]
-        for row, count, room in zip(pace, in_flight.tolist(), room_bytes.tolist(), strict=True)
+        for device, count in zip(place.tolist(), in_flight.tolist(), strict=True)
     ]
     high = max(line.seconds[-1] for stage in lines for line in stage)
     counts = _greedy(lines, high)
@@ -87,28 +102,35 @@ def deal(
         middle = (low + high) / 2.0
         found = _greedy(lines, middle)
         low, high, counts = (middle, high, counts) if found is None else (low, middle, found)
-    return dealt(ways, pace, tuple(counts), _fastest(lines, counts), micro_batches, uneven=uneven)
+    return dealt(ways, pace, place, tuple(counts), _fastest(lines, counts), micro_batches, uneven=uneven)
 
 
 def dealt(
     ways: Sequence[Way],
     pace: Ints,
+    place: Ints,
     counts: tuple[int, ...],
     chosen: tuple[int, ...],
     micro_batches: int,
     *,
     uneven: bool,
 ) -> Dealt:
-    """Shares and seconds of given stages that run in the `chosen` ways; see `deal`."""
-    stages, replicas = pace.shape
+    """Shares and seconds of given stages that run in the `chosen` ways; see `deal`.
+
+    A device runs a micro-batch through all its stages, and waits at first for one loop of the others'.
+    """
+    stages = np.arange(len(counts))
     by_pace = np.array([[_stage_sums(times, counts) for times in way.times_s] for way in ways])
     # Of every stage its own layers in its own way at its own pace: (stages, replicas).
-    stage_s = by_pace[np.array(chosen)[:, None], pace, np.arange(stages)[:, None]]
-    longest_s = stage_s.max(axis=0)
-    shares = (micro_batches // replicas,) * replicas
+    stage_s = by_pace[np.array(chosen)[:, None], pace[place], stages[:, None]]
+    device_s = np.zeros(pace.shape)
+    np.add.at(device_s, place, stage_s)
+    longest_s = device_s.max(axis=0)
+    shares = (micro_batches // pace.shape[1],) * pace.shape[1]
     if uneven:
         shares = shared_by_speed(1.0 / longest_s, micro_batches)
-    filled_s = (np.array(shares) - 1) * longest_s + stage_s.sum(axis=0)
+    waited_s = (device_s.sum(axis=0) - longest_s) * len(pace) / len(place)
+    filled_s = np.array(shares) * longest_s + waited_s
     return Dealt(layers_per_stage=counts, ways=chosen, micro_batches=shares, pipeline_s=float(filled_s.max()))
 
 
@@ -144,16 +166,17 @@ def _largest(values: Floats) -> list[list[float]] | None:
     return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
 
 
-def _together(times_s: Sequence[Floats], row: Ints, *, uneven: bool) -> Floats:
+def _together(times_s: Sequence[Floats], row: tuple[int, ...], *, uneven: bool) -> Floats:
     """Seconds in which the replicas of a stage get a micro-batch each through every layer."""
-    kinds, counts = np.unique(row, return_counts=True)
-    rows = np.array([times_s[kind] for kind in kinds.tolist()])
+    kinds = sorted(set(row))
+    rows = np.array([times_s[kind] for kind in kinds])
     if not uneven or len(rows) == 1:
         slowest: Floats = rows.max(axis=0)
         return slowest
     # Together replicas are as fast as the sum of their speeds.
     tiny = np.finfo(float).tiny
-    mean: Floats = counts.sum() / (counts[:, None] / np.maximum(rows, tiny)).sum(axis=0)
+    counts = np.array([row.count(kind) for kind in kinds])
+    mean: Floats = len(row) / (counts[:, None] / np.maximum(rows, tiny)).sum(axis=0)
     return mean
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import groupby, pairwise
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +20,24 @@ from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.planners.space import layouts
+from weft.planning.planners.weft.ideal import ideal_step_s
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Dealt, Way, deal
 from weft.planning.problem import Problem
+from weft.program.buffers import SHARDED_BUFFERS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# The order that is searched over; others are tried on what it finds.
-SCHEDULE = "1f1b"
+# The orders that are searched over, with one stage per device and with several; others are tried on what is
+# found.
+SCHEDULE, LOOPED = "1f1b", "depth-first"
 # States that every rank holds, or shares out with little to exchange for it.
-_SHARDINGS = ("zero-0", "zero-1")
+_LIGHT = ("zero-0", "zero-1")
+# Gathers of a stage's weights for one reduction of its gradients, where several stages share a buffer.
+_GATHERS_PER_REDUCTION = 3
+# How many times as many layouts as are simulated are suited at least: some turn out to be too big.
+_SPARE = 2
 _NOTHING_FITS = "no cut of the layers fits its devices"
 
 
@@ -53,6 +63,7 @@ class UnevenSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._times = LayerTimes(problem)
+        self._times_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
         self._network = problem.cost_model.network
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
@@ -66,31 +77,76 @@ class UnevenSpace:
     def search(self, most_orders: int, kept: int) -> tuple[list[Suited], list[Candidate]]:
         """The layouts with the least estimates first, and those that cannot be suited, with the reasons.
 
-        All degrees are tried with two placements; the `kept` best of them with `most_orders` orders of nodes.
+        All degrees that may be among the best are tried with two placements; the `kept` best of them with
+        `most_orders` orders of nodes.
         """
         cluster = self._problem.job.cluster
         suited: list[Suited] = []
-        refused: list[Candidate] = []
-        for _, variants in groupby(self.layouts(), key=_without_memory):
-            found, why = self._first_that_fit(list(variants), list(placements_of(cluster, 1)))
+        left: list[Candidate] = []
+        placements = list(placements_of(cluster, 1))
+        groups = (list(variants) for _, variants in groupby(self.layouts(), key=_without_memory))
+        for least_s, variants in sorted(((min(map(self.ideal_s, one)), one) for one in groups), key=_first):
+            worst_s = worst_of(suited, _SPARE * kept)
+            if least_s > worst_s:
+                reason = f"at least {format_seconds(least_s)}; enough others are estimated at less"
+                left += [Candidate(layout=one, verdict=Verdict.PRUNED, reason=reason) for one in variants]
+                continue
+            found, why = self._lightest_that_fit(variants, placements)
             suited += found
-            refused += why
-        suited.sort(key=lambda one: one.estimate_s)
+            left += why
+        suited.sort(key=_estimate_s)
         more = [
             other
             for one in suited[:kept]
             for placement in list(placements_of(cluster, most_orders))[2:]
             for other in self.suited(one.layout.regular, placement)
         ]
-        return sorted([*suited, *more], key=lambda one: one.estimate_s), refused
+        return sorted([*suited, *more], key=_estimate_s), left
+
+    def ideal_s(self, layout: Layout) -> float:
+        """Lower bound of the layout's estimate at any placement; 0 where times are not known."""
+        key = (layout.micro_batch_size, layout.tensor_parallel, layout.recompute)
+        if key not in self._times_of:
+            try:
+                self._times_of[key] = self._way(layout).times_s
+            except InputError:
+                self._times_of[key] = ()
+        if not (times_s := self._times_of[key]):
+            return 0.0
+        batch = self._problem.job.global_batch // layout.micro_batch_size
+        return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
 
     def layouts(self) -> Iterator[Layout]:
-        """All degrees with what they may share out and recompute; one order, unless another is pinned."""
+        """All degrees with what they may share out and recompute; two orders, unless another is pinned.
+
+        With one stage per device sharing out more than optimizer states frees no memory: the device needs
+        room for all of its weights and gradients at once.
+        """
         pins = self._problem.pins
-        plain = replace(pins, schedule=pins.schedule or SCHEDULE, loops=pins.loops or 1)
-        for layout in layouts(replace(self._problem, pins=plain)):
-            if layout.island is None and (pins.sharding is not None or layout.sharding in _SHARDINGS):
-                yield layout
+        for schedule in (SCHEDULE, LOOPED) if pins.schedule is None else (pins.schedule,):
+            for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
+                if layout.loops == 1 and pins.schedule is None and schedule == LOOPED:
+                    continue
+                if layout.loops > 1 or pins.sharding is not None or layout.sharding in _LIGHT:
+                    yield layout
+
+    def _lightest_that_fit(
+        self, variants: list[Layout], placements: list[Placement]
+    ) -> tuple[list[Suited], list[Candidate]]:
+        """Of variants of one layout those that may be fast: the first that fits of those that share little
+        out, and where that recomputes, of each way to share out more the first that recomputes less."""
+        light = [one for one in variants if one.sharding in _LIGHT]
+        suited, refused = self._first_that_fit(light, placements)
+        least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
+        more: dict[tuple[str, int | None], list[Layout]] = defaultdict(list)
+        for one in variants:
+            if one.sharding not in _LIGHT and RECOMPUTES.index(one.recompute) < least:
+                more[one.sharding, one.island].append(one)
+        for heavier in more.values():
+            found, why = self._first_that_fit(heavier, placements)
+            suited += found
+            refused += why
+        return suited, refused
 
     def _first_that_fit(
         self, variants: list[Layout], placements: list[Placement]
@@ -119,15 +175,13 @@ class UnevenSpace:
         layout: Layout,
         placement: Placement,
         recomputes: Sequence[Recompute] = (),
-        spare_bytes: Floats | None = None,
     ) -> Iterator[Suited]:
         """The layout with stages that suit its devices, with equal shares and with shares by speed.
 
         Args:
-            layout: with one stage per device.
+            layout: any.
             placement: where its ranks sit.
             recomputes: what each stage may choose from, the least first; nothing: what the layout says.
-            spare_bytes: memory of each stage's devices that is left empty, shape (stages,).
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -135,16 +189,13 @@ class UnevenSpace:
         devices = devices_of(self._problem.job.cluster, layout, placement)
         words = recomputes or (layout.recompute,)
         ways = [self._way(replace(layout, recompute=word)) for word in words]
-        slowness = np.array([times.sum() for times in ways[0].times_s])
-        every = self._pace_of_rank[devices]
-        pace = np.take_along_axis(every, slowness[every].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
+        pace = self._slowest(devices, ways[0].times_s)
         room = self._room_of_rank[devices].min(axis=(1, 2))
-        if spare_bytes is not None:
-            room = room - spare_bytes
+        place, in_flight = self._bounds.placement(layout)[0], self._in_flight(layout)
         batch = self._problem.job.global_batch // layout.micro_batch_size
         unlike = bool((pace != pace[:, :1]).any())
         for uneven in (False, True) if unlike else (False,):
-            found = deal(ways, pace, room, self._in_flight(layout), batch, uneven=uneven)
+            found = deal(ways, pace, place, room, in_flight, batch, uneven=uneven)
             if found is None:
                 continue
             shaped = replace(
@@ -154,8 +205,15 @@ class UnevenSpace:
                 micro_batches_per_replica=found.micro_batches if len(set(found.micro_batches)) > 1 else None,
             )
             if refuse(self._problem.job, shaped) is None:
-                estimate_s = found.pipeline_s + self._exchanged_s(layout, devices, found)
+                estimate_s = self._step_s(layout, devices, found)
                 yield Suited(layout=shaped, placement=placement, estimate_s=estimate_s)
+
+    def _slowest(self, devices: Ints, times_s: Sequence[Floats]) -> Ints:
+        """Of the ranks of each replica of a stage the pace of the slowest, shape (devices, replicas)."""
+        slowness = np.array([times.sum() for times in times_s])
+        paces = self._pace_of_rank[devices]
+        slowest: Ints = np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
+        return slowest
 
     def _way(self, layout: Layout) -> Way:
         """One micro-batch through each layer, at each pace; passes that are run again included."""
@@ -166,31 +224,68 @@ class UnevenSpace:
             times_s.append((passes.both_s + passes.again_s(layout.recompute)) / speed)
         return Way(times_s, self._bounds.layer_bytes(layout))
 
-    def _in_flight(self, layout: Layout) -> Ints:
-        """Micro-batches that each stage keeps at most."""
-        stages = layout.pipeline_parallel
-        if layout.schedule != SCHEDULE:
-            return self._bounds.most_in_flight(layout)
-        # Orders of very many micro-batches take long to make.
-        share = self._problem.job.global_batch // (layout.micro_batch_size * layout.data_parallel)
-        return np.minimum(stages - np.arange(stages), max(1, share))
+    def _in_flight(self, layout: Layout) -> Floats:
+        """Micro-batches that each stage keeps at most; stages of a device have equal parts of what it keeps.
 
-    def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
-        """Seconds of one micro-batch's hops through a pipeline and back, and of the largest reduction."""
-        memory = self._bounds.layer_bytes(layout)
-        ends = np.cumsum(found.layers_per_stage)
-        by_stage = np.add.reduceat(memory.gradients, ends - np.array(found.layers_per_stage))
-        largest = int(np.argmax(by_stage))
-        reduced_s = self._network.all_reduce_s(
-            devices[largest, :, 0].tolist(), round(float(by_stage[largest]))
-        )
+        Orders of very many micro-batches take long to make, so that those searched over are known in closed
+        form.
+        """
+        devices, loops = layout.pipeline_parallel, layout.loops
+        share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.data_parallel))
+        after = devices - 1 - np.arange(devices)
+        if layout.schedule == SCHEDULE:
+            kept = np.minimum(after + 1, share)
+        elif layout.schedule == LOOPED:
+            kept = np.minimum(2 * after + (loops - 1) * devices + 1, share * loops)
+        else:
+            kept = self._bounds.most_in_flight(layout)
+        of_stage: Floats = kept[self._bounds.placement(layout)[0]] / loops
+        return of_stage
+
+    def _step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
+        """Estimate of a step: its slowest pipeline, or what replicas exchange where that takes longer, then
+        the last reduction and one micro-batch's hops through all stages and back."""
+        reduced_s, all_s = self._exchanged_s(layout, devices, found)
         graph, shape = self._problem.job.graph, self._bounds.shape(layout)
         sent = round(graph.layers[len(graph.layers) // 2].sent(shape) * self._bounds.element_bytes)
         firsts = devices[:, 0, 0].tolist()
         hops = (self._network.message_s(rank, peer, sent) for rank, peer in pairwise(firsts))
-        return reduced_s + 2.0 * sum(map(sum, hops))
+        hops_s = 2.0 * layout.loops * sum(map(sum, hops))
+        return max(found.pipeline_s, all_s - reduced_s) + reduced_s + hops_s
+
+    def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> tuple[float, float]:
+        """Seconds of one reduction of the largest stage, and of all exchanges of a device that has it."""
+        gradients, weights = self._bounds.exchanged_bytes(layout)
+        starts = np.cumsum(found.layers_per_stage) - np.array(found.layers_per_stage)
+        reduced, gathered = np.add.reduceat(gradients, starts), np.add.reduceat(weights, starts)
+        largest = int(np.argmax(reduced))
+        ranks = devices[self._bounds.placement(layout)[0][largest], :, 0].tolist()
+        if layout.sharding in _LIGHT:
+            reduced_s = self._network.all_reduce_s(ranks, round(float(reduced[largest])))
+            return reduced_s, layout.loops * reduced_s
+        # Stages that have buffers of their own exchange once in a step, others each time they are come to.
+        own = layout.loops <= SHARDED_BUFFERS
+        rounds = 1 if own else -(-max(found.micro_batches) // layout.pipeline_parallel)
+        reduced_s = self._network.reduce_scatter(ranks, round(float(reduced[largest]))).seconds
+        gather_s = self._network.all_gather(ranks, round(float(gathered[largest]))).seconds
+        gathers = 1 if layout.sharding == "zero-2" else rounds * (1 if own else _GATHERS_PER_REDUCTION)
+        return reduced_s, layout.loops * (rounds * reduced_s + gathers * gather_s)
+
+
+def worst_of(suited: Sequence[Suited], count: int) -> float:
+    """The longest of the `count` least estimates; infinite where there are not so many."""
+    least = nsmallest(count, map(_estimate_s, suited))
+    return least[-1] if len(least) == count else inf
+
+
+def _estimate_s(one: Suited) -> float:
+    return one.estimate_s
+
+
+def _first(entry: tuple[float, list[Layout]]) -> float:
+    return entry[0]
 
 
 def _without_memory(layout: Layout) -> Layout:
     """What is alike in variants that differ in what they hold."""
-    return replace(layout, sharding="zero-0").recomputing("none")
+    return replace(layout, sharding="zero-0", island=None).recomputing("none")
