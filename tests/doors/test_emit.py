@@ -260,6 +260,11 @@ def test_what_replicas_alone_lose(stack: str, choices: dict[str, Any], line: str
     assert line in lost(stack, alone(**choices))
 
 
+@pytest.mark.parametrize("stack", ["megatron", "accelerate"])
+def test_replicas_whose_micro_batches_go_through_all_layers_lose_nothing(stack: str) -> None:
+    assert lost(stack, alone(sharding="zero-3", loops=4, schedule="depth-first")) == []
+
+
 @pytest.mark.parametrize(
     ("stack", "line"),
     [

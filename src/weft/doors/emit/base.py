@@ -15,6 +15,7 @@ from weft.moves.layout import Layout
 from weft.planning.planned import PlannedJob
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
+from weft.program.schedules.depth_first import DepthFirst
 
 # What a stack prints where the address of the first node belongs.
 MASTER = '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port 29500'
@@ -129,13 +130,18 @@ class Decided:
             f"{self.layout}, global batch {self.plan.global_batch}, {self.plan.sequence} tokens per sample",
         ]
 
+    @property
+    def _at_a_time(self) -> int:
+        """Micro-batches that a stage of a device on its own runs before the next stage does."""
+        if self.layout.schedule == DepthFirst.name:
+            return int(self.layout.options.get("group_size", 1))
+        return self.micro_batches
+
     def inequalities(self, stack: str) -> list[Loss]:
         """What is lost where every stage and replica must be alike."""
         plan, layout, losses = self.plan, self.layout, []
-        if layout.pipeline_parallel == 1 and layout.loops > 1 and self.micro_batches > 1:
-            what = (
-                f"layers that run {self.micro_batches} micro-batches before the next one ({layout.schedule})"
-            )
+        if layout.pipeline_parallel == 1 and layout.loops > 1 and self._at_a_time > 1:
+            what = f"layers that run {self._at_a_time} micro-batches before the next one ({layout.schedule})"
             losses.append(
                 Loss(f"{what}; {stack} runs one after the other", "weights gathered for each of them")
             )
