@@ -13,6 +13,7 @@ BENCHMARKS = (
     "planners",
     "recorder",
     "prediction",
+    "tensor_ranks",
     "sleep_compute",
     "slow_link",
     "lab_plans",

@@ -18,11 +18,11 @@ from weft.predict.cost.calibration import load_profiles, save_cluster, save_prof
 from weft.predict.profile import LayerProfile, LayerTiming
 
 
-def profile(kind: str, seconds: float, spread: float = 0.1) -> LayerProfile:
+def profile(kind: str, seconds: float, spread: float = 0.1, tp: int = 1) -> LayerProfile:
     timing = LayerTiming(
         device=kind,
         layer="block",
-        tp=1,
+        tp=tp,
         micro_batch_size=1,
         forward_s=seconds,
         backward_s=2 * seconds,
@@ -42,6 +42,14 @@ def test_a_kinds_times_are_those_of_its_slowest_rank_at_the_devices_own_speed() 
     assert fast.timings == profile("fast", 1.1).timings
     assert slow_one == profile("slow", 4.0, 0.3)
     assert by_kind(cluster, []) == ()
+
+
+def test_tensor_ranks_count_as_the_slowest_of_them() -> None:
+    uneven = group("new", device("fast", 4e10), devices=4, speeds=(1.0, 0.5, 1.0, 1.0))
+    cluster = Cluster(name="c", groups=(uneven,), links={})
+    ranks = [profile("fast", seconds, tp=2) for seconds in (2.0, 2.2, 1.2, 1.0)]
+    (fast,) = by_kind(cluster, ranks)
+    assert fast.timings == profile("fast", 1.2, tp=2).timings
 
 
 def test_the_bandwidth_of_a_link_is_what_a_large_message_takes_beyond_an_empty_one() -> None:

@@ -81,8 +81,8 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
     ((index, stage),) = stages.items()
     layers = plan.stages[index].layers
     inputs = stage_inputs(stage, config, layers[0], MICRO_BATCH_SIZE, torch.float32, device)
-    classes = config.vocabulary if layers[-1] == config.layers + 1 else 0
-    slowdowns = _slowdowns(stage, inputs, classes)
+    ends = layers[-1] == config.layers + 1
+    slowdowns = _slowdowns(stage, inputs, ends)
     compute, communication = (max(1.0, slowest(Timing(factor, 0.0)).seconds) for factor in slowdowns)
     return Interference(host_s, compute, communication)
 
@@ -99,7 +99,7 @@ def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
     return build_plan(job, layout, flops_per_layer(job))
 
 
-def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> tuple[float, float]:
+def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tuple[float, float]:
     """How many times longer computations and messages of this rank take together than each by itself.
 
     All ranks do the same at the same time.
@@ -107,7 +107,7 @@ def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, classes: int) -> tu
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.0)
 
     def computed_s() -> float:
-        forward_s, backward_s, _ = one_round(stage, optimizer, inputs, classes)
+        forward_s, backward_s, _ = one_round(stage, optimizer, inputs, ends=ends)
         return forward_s + backward_s
 
     computed_s()

@@ -9,22 +9,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.capture.asked import MICRO_BATCH_SIZES, require_degrees
 from weft.describe.cluster import Cluster
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.describe.this_machine import this_machine
 from weft.planning.problem import default_precision
-from weft.predict.cost.calibration import profile_from_record, save_machine, save_profile
+from weft.predict.cost.calibration import add_profile, profile_from_record, save_machine
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.run.launch import launch_workers
 
 WORKER_MODULE = "weft.capture.worker"
-MICRO_BATCH_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured and where it was kept."""
+    """What was measured and where it was kept; the file of the profile may have older rows, too."""
 
     machine: MachineMeasurement
     profile: LayerProfile | None
@@ -36,20 +36,27 @@ def measure(
     *,
     precision: str | None = None,
     micro_batch_sizes: Sequence[int] = MICRO_BATCH_SIZES,
+    tensor_degrees: Sequence[int] = (1,),
     home: Path | None = None,
 ) -> Measured:
     """Measure this machine's devices and links and, with a model, the times of its layers.
 
+    Rows of the layers at other tensor degrees that were measured before are kept.
+
     Raises:
+        InputError: for a tensor degree that does not divide the model's layers or this machine's ranks.
         RunError: when a measuring worker failed.
     """
     cluster = this_machine()
+    if model is not None:
+        require_degrees(cluster, model, tensor_degrees)
     home = home or weft_home()
     request = {
         "device": cluster.groups[0].device.name,
         "precision": precision or default_precision(cluster),
         "model": asdict(model) if model is not None else None,
         "micro_batch_sizes": list(micro_batch_sizes),
+        "tensor_degrees": list(tensor_degrees),
     }
     answer = _ask_workers(cluster, request)
     machine = _machine_from(answer["machine"])
@@ -57,7 +64,7 @@ def measure(
     profile = None
     if "profile" in answer:
         profile = profile_from_record(answer["profile"])
-        files.append(save_profile(profile, home))
+        files.append(add_profile(profile, home))
     return Measured(machine, profile, tuple(files))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from weft.capture.asked import require_degrees
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_file import to_toml
@@ -19,7 +20,7 @@ from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 from weft.planning.problem import default_precision
-from weft.predict.cost.calibration import profile_from_record, save_cluster, save_profile
+from weft.predict.cost.calibration import add_profile, profile_from_record, save_cluster
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.run.launch import launch_workers
 
@@ -41,21 +42,26 @@ def measure_mixed(
     *,
     precision: str | None,
     micro_batch_sizes: Sequence[int],
+    tensor_degrees: Sequence[int] = (1,),
     home: Path | None = None,
 ) -> MixedMeasured:
     """Measure the links of a lab's cluster and, with a model, the times of its layers on each kind of device.
 
     Raises:
-        InputError: when a device has a name of the catalogue: its measurements would pass for a real one's.
+        InputError: when a device has a name of the catalogue: its measurements would pass for a real one's;
+            for a tensor degree that does not divide the model's layers or the devices of every node.
         RunError: when a measuring worker failed.
     """
     _require_own_names(cluster)
+    if model is not None:
+        require_degrees(cluster, model, tensor_degrees)
     home = home or weft_home()
     request = {
         "cluster": to_toml(cluster),
         "precision": precision or default_precision(cluster),
         "model": asdict(model) if model is not None else None,
         "micro_batch_sizes": list(micro_batch_sizes),
+        "tensor_degrees": list(tensor_degrees),
     }
     with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
         directory = Path(name)
@@ -75,7 +81,7 @@ def measure_mixed(
         )
     measured = with_links(cluster, {pair: link_of(table) for pair, table in tables.items()})
     profiles = by_kind(cluster, by_rank)
-    files = [save_cluster(measured, home), *(save_profile(profile, home) for profile in profiles)]
+    files = [save_cluster(measured, home), *(add_profile(profile, home) for profile in profiles)]
     return MixedMeasured(measured, profiles, tuple(files))
 
 
@@ -102,15 +108,19 @@ def by_kind(cluster: Cluster, by_rank: Sequence[LayerProfile]) -> tuple[LayerPro
     """One profile for each kind of device, from one of each rank.
 
     Times are those of the kind's slowest rank; a rank that is faster or slower than its `device` by its
-    `speeds` counts as its device would.
+    `speeds` counts as its device would, and tensor ranks as the slowest of them.
     """
     kinds: dict[str, list[LayerProfile]] = defaultdict(list)
     for rank, profile in enumerate(by_rank):
-        speed = cluster.speed_of(rank)
-        kinds[cluster.device_of(rank).name].append(
-            replace(profile, timings=tuple(_at_speed(timing, speed) for timing in profile.timings))
-        )
+        timings = (_at_speed(timing, _group_speed(cluster, rank, timing.tp)) for timing in profile.timings)
+        kinds[cluster.device_of(rank).name].append(replace(profile, timings=tuple(timings)))
     return tuple(_slowest(profiles) for profiles in kinds.values())
+
+
+def _group_speed(cluster: Cluster, rank: int, tensor_parallel: int) -> float:
+    """Of the slowest tensor rank that a rank was measured with."""
+    first = rank - rank % tensor_parallel
+    return min(cluster.speed_of(one) for one in range(first, first + tensor_parallel))
 
 
 def _at_speed(timing: LayerTiming, speed: float) -> LayerTiming:

@@ -43,6 +43,7 @@ def main(directory: Path) -> None:
             torch.device(context.device),
             precision=request["precision"],
             micro_batch_sizes=request["micro_batch_sizes"],
+            tensor_degrees=request["tensor_degrees"],
             throttled=True,
         )
         (directory / f"layers-{context.rank}.json").write_text(json.dumps(asdict(profile)))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from weft.describe.model import ModelConfig
+from weft.run.loss_input import DividesOutput
+from weft.run.precision import at_least_fp32
 from weft.run.stage_module import Stage
+from weft.run.tensor_stage import SummedGradients
 
 IN_FLIGHT = 4
 
@@ -32,12 +35,18 @@ def stage_inputs(
 
 
 def one_round(
-    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, classes: int
+    stage: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    *,
+    ends: bool,
+    summed: Sequence[SummedGradients] = (),
 ) -> tuple[float, float, float]:
     """Seconds of one forward, one backward and one update.
 
     Forward passes of `IN_FLIGHT` micro-batches, then their backward passes in the same order, as in a
-    pipeline. `classes` is the vocabulary of a stage that ends in the head, else 0: it then computes the loss.
+    pipeline. A stage that `ends` in the head computes the loss. Of a stage that tensor ranks divide all of
+    them call it at once; what they add up once a step (`summed`) counts with the update.
     """
     clock = _clock_of(inputs.device)
     contexts = []
@@ -45,14 +54,13 @@ def one_round(
     for _ in range(IN_FLIGHT):
         leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
         output = stage(leaf)
-        if classes:
-            target = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device).flatten()
-            output = torch.nn.functional.cross_entropy(output.flatten(0, -2).float(), target)
-        contexts.append(output)
+        contexts.append(_loss(stage, output) if ends else output)
     forwarded = clock()
     for output in contexts:
         torch.autograd.backward((output,), (torch.ones_like(output),))
     backwarded = clock()
+    for one in summed:
+        one.add_up()
     optimizer.step()
     stage.zero_grad(set_to_none=False)
     updated = clock()
@@ -61,6 +69,16 @@ def one_round(
         (backwarded - forwarded) / IN_FLIGHT,
         updated - backwarded,
     )
+
+
+def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, of whatever share of the logits the stage gives."""
+    output = at_least_fp32(output)
+    targets = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device)
+    share = stage.divided(output) if isinstance(stage, DividesOutput) else None
+    if share is not None:
+        return share.cross_entropy(targets)
+    return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
 def _clock_of(device: torch.device) -> Callable[[], float]:

@@ -37,6 +37,7 @@ def main(directory: Path) -> None:
             device,
             precision=precision,
             micro_batch_sizes=request["micro_batch_sizes"],
+            tensor_degrees=request["tensor_degrees"],
         )
         answer["profile"] = asdict(profile)
     if context.rank == 0:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from weft.capture.asked import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
 from weft.capture.doctor import Finding, examine
-from weft.capture.measure import MICRO_BATCH_SIZES
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
 from weft.cli.output import Json, console, print_json
@@ -16,6 +16,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError, Violation
 from weft.lab.inside import lab_cluster
 from weft.predict.profile import LayerProfile
 
@@ -50,6 +51,8 @@ def measure(
     *,
     sequence: int | None = None,
     precision: str | None = None,
+    tensor_parallel: str | None = None,
+    micro_batches: str | None = None,
     json: Json = False,
 ) -> None:
     """Measure this machine's devices and links, and the layers of a model on it; later commands use it.
@@ -66,12 +69,18 @@ def measure(
         Tokens per sample; default: the model's longest.
     precision
         fp32, bf16 or fp64; default: what the planner would choose on this machine.
+    tensor_parallel
+        Degrees at which layers are measured, such as 1,2; default: 1. Rows of other degrees are kept.
+    micro_batches
+        Sizes at which layers are measured, such as 1,2,4,8,16; default: 1,2,4,8.
     """
     config = resolve_model(model, sequence=sequence) if model is not None else None
+    degrees = _counts(DEGREES_OPTION, tensor_parallel, (1,), config)
+    sizes = _counts("--micro-batches", micro_batches, MICRO_BATCH_SIZES, config)
     if (cluster := lab_cluster()) is not None:
-        _measure_lab(cluster, config, precision, json)
+        _measure_lab(cluster, config, precision, sizes, degrees, json)
         return
-    measured = measure_machine(config, precision=precision)
+    measured = measure_machine(config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees)
     machine = measured.machine
     if json:
         print_json({"device": machine.device, "files": [str(path) for path in measured.files]})
@@ -90,8 +99,31 @@ def measure(
         out.print(f"wrote {path}", soft_wrap=True)
 
 
-def _measure_lab(cluster: Cluster, config: ModelConfig | None, precision: str | None, json: bool) -> None:
-    measured = measure_mixed(cluster, config, precision=precision, micro_batch_sizes=MICRO_BATCH_SIZES)
+def _counts(
+    option: str, text: str | None, default: tuple[int, ...], config: ModelConfig | None
+) -> tuple[int, ...]:
+    if text is None:
+        return default
+    if config is None:
+        raise InputError(
+            Violation(
+                option, "is about the layers of a model; name one", f"weft measure gpt-1m {option} {text}"
+            )
+        )
+    return counts_of(option, text)
+
+
+def _measure_lab(
+    cluster: Cluster,
+    config: ModelConfig | None,
+    precision: str | None,
+    sizes: tuple[int, ...],
+    degrees: tuple[int, ...],
+    json: bool,
+) -> None:
+    measured = measure_mixed(
+        cluster, config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees
+    )
     if json:
         devices = sorted({group.device.name for group in cluster.groups})
         print_json({"devices": devices, "files": [str(path) for path in measured.files]})
@@ -110,12 +142,12 @@ def _measure_lab(cluster: Cluster, config: ModelConfig | None, precision: str | 
 
 
 def _layer_table(profiles: Sequence[LayerProfile]) -> Table:
-    titles = ("device", "layer", "micro-batch size", "forward", "backward", "update")
+    titles = ("device", "layer", "tp", "micro-batch size", "forward", "backward", "update")
     table = Table(*titles, box=None, pad_edge=False)
     for timing in (timing for profile in profiles for timing in profile.timings):
         seconds = (timing.forward_s, timing.backward_s, timing.update_s)
-        cells = (timing.device, timing.layer, str(timing.micro_batch_size), *map(format_seconds, seconds))
-        table.add_row(*cells)
+        counts = (str(timing.tp), str(timing.micro_batch_size))
+        table.add_row(timing.device, timing.layer, *counts, *map(format_seconds, seconds))
     return table
 
 

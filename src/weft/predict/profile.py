@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 PROFILE_COLUMNS = (
@@ -61,6 +61,16 @@ class LayerProfile:
         for timing in sorted(self.timings, key=lambda timing: timing.micro_batch_size):
             rows[timing.device, timing.layer, timing.tp].append(timing)
         return {key: tuple(timings) for key, timings in rows.items()}
+
+    def renewed(self, newer: LayerProfile) -> LayerProfile:
+        """With all rows of a newer profile of the same, and of this one those at other tensor degrees."""
+        degrees = {timing.tp for timing in newer.timings}
+        kept = tuple(timing for timing in self.timings if timing.tp not in degrees)
+        if not kept:
+            return newer
+        # Sorting is stable: layers and sizes stay in the order in which they were measured.
+        timings = sorted(kept + newer.timings, key=lambda timing: timing.tp)
+        return replace(newer, timings=tuple(timings), spread=max(self.spread, newer.spread))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

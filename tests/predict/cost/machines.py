@@ -58,8 +58,13 @@ MACHINE = MachineMeasurement(
 )
 
 
-def profile_of(graph: LayerGraph, *, spread: float = 0.02, device: str = "cpu") -> LayerProfile:
-    """Per sample 1 ms forward, 2 ms backward and 1000 bytes; 1 ms more for each pass; 4 ms for an update."""
+def profile_of(
+    graph: LayerGraph, *, spread: float = 0.02, device: str = "cpu", tp: int = 1, times: float = 1.0
+) -> LayerProfile:
+    """Per sample 1 ms forward, 2 ms backward and 1000 bytes; 1 ms more for each pass; 4 ms for an update.
+
+    Seconds are multiplied by `times`.
+    """
     return LayerProfile(
         model_fingerprint=graph.fingerprint,
         sequence=graph.sequence,
@@ -68,11 +73,11 @@ def profile_of(graph: LayerGraph, *, spread: float = 0.02, device: str = "cpu") 
             LayerTiming(
                 device=device,
                 layer=kind,
-                tp=1,
+                tp=tp,
                 micro_batch_size=size,
-                forward_s=1e-3 * (size + 1),
-                backward_s=1e-3 * (2 * size + 1),
-                update_s=4e-3,
+                forward_s=1e-3 * (size + 1) * times,
+                backward_s=1e-3 * (2 * size + 1) * times,
+                update_s=4e-3 * times,
                 activation_bytes=1000 * size,
             )
             for kind in ("embedding", "block", "head")

@@ -12,7 +12,13 @@ from predict.cost.machines import MACHINE, MODEL, profile_of
 
 from weft.describe.families import layer_graph
 from weft.errors import InputError
-from weft.predict.cost.calibration import load_machine, load_profile, save_machine, save_profile
+from weft.predict.cost.calibration import (
+    add_profile,
+    load_machine,
+    load_profile,
+    save_machine,
+    save_profile,
+)
 from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, MachineMeasurement
 
 GRAPH = layer_graph(MODEL)
@@ -34,6 +40,26 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert load_machine("cpu", tmp_path) == MACHINE
     assert load_profile(*KEY, tmp_path) == PROFILE
     assert path.read_text().splitlines()[1] == ",".join(PROFILE_COLUMNS)
+
+
+def test_a_degree_that_is_measured_again_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    two = profile_of(GRAPH, tp=2, times=0.6, spread=0.05)
+    assert add_profile(PROFILE, tmp_path) == add_profile(two, tmp_path)
+    both = replace(PROFILE, timings=PROFILE.timings + two.timings, spread=0.05)
+    assert load_profile(*KEY, tmp_path) == both
+    slower = profile_of(GRAPH, times=2.0)
+    add_profile(slower, tmp_path)
+    assert load_profile(*KEY, tmp_path) == replace(both, timings=slower.timings + two.timings)
+    # What nothing is left of says nothing of the spread.
+    add_profile(replace(both, spread=0.01), tmp_path)
+    assert load_profile(*KEY, tmp_path) == replace(both, spread=0.01)
+
+
+def test_a_broken_profile_is_replaced(tmp_path: Path) -> None:
+    path = save_profile(PROFILE, tmp_path)
+    path.write_text("nonsense")
+    add_profile(PROFILE, tmp_path)
+    assert load_profile(*KEY, tmp_path) == PROFILE
 
 
 def test_what_was_never_measured_is_nothing(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_an_embedding_has_no_input_gradient() -> None:
     [
         (Shape(16, 32), "fp32", ["16", "1 to 8", "nearest valid: 8"]),
         (Shape(4, 64), "bf16", ["sequence 32", "64", "precision fp32", "bf16"]),
-        (Shape(4, 32, 2), "fp32", ["tensor degree 2"]),
+        (Shape(4, 32, 2), "fp32", ["tensor degree 2 on cpu, only at 1;", "--tensor-parallel 2 adds it"]),
     ],
 )
 def test_profiles_answer_only_what_they_were_asked_when_taken(

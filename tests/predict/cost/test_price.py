@@ -15,6 +15,7 @@ from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     stage_input_bytes,
@@ -154,6 +155,44 @@ def test_tensor_ranks_pay_for_their_reductions() -> None:
     seconds = times.forward_s + sum(Network(cluster=where).all_reduce_s((0, 1), size) for size in sizes)
     mine = (program.columns.kind == FORWARD) & (program.columns.stage == 0)
     assert set(costs.occupancy[mine].tolist()) == {round(seconds * 1e9)}
+
+
+def test_measured_tensor_ranks_cost_their_rows_and_no_exchange_twice() -> None:
+    where = cluster(nodes=1, device=CPU)
+    one, two = profile_of(GRAPH), profile_of(GRAPH, tp=2, times=0.6)
+    plan = plan_of(GRAPH, where, pp=2, tp=2)
+    program = compile_plan(plan, GRAPH)
+    costs = price(program, plan, GRAPH, where, profile=one.renewed(two)).costs
+    rows = {row.micro_batch_size: row for row in two.timings}
+    row, columns = rows[plan.micro_batch_size], program.columns
+    for kind, seconds in ((FORWARD, row.forward_s), (BACKWARD, row.backward_s), (STEP, row.update_s)):
+        for stage in range(2):
+            mine = (columns.kind == kind) & (columns.stage == stage)
+            expected = round(len(plan.stages[stage].layers) * seconds * 1e9)
+            assert costs.occupancy[mine] == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("only_replica", [None, 0])
+def test_context_ranks_exchange_beside_what_rows_of_tensor_ranks_contain(only_replica: int | None) -> None:
+    """The rows say nothing of keys and values; each of two context ranks has half of the tokens."""
+    where = cluster(nodes=1, device=CPU)
+    two = profile_of(GRAPH, tp=2)
+    plan = plan_of(GRAPH, where, pp=1, tp=4)
+    mesh = {"pp": 1, "dp": 1, "tp": 2, "cp": 2}
+    plan = plan.model_copy(update={"mesh": mesh, "context_parallel": 2})
+    program = compile_plan(plan, GRAPH, only_replica=only_replica)
+    columns = program.columns
+    forward = columns.kind == FORWARD
+    costs = price(program, plan, GRAPH, where, profile=two).costs
+    row = next(row for row in two.timings if row.micro_batch_size == plan.micro_batch_size)
+    of_layers_s = len(GRAPH.layers) * row.forward_s / 2
+    exchanged_s = costs.occupancy[forward].max() * 1e-9 - of_layers_s
+    network, shape = Network(cluster=where), plan.shape(0)
+    gathered = [gathered_bytes(GRAPH, layer, shape, 4) for layer in range(len(GRAPH.layers))]
+    sizes = [*filter(None, gathered), 2 * LOSS_BYTES]
+    assert len(sizes) == MODEL.layers + 1
+    gathers_s = sum(network.all_gather((0, 2), size).seconds for size in sizes)
+    assert exchanged_s == pytest.approx(gathers_s, abs=1e-9)
 
 
 def recomputing(plan: Plan) -> Plan:

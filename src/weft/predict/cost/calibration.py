@@ -76,6 +76,23 @@ def save_profile(profile: LayerProfile, home: Path) -> Path:
     return write_measurement(path, text.getvalue())
 
 
+def add_profile(profile: LayerProfile, home: Path) -> Path:
+    """Keep a profile beside the rows of other tensor degrees that an older one of the same has.
+
+    One that is broken is replaced. Returns the file.
+
+    Raises:
+        InputError: as `save_profile` does.
+    """
+    device = next((timing.device for timing in profile.timings), "")
+    try:
+        older = load_profile(profile.model_fingerprint, device, profile.sequence, profile.precision, home)
+    except InputError:
+        # What reads it says that measuring again is the remedy.
+        older = None
+    return save_profile(profile if older is None else older.renewed(profile), home)
+
+
 def load_profile(
     model_fingerprint: str, device: str, sequence: int, precision: str, home: Path
 ) -> LayerProfile | None:

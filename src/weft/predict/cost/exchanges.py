@@ -58,10 +58,18 @@ class StageExchanges(NamedTuple):
 
 
 def stage_exchanges(
-    plan: Plan, graph: LayerGraph, network: Network, ranks_of_stage: Sequence[Ints]
+    plan: Plan,
+    graph: LayerGraph,
+    network: Network,
+    ranks_of_stage: Sequence[Ints],
+    timed: Callable[[int, int], bool] = lambda stage, first_rank: False,
 ) -> Mapping[int, StageExchanges]:
     """By stage, for those whose replicas have several ranks; these, of shape (replicas, ranks of one), are
-    given by stage."""
+    given by stage.
+
+    `timed` says whether times of a stage, on the replica that begins with a rank, contain what its tensor
+    ranks exchange.
+    """
     found: dict[int, StageExchanges] = {}
     for stage, ranks in enumerate(ranks_of_stage):
         shape = plan.shape(stage)
@@ -72,8 +80,15 @@ def stage_exchanges(
         ]
         if not axes:
             continue
+        without_tensor = axes[1:] if shape.tensor_parallel > 1 else axes
         first, of_replica = _places(network, ranks)
-        parts = ([seconds_of(tuple(ranks[one].tolist())) for seconds_of in axes] for one in first)
+        parts = (
+            [
+                seconds_of(tuple(ranks[one].tolist()))
+                for seconds_of in (without_tensor if timed(stage, int(ranks[one, 0])) else axes)
+            ]
+            for one in first
+        )
         exchanges = tuple(Exchanges(*map(sum, zip(*each, strict=True))) for each in parts)
         found[stage] = StageExchanges(exchanges, first, of_replica)
     return found

@@ -6,7 +6,7 @@ are priced with the same tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -148,21 +148,19 @@ class PlacedPlan:
         return stages
 
     @cached_property
-    def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges | None, ...], Ints]]:
-        """By stage whose replicas have several ranks: what they exchange by kind of place, and the kind of
-        each replica. None where the times of the stage contain it."""
+    def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges, ...], Ints]]:
+        """By stage whose replicas have several ranks: what they exchange by kind of place, beyond what the
+        times of the stage contain, and the kind of each replica."""
         found = {}
         for stage, kinds in stage_exchanges(
-            self.plan, self.model.graph, self.model.network, self.ranks_of_stage
+            self.plan, self.model.graph, self.model.network, self.ranks_of_stage, self._timed
         ).items():
-            known = [
-                None if self._contains_exchanges(stage, first) else one
-                for one, first in zip(kinds.exchanges, kinds.first, strict=True)
-            ]
-            told = [one for one in known if one is not None]
-            if KEPT_REPLICA in self.program.meta and told:
-                worst = Exchanges(*map(max, zip(*told, strict=True)))
-                known = [None if one is None else worst for one in known]
+            known = list(kinds.exchanges)
+            if KEPT_REPLICA in self.program.meta:
+                timed = [
+                    self._timed(stage, int(self.ranks_of_stage[stage][first, 0])) for first in kinds.first
+                ]
+                known = [_worst(known, timed, contained) for contained in timed]
             found[stage] = tuple(known), kinds.of_replica
         return found
 
@@ -171,10 +169,11 @@ class PlacedPlan:
         if stage not in self._exchanges:
             return Exchanges()
         known, of_replica = self._exchanges[stage]
-        return known[of_replica[replica]] or Exchanges()
+        return known[int(of_replica[replica])]
 
-    def _contains_exchanges(self, stage: int, replica: int) -> bool:
-        device = self.model.cluster.device_of(int(self.ranks_of_stage[stage][replica, 0]))
+    def _timed(self, stage: int, first_rank: int) -> bool:
+        """Whether times of a stage contain what the tensor ranks of a replica exchange."""
+        device = self.model.cluster.device_of(first_rank)
         return self.model.compute.contains_exchanges(device, self.shape(stage))
 
     @cached_property
@@ -187,3 +186,9 @@ class PlacedPlan:
             ranks_of_stage=self.ranks_of_stage,
             twins=self.twins,
         )
+
+
+def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:
+    """The longest of those whose stage's times contain those of tensor ranks, or of those others."""
+    alike = (one for one, inside in zip(known, timed, strict=True) if inside == contained)
+    return Exchanges(*map(max, zip(*alike, strict=True)))

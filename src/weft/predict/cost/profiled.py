@@ -54,14 +54,7 @@ def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str)
     rows = next((profile.rows[key] for key in keys if key in profile.rows), ())
     sizes = [row.micro_batch_size for row in rows]
     if not sizes:
-        known = sorted({row.layer for row in profile.timings if row.device == device})
-        raise InputError(
-            Violation(
-                "layer profile",
-                f"has no layer {layer.kind!r} at tensor degree {shape.tensor_parallel} on {device}; "
-                f"it has {', '.join(known)}",
-            )
-        )
+        raise InputError(_absent(profile, layer, shape.tensor_parallel, device))
     if len(sizes) > 1 and not sizes[0] <= shape.micro_batch_size <= sizes[-1]:
         near = sizes[0] if shape.micro_batch_size < sizes[0] else sizes[-1]
         raise InputError(
@@ -73,6 +66,18 @@ def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str)
             )
         )
     return list(rows)
+
+
+def _absent(profile: LayerProfile, layer: Layer, tensor_parallel: int, device: str) -> Violation:
+    """A layer that the profile lacks, or has at other tensor degrees."""
+    problem = f"has no layer {layer.kind!r} at tensor degree {tensor_parallel} on {device}"
+    own = [row for row in profile.timings if row.device == device]
+    if degrees := sorted({row.tp for row in own if row.layer in (layer.name, layer.kind)}):
+        remedy = f"weft measure MODEL --tensor-parallel {tensor_parallel} adds it"
+        problem = f"{problem}, only at {', '.join(map(str, degrees))}; {remedy}"
+    else:
+        problem = f"{problem}; it has {', '.join(sorted({row.layer for row in own}))}"
+    return Violation("layer profile", problem)
 
 
 def profiled_times(

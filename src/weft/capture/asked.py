@@ -1,0 +1,53 @@
+"""What is asked to be measured of a model's layers: at which micro-batch sizes and tensor degrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from weft.describe.cluster import Cluster
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
+
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
+DEGREES_OPTION = "--tensor-parallel"
+
+
+def counts_of(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1 with commas between them, each once, rising.
+
+    Raises:
+        InputError: naming the option and every other word.
+    """
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not (word.isascii() and word.isdigit() and int(word) > 0)]
+    if wrong:
+        named = ", ".join(map(repr, wrong))
+        raise InputError(Violation(option, f"{named}, allowed: whole numbers of at least 1", "1,2,4"))
+    return tuple(sorted({int(word) for word in words}))
+
+
+def require_degrees(cluster: Cluster, model: ModelConfig, degrees: Sequence[int]) -> None:
+    """Refuse tensor degrees that do not divide the model's layers, or the devices of one of the nodes.
+
+    Raises:
+        InputError: one line for each.
+    """
+    graph = layer_graph(model)
+    devices = set(Counter(cluster.node_of(rank) for rank in range(cluster.ranks)).values())
+    problems = []
+    for degree in degrees:
+        odd = sorted(count for count in devices if count % degree)
+        if (reason := graph.refuse_tensor(degree)) is not None:
+            problems.append(Violation(DEGREES_OPTION, reason))
+        elif odd:
+            near = max(
+                one
+                for one in range(1, degree)
+                if graph.refuse_tensor(one) is None and not any(count % one for count in devices)
+            )
+            problem = f"{degree} does not divide the {odd[0]} devices of a node of {cluster.name}"
+            problems.append(Violation(DEGREES_OPTION, problem, str(near)))
+    if problems:
+        raise InputError(problems)

@@ -1,0 +1,159 @@
+"""What is measured: equal layers of a model as a stage of their own, or a tensor rank's share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from weft.capture.rounds import one_round, stage_inputs
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.run.bucket import FlatLayout
+from weft.run.families.own import OwnStage
+from weft.run.mesh import BACKEND
+from weft.run.precision import PRECISIONS, STEPPED
+from weft.run.stage_module import StageModule
+from weft.run.stages import build_stage
+from weft.run.states import make_states
+from weft.run.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
+
+LAYERS_PER_KIND = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Which tensor rank of how many this process is, and the group of all of them, if there are several."""
+
+    place: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Equal layers and their micro-batch; `ends` where they end in the head."""
+
+    kind: str
+    layers: int
+    micro_batch_size: int
+    stage: StageModule | OwnStage
+    optimizer: torch.optim.Optimizer
+    summed: tuple[SummedGradients, ...]
+    inputs: torch.Tensor
+    ends: bool
+    saved_bytes: int
+
+    def round(self) -> tuple[float, float, float]:
+        """As `one_round`."""
+        return one_round(self.stage, self.optimizer, self.inputs, ends=self.ends, summed=self.summed)
+
+
+@contextmanager
+def tensor_place(tensor_parallel: int) -> Iterator[TensorPlace]:
+    """This process among tensor ranks that are neighbours, as in a plan; all ranks call it at once.
+
+    Their number divides that of the ranks.
+    """
+    if tensor_parallel == 1:
+        yield TensorPlace()
+        return
+    ranks = range(dist.get_world_size())
+    # Every rank makes all groups, in the same order: torch asks for it.
+    groups = [
+        dist.new_group(list(ranks[first : first + tensor_parallel]), backend=BACKEND)
+        for first in ranks[::tensor_parallel]
+    ]
+    number, place = divmod(dist.get_rank(), tensor_parallel)
+    try:
+        yield TensorPlace(place, tensor_parallel, groups[number])
+    finally:
+        dist.destroy_process_group(groups[number])
+
+
+@contextmanager
+def subjects_of(
+    config: ModelConfig,
+    graph: LayerGraph,
+    layers: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+    micro_batch_sizes: Sequence[int],
+    tensor: TensorPlace,
+) -> Iterator[list[Subject]]:
+    """Layers of one kind with every micro-batch size, which share them."""
+    kind = graph.layers[layers[0]].kind
+    share = (tensor.place, tensor.size)
+    stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision], tensor_share=share).to(device)
+    if tensor.group is not None:
+        tensor_ranks(stage).connect(tensor.group)
+    optimizer, summed = _trained(stage, precision)
+    every_input = [
+        stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
+        for size in micro_batch_sizes
+    ]
+    try:
+        yield [
+            Subject(
+                kind=kind,
+                layers=len(layers),
+                micro_batch_size=size,
+                stage=stage,
+                optimizer=optimizer,
+                summed=summed,
+                inputs=inputs,
+                ends=kind == "head",
+                saved_bytes=_saved_bytes(stage, inputs),
+            )
+            for size, inputs in zip(micro_batch_sizes, every_input, strict=True)
+        ]
+    finally:
+        disconnect_stages({0: stage})
+
+
+def one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
+    """Up to `LAYERS_PER_KIND` consecutive equal layers of each kind."""
+    groups: list[list[int]] = []
+    seen: dict[object, int] = {}
+    for index, layer in enumerate(graph.layers):
+        key = replace(layer, name="")
+        if key not in seen:
+            seen[key] = len(groups)
+            groups.append([])
+        group = groups[seen[key]]
+        if len(group) < LAYERS_PER_KIND and (not group or group[-1] == index - 1):
+            group.append(index)
+    return [tuple(group) for group in groups]
+
+
+def _trained(
+    stage: torch.nn.Module, precision: str
+) -> tuple[torch.optim.Optimizer, tuple[SummedGradients, ...]]:
+    """What steps the stage, which gets that precision, and what its tensor ranks add up before, as in a
+    runtime."""
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
+    dtypes = {"dtype": PRECISIONS[precision], "stepped_dtype": STEPPED[precision]}
+    layouts = {0: FlatLayout.of(stage)}
+    states = make_states(layouts, {0: optimizer}, {}, "zero-0", **dtypes)
+    return optimizer, summed_gradients({0: stage}, layouts, {0: states.buckets[0].flat})[0]
+
+
+def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
+    """Bytes of the distinct storages autograd keeps for the backward pass, parameters excluded."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = stage(leaf)
+    del output
+    return sum(storages.values())
