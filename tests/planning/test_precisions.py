@@ -8,8 +8,9 @@ import pytest
 
 from weft.describe.run_file import RunFile, parse_run_text
 from weft.errors import InputError
+from weft.planning.goals import goal_value
 from weft.planning.planned import given_plan, plan_run
-from weft.planning.precisions import goal_value, in_precision, precisions_of
+from weft.planning.precisions import in_precision, precisions_of
 from weft.planning.problem import problem_of_run
 
 

@@ -11,8 +11,9 @@ from weft.describe.run_file import ANY_PRECISION, RunFile
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
+from weft.planning.goals import goal_value, goal_words
 from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
-from weft.planning.precisions import goal_value, goal_words, in_precision, searched_in_each
+from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.prices import require_prices
 from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges

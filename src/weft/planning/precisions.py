@@ -10,12 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.plan import Plan
 from weft.describe.run_file import ANY_PRECISION, RunFile
-from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.planning.prices import STEPS_PRICED, step_cost
-from weft.planning.problem import Problem
 
 # What the runtime trains in for its speed. fp64 is never faster, and fp16 would need its loss scaled.
 SEARCHED = ("bf16", "fp32")
@@ -43,26 +39,6 @@ def precisions_of(run: RunFile) -> tuple[str, ...]:
 def in_precision(run: RunFile, precision: str) -> RunFile:
     """The run file with its precision decided."""
     return run.model_copy(update={"train": run.train.model_copy(update={"precision": precision})})
-
-
-def goal_value(problem: Problem, plan: Plan) -> float:
-    """What a predicted plan takes of what the problem minimises: seconds, bytes, or the price of a step."""
-    assert plan.prediction is not None, "the plan was simulated"
-    if problem.minimise == "memory":
-        return float(max(plan.prediction.peak_bytes))
-    if problem.minimise == "cost":
-        return step_cost(problem.job.cluster, plan)
-    return plan.prediction.step_s
-
-
-def goal_words(problem: Problem, plan: Plan) -> str:
-    """The same, for people."""
-    value = goal_value(problem, plan)
-    if problem.minimise == "memory":
-        return format_bytes(round(value))
-    if problem.minimise == "cost":
-        return f"{value * STEPS_PRICED:.3g} for {STEPS_PRICED} steps"
-    return format_seconds(value)
 
 
 def searched_in_each(run: RunFile, search: Callable[[RunFile], Found]) -> Mapping[str, Found]:

@@ -37,7 +37,12 @@ def require_prices(cluster: Cluster) -> None:
         raise InputError(Violation("goal.minimise", problem, "time"))
 
 
+def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
+    """Of a step on the first `ranks` devices; 0 where devices have no price."""
+    return (price_per_hour(cluster, ranks) or 0.0) * step_s / 3600.0
+
+
 def step_cost(cluster: Cluster, plan: Plan) -> float:
     """Of one step of a plan that carries its prediction; 0 where devices have no price."""
     assert plan.prediction is not None, "the plan was simulated"
-    return (price_per_hour(cluster, plan.ranks) or 0.0) * plan.prediction.step_s / 3600.0
+    return cost_of(cluster, plan.prediction.step_s, plan.ranks)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
@@ -76,57 +77,42 @@ class Problem:
         )
 
 
-def problem_of(
-    *,
-    model: str,
-    on: str,
-    global_batch: int | None = None,
-    sequence: int | None = None,
-    precision: str | None = None,
-    pins: Pins | None = None,
-    minimise: str = "time",
-    gradient_norm: bool = False,
-    home: Path | None = None,
-) -> Problem:
-    """Resolve names to a problem; `home` is where measurements are kept (default: `weft_home()`).
+class Asked(TypedDict, total=False):
+    """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `gradient_norm`: steps wait for the norm of the whole gradient.
+    `sequence`: tokens per sample. `gradient_norm`: steps wait for the norm of the whole gradient. `home`:
+    where measurements are kept (default: `weft_home()`).
+    """
+
+    global_batch: int | None
+    sequence: int | None
+    precision: str | None
+    pins: Pins
+    minimise: str
+    gradient_norm: bool
+    home: Path | None
+
+
+def problem_of(*, model: str, on: str, **asked: Unpack[Asked]) -> Problem:
+    """Resolve names to a problem.
 
     Raises:
         InputError: for an unknown model, cluster, device or precision.
     """
-    return problem_of_model(
-        resolve_model(model, sequence=sequence),
-        parse_cluster(on),
-        global_batch=global_batch,
-        sequence=sequence,
-        precision=precision,
-        pins=pins,
-        minimise=minimise,
-        gradient_norm=gradient_norm,
-        home=home,
-    )
+    config = resolve_model(model, sequence=asked.get("sequence"))
+    return problem_of_model(config, parse_cluster(on), **asked)
 
 
-def problem_of_model(
-    config: ModelConfig,
-    cluster: Cluster,
-    *,
-    global_batch: int | None = None,
-    sequence: int | None = None,
-    precision: str | None = None,
-    pins: Pins | None = None,
-    minimise: str = "time",
-    gradient_norm: bool = False,
-    home: Path | None = None,
-) -> Problem:
+def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Asked]) -> Problem:
     """The problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
 
-    `sequence` is what the user asked for, if anything; the one that counts is the model's.
+    The sequence that counts is the model's.
 
     Raises:
         InputError: when a device does not compute the precision.
     """
+    global_batch, precision = asked.get("global_batch"), asked.get("precision")
+    home = asked.get("home") or weft_home()
     assumed: dict[str, str] = {}
     if global_batch is None:
         global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks
@@ -134,13 +120,11 @@ def problem_of_model(
     if precision is None:
         precision = default_precision(cluster)
         assumed["precision"] = precision
-    if sequence is None and config.convolutions is None:
+    if asked.get("sequence") is None and config.convolutions is None:
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
     graph = layer_graph(config)
-    machine, profile = measurements_for(
-        cluster, graph.fingerprint, config.sequence, precision, home or weft_home()
-    )
+    machine, profile = measurements_for(cluster, graph.fingerprint, config.sequence, precision, home)
     return Problem(
         job=Job(
             graph=graph,
@@ -148,14 +132,14 @@ def problem_of_model(
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
-            gradient_norm=gradient_norm,
+            gradient_norm=asked.get("gradient_norm", False),
         ),
         model=config,
-        pins=pins or Pins(),
-        minimise=minimise,
+        pins=asked.get("pins", Pins()),
+        minimise=asked.get("minimise", "time"),
         machine=machine,
         profile=profile,
-        correction=correction_for(cluster, graph, precision, machine, profile, home or weft_home()),
+        correction=correction_for(cluster, graph, precision, machine, profile, home),
         assumed=assumed,
     )
 

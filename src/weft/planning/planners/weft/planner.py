@@ -17,8 +17,9 @@ from typing import ClassVar
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Layout, refuse
+from weft.planning.goals import goal_of_step
 from weft.planning.planners.amp import AmpPlanner
-from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner, rank_key
 from weft.planning.planners.megatron import MegatronPlanner
@@ -29,7 +30,7 @@ from weft.planning.planners.weft.improve import neighbours
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
-from weft.planning.prices import STEPS_PRICED, price_per_hour, step_cost
+from weft.planning.prices import STEPS_PRICED, step_cost
 from weft.planning.problem import Problem
 
 
@@ -118,7 +119,7 @@ class _Search:
             )
             suited += found
             self._left_out += refused
-        suited.sort(key=lambda one: self._weighed(one.estimate_s, one.layout.ranks))
+        suited.sort(key=lambda one: goal_of_step(self._problem, one.estimate_s, one.layout.ranks))
         fitting = 0
         for one in suited:
             if fitting >= self._planner.finalists or (fitting and self._late()):
@@ -132,8 +133,7 @@ class _Search:
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
-        baselines: tuple[Planner, ...] = (MetisFormPlanner(), AmpPlanner(), MegatronPlanner())
-        for baseline in baselines:
+        for baseline in (MetisFormPlanner(), AmpPlanner(), MegatronPlanner()):
             if self._late():
                 return
             try:
@@ -143,12 +143,6 @@ class _Search:
             for candidate in candidates:
                 if candidate.plan is not None:
                     self._take(replace(candidate, estimate_s=None))
-
-    def _weighed(self, step_s: float, ranks: int) -> float:
-        """What is minimised of a step on so many devices: its seconds, or their price."""
-        if self._problem.minimise != "cost":
-            return step_s
-        return step_s * (price_per_hour(self._problem.job.cluster, ranks) or 0.0)
 
     def take_all(self, ranking: Ranking) -> None:
         """Take over all that another search answered."""
@@ -216,20 +210,24 @@ class _Search:
             bounds = self._bounds if problem is self._problem else Bounds(problem)
             space = MixedSpace(problem, bounds)
             found += space.on_unlike_devices(self._may_win_at, _SUITED * self._planner.mixed)
-        found.sort(key=lambda one: self._weighed(one.estimate_s, one.layout.ranks))
+        found.sort(key=lambda one: goal_of_step(self._problem, one.estimate_s, one.layout.ranks))
         yield from (one.layout for one in found)
 
     def _may_win_at(self, step_s: float, layout: Layout) -> bool:
         """Whether time is left, and a layout with this step would be better than the best."""
         if self.best is None:
             return True
-        return not self._late() and self._weighed(step_s, layout.ranks) < self._minimised(self.best)
+        return not self._late() and goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(
+            self.best
+        )
 
     def _may_win(self, layout: Layout) -> bool:
         """Whether the lower bound of a layout's step is below the best one."""
         if self.best is None:
             return True
-        return self._weighed(self._bounds.step_s(layout), layout.ranks) < self._minimised(self.best)
+        return goal_of_step(self._problem, self._bounds.step_s(layout), layout.ranks) < self._minimised(
+            self.best
+        )
 
     def _worth_trying(self, layout: Layout) -> bool:
         """Whether a layout is legal, and the bounds of time and memory leave it a chance."""
@@ -289,7 +287,7 @@ class _Search:
         return self._minimised(one) < self._minimised(other)
 
     def _minimised(self, one: Candidate) -> float:
-        return self._weighed(_step_s(one), one.layout.ranks)
+        return goal_of_step(self._problem, _step_s(one), one.layout.ranks)
 
 
 def _key(layout: Layout) -> _Key:
