@@ -11,6 +11,7 @@ BENCHMARKS = (
     "programs",
     "simulator",
     "planners",
+    "peers",
     "recorder",
     "prediction",
     "tensor_ranks",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from weft.cli.output import console, print_json
 from weft.describe.run_file import RunFile
+from weft.doors.peers import Peers
+from weft.doors.peers.beside import ask_beside, ranked
 from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
 from weft.planning.comparison import compare_planners
@@ -21,7 +23,10 @@ from weft.planning.problem import Problem
 from weft.web.advice import advised_row
 from weft.web.comparison import answer_record, answers_table
 from weft.web.memory import memory_bars
+from weft.web.peers import beside_record, beside_table, ranked_lines, ranked_record
 from weft.web.pictures import plans_table
+
+NO_PEERS = Peers()
 
 
 def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:
@@ -60,26 +65,38 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
-def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
+def show_comparison(
+    problem: Problem, names: str, peers: Peers = NO_PEERS, *, out: Path | None, json: bool
+) -> None:
     """Ask planners named with commas between them; the best plan is written to `out`, if given.
+
+    Peers that plan are asked with them, those that judge plans are asked about all that were simulated.
 
     Raises:
         InputError: for no name or one that no planner has, and when no planner's plan fits.
+        RunError: when a peer's program fails.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise InputError(Violation("--compare", "names no planner", "homogeneous,amp"))
-    answers = compare_planners(problem, wanted)
+    answers = compare_planners(problem, wanted, peers.planners)
     if not any(answer.fits for answer in answers):
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
     if out is not None and best is not None and best.plan is not None:
         out.write_text(best.plan.to_json())
+    beside = [ask_beside(judge, problem, answers) for judge in peers.judges]
+    planners = {planner.name for planner in peers.planners}
+    in_order = [ranked(answer) for answer in answers if answer.planner in planners and answer.candidates]
     if json:
-        print_json({"assumed": dict(problem.assumed), "answers": [answer_record(one) for one in answers]})
+        record = {"assumed": dict(problem.assumed), "answers": [answer_record(one) for one in answers]}
+        told = [*map(beside_record, beside), *map(ranked_record, in_order)]
+        print_json(record | ({"peers": told} if told else {}))
         return
     _print_problem(problem)
     console().print(answers_table(answers))
+    for shown in (*map(beside_table, beside), *map(ranked_lines, in_order)):
+        console().print("", shown)
     if out is not None:
         print(f"wrote {out}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weft.describe.plan import Prediction
 from weft.errors import InputError
-from weft.planning.planners import Candidate, Ranking, Verdict, get_planner
+from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
 from weft.planning.problem import Problem
 
 
@@ -26,6 +26,7 @@ class Answer:
         reason: why the candidate stands where it does, or why there is none.
         behind: how much longer its step takes than the shortest of all planners' that fit, as a fraction;
             None where its candidate does not fit.
+        candidates: all that it answered for, in its order.
     """
 
     planner: str
@@ -35,6 +36,12 @@ class Answer:
     reason: str
     passed_over: int = 0
     behind: float | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def simulated(self) -> tuple[Candidate, ...]:
+        """The candidates that were."""
+        return tuple(one for one in self.candidates if one.plan is not None)
 
     @property
     def fits(self) -> bool:
@@ -52,13 +59,17 @@ class Answer:
         return self.prediction.step_s if self.prediction is not None else None
 
 
-def compare_planners(problem: Problem, names: Sequence[str]) -> tuple[Answer, ...]:
+def compare_planners(
+    problem: Problem, names: Sequence[str], others: Sequence[Planner] = ()
+) -> tuple[Answer, ...]:
     """Ask each planner once; plans that fit come first, the shortest simulated step before the others.
+
+    `others` are planners without a name of weft's.
 
     Raises:
         InputError: for a name that no planner has.
     """
-    planners = [get_planner(name) for name in dict.fromkeys(names)]
+    planners = [*(get_planner(name) for name in dict.fromkeys(names)), *others]
     answers = []
     for planner in planners:
         began = time.perf_counter()
@@ -87,6 +98,7 @@ def _answer(name: str, ranking: Ranking, search_s: float) -> Answer:
         considered=len(candidates),
         reason="no layout satisfies the given degrees" if chosen is None else chosen.reason,
         passed_over=sum(one.verdict is Verdict.TOO_BIG for one in before),
+        candidates=candidates,
     )
 
 
