@@ -23,6 +23,7 @@ BENCHMARKS = (
     "equality_matrix",
     "restore_matrix",
     "kill_matrix",
+    "doors_in_stacks",
 )
 
 

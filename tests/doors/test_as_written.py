@@ -29,8 +29,7 @@ def test_what_a_stack_lacks_is_predicted_as_its_nearest(stack: str) -> None:
     layout = layout_of(written)
     assert layout.schedule == "1f1b"
     assert (layout.pipeline_parallel, layout.data_parallel, layout.micro_batch_size) == (4, 4, 1)
-    # Accelerate's plugin recomputes less; the others leave it to the program or do it.
-    assert layout.recompute == ("selective" if stack == "accelerate" else "full")
+    assert layout.recompute == "full"
     assert predicted(written).step_s > 0
 
 
@@ -56,12 +55,3 @@ def test_where_nothing_is_lost_the_plan_is_what_is_written() -> None:
 def test_wefts_own_runtime_executes_the_plan_itself(stack: str) -> None:
     plan = job(schedule="gpipe")
     assert as_written(plan, stack, emit(plan, stack)) is None
-
-
-def test_devices_of_an_axis_that_a_stack_lacks_are_replicas() -> None:
-    plan = job(data_parallel=2, context_parallel=2, tensor_parallel=1)
-    emitted = emit(plan, "accelerate")
-    written = as_written(plan, "accelerate", emitted)
-    # The plugin has no context ranks, so that their devices are replicas.
-    assert written is not None
-    assert layout_of(written).data_parallel == 4

@@ -201,7 +201,8 @@ def test_tensor_ranks_that_do_not_divide_heads_are_found() -> None:
         ),
         (
             {"parallelism_config": {"parallelism_config_dp_shard_size": 4}},
-            "wrong: num_processes: 16; dp_replicate 1 x dp_shard 4 x tp 1 x cp 1 = 4 (nearest valid: 4)",
+            "wrong: num_processes: 16; dp_replicate 1 x dp_shard 4 x tp 1 x cp 1 x sp 1 = 4 "
+            "(nearest valid: 4)",
         ),
         (
             {
@@ -308,11 +309,12 @@ def test_accelerate(change: dict[str, Any], line: str) -> None:
         (
             {"flash_attention": False},
             "wrong: sample_packing: true without an attention that masks packed samples "
-            "(nearest valid: flash_attention: true)",
+            "(nearest valid: attn_implementation: flash_attention_2)",
         ),
         (
             {"flash_attention": False, "sdp_attention": True, "context_parallel_size": 2},
-            "wrong: context_parallel_size: needs flash_attention (nearest valid: flash_attention: true)",
+            "wrong: context_parallel_size: needs flash attention "
+            "(nearest valid: attn_implementation: flash_attention_2)",
         ),
         (
             {"sample_packing": False, "pad_to_sequence_len": True},
@@ -600,3 +602,38 @@ def test_the_nearest_divisor_is_one_and_none_is_nearer(of: int) -> None:
         divisors = [one for one in range(1, of + 1) if of % one == 0]
         assert near in divisors
         assert abs(near - value) == min(abs(one - value) for one in divisors)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"compression_training": {"weight_quantization": {}}}, "compression_training"),
+        ({"sparse_gradients": False}, "sparse_gradients"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 8}}, "zero_optimization.mics_shard_size"),
+    ],
+)
+def test_what_deepspeed_has_removed_is_wrong(change: dict[str, Any], where: str) -> None:
+    line = f"wrong: {where}: removed; DeepSpeed 0.19.8 and later refuse it (nearest valid: leave it out)"
+    assert line in found(deepspeed(**change))
+
+
+def test_accelerates_megatron_plugin_has_defaults_that_cost() -> None:
+    section = {"megatron_lm_tp_degree": 2}
+    text = accelerate(distributed_type="MEGATRON_LM", fsdp_config=None, megatron_lm_config=section)
+    lines = found(text)
+    for key in ("context_parallel_size", "recompute_granularity"):
+        start = f"wasteful: megatron_lm_config.megatron_lm_{key}: not given; Accelerate 1.13 and later then "
+        assert any(line.startswith(start) for line in lines), lines
+
+
+@pytest.mark.parametrize("backend", ["flash_attention_2", "sdpa", "flex_attention", "xformers"])
+def test_axolotls_attention_is_named_by_one_key(backend: str) -> None:
+    text = axolotl(flash_attention=None, attn_implementation=backend)
+    assert not any("sample_packing" in line for line in found(text))
+
+
+def test_a_part_of_a_command_line_may_leave_the_pipeline_to_another() -> None:
+    part = 'EXTRA="--num-layers-per-virtual-pipeline-stage 2 --use-distributed-optimizer "'
+    assert not any(line.startswith("wrong") for line in found(part))
+    whole = f"{part} --num-attention-heads 8"
+    assert any("needs a pipeline; its size is 1" in line for line in found(whole))

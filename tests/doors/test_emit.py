@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,7 +120,7 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
             {"recompute": "selective"},
             "lost: selective recomputation of all but products: torchtitan also runs every second product "
             "again; "
-            'nearest: selective_ac_option = "op"',
+            "nearest: activation_checkpoint selective",
         ),
         (
             "torchtitan",
@@ -152,8 +154,8 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
         (
             "deepspeed",
             {"island": 2},
-            "lost: islands of 2 replicas with DeepSpeed's ZeRO stage 1; nearest: all replicas share states "
-            "out",
+            "lost: islands of 2 replicas, which DeepSpeed's ZeRO does not have; nearest: all replicas share "
+            "states out",
         ),
         (
             "deepspeed",
@@ -175,8 +177,17 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
         ),
         (
             "accelerate",
-            {"recompute": "full"},
-            "lost: recompute full; nearest: recompute_activations, which runs the attention's core again",
+            {"recompute": "selective"},
+            "lost: recompute selective, where the plugin's default is full and no key of the YAML takes it "
+            "back; nearest: MegatronLMPlugin(other_megatron_args={'recompute_granularity': 'selective', "
+            "'recompute_method': None, 'recompute_num_layers': None}) in the program",
+        ),
+        (
+            "accelerate",
+            {},
+            "lost: recompute none, where the plugin's default is full and no key of the YAML takes it back; "
+            "nearest: MegatronLMPlugin(other_megatron_args={'recompute_granularity': None, "
+            "'recompute_method': None, 'recompute_num_layers': None}) in the program",
         ),
         (
             "accelerate",
@@ -193,11 +204,6 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
             "accelerate",
             {"pipeline_parallel": 3},
             "nearest: as many blocks in each, which their number must allow",
-        ),
-        (
-            "accelerate",
-            {"data_parallel": 2, "context_parallel": 2},
-            "lost: context ranks, which the Megatron-LM plugin does not have; nearest: tensor ranks",
         ),
     ],
 )
@@ -335,14 +341,48 @@ def test_stages_that_differ_are_said_to_be_lost() -> None:
     ]
 
 
-def test_nodes_of_several_sizes_need_a_launch_line_each() -> None:
-    job = planned(run_of(on="16xa100-80gb+4xa100-80gb", global_batch=80), data_parallel=20)
-    line = (
-        "lost: nodes have 4, 8 devices; one launch line starts as many on each; nearest: give each node "
-        "its own "
-        "--nproc-per-node"
+@pytest.mark.parametrize("on", ["16xa100-80gb+4xa100-80gb", "4xa100-80gb+16xa100-80gb"])
+def test_nodes_of_several_sizes_start_as_many_ranks_as_they_have_devices(on: str) -> None:
+    job = planned(run_of(on=on, global_batch=80), data_parallel=20)
+    [line] = [text for text in emit(job, "megatron").text.splitlines() if text.startswith("torchrun ")]
+    ranks = []
+    for node in range(3):
+        command = f'torchrun() {{ echo "$4"; }}; NODE_RANK={node}; {line.rstrip(chr(92))}'
+        ranks.append(int(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout))
+    assert ranks == ([8, 8, 4] if on.startswith("16") else [4, 8, 8])
+    assert " --nnodes 3 " in line
+    assert lost("megatron", job) == []
+    assert "--num_gpus" not in emit(job, "deepspeed").launch
+    line = "torchrun on each node, with its own --nproc-per-node"
+    assert any(line in one for one in lost("accelerate", job))
+
+
+def test_micro_batches_that_cannot_fill_loops_are_written_as_the_fewest_that_can() -> None:
+    job = planned(
+        run_of(global_batch=8), pipeline_parallel=4, data_parallel=4, loops=2, schedule="breadth-first"
     )
-    assert line in lost("megatron", job)
+    assert "--global-batch-size 16 " in emit(job, "megatron").text
+
+
+def test_accelerates_megatron_plugin_is_told_what_it_would_take_twice_or_whole() -> None:
+    """Since Accelerate 1.13 it has two context ranks, and recomputes everything, where nothing is said."""
+    section = "megatron_lm_config"
+    one = yaml.safe_load(emit(pipelined(), "accelerate").text)[section]
+    assert one["megatron_lm_context_parallel_size"] == 1
+    choices = {"data_parallel": 2, "context_parallel": 2, "recompute": "full"}
+    two = yaml.safe_load(emit(pipelined(**choices), "accelerate").text)[section]
+    assert two["megatron_lm_context_parallel_size"] == 2
+    assert two["megatron_lm_recompute_granularity"] == "full"
+    assert two["megatron_lm_recompute_method"] == "uniform"
+    assert not any("recompute" in line for line in lost("accelerate", pipelined(**choices)))
+
+
+def test_accelerate_is_told_that_processes_on_processors_belong_together() -> None:
+    job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"), data_parallel=2)
+    emitted = emit(job, "accelerate")
+    assert emitted.launch.startswith("ACCELERATE_USE_CPU=true accelerate launch ")
+    assert yaml.safe_load(emitted.text)["use_cpu"] is True
+    assert emit(alone(), "accelerate").launch.startswith("accelerate launch ")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +422,7 @@ def test_accelerate_gets_the_plugin_that_the_plan_needs(choices: dict[str, Any],
 
 def test_torchtitan_gets_the_layers_of_every_stage() -> None:
     job = planned(run_of("llama-3-8b"), pipeline_parallel=4, data_parallel=4, sharding="zero-3")
-    record = tomllib.loads(emit(job, "torchtitan").text)
+    record = tomllib.loads(emit(job, "torchtitan-toml").text)
     parts = record["parallelism"]["module_fqns_per_model_part"]
     flat = [name for part in parts for name in part]
     assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
@@ -391,11 +431,35 @@ def test_torchtitan_gets_the_layers_of_every_stage() -> None:
     assert lost("torchtitan", job) == []
 
 
+def test_torchtitan_is_configured_in_python_with_the_names_of_its_modules() -> None:
+    job = planned(run_of("llama-3-8b"), pipeline_parallel=4, data_parallel=4, recompute="full")
+    emitted = emit(job, "torchtitan")
+    compile(emitted.text, emitted.file, "exec")
+    assert emitted.launch.endswith("-m torchtitan.train --module weft_torchtitan --config planned")
+    assert emitted.file == "weft_torchtitan.py"
+    for line in (
+        "    model_spec = model_registry('8B')\n",
+        # The head has another name than in the TOML of version 0.2.
+        "'layers.31', 'norm', 'lm_head'],\n",
+        "            local_batch_size=16,\n",
+        # It would clip to 1 where nothing is said.
+        "            max_norm=1000000000.0,\n",
+        # Version 0.3 refuses to record the steps of a pipeline.
+        "            disable_cuda_graphs=True,\n",
+        "        activation_checkpoint=FullAC.Config(),\n",
+    ):
+        assert line in emitted.text, line
+    launch = emitted.launch_from(Path("runs/mine.py"))
+    assert launch.startswith("PYTHONPATH=runs torchrun ")
+    assert launch.endswith("--module mine --config planned")
+    assert "disable_cuda_graphs" not in emit(planned(run_of("llama-3-8b")), "torchtitan").text
+
+
 def test_islands_have_a_name_elsewhere() -> None:
     job = alone(sharding="zero-3", island=8)
-    assert json.loads(emit(job, "deepspeed").text)["zero_optimization"]["mics_shard_size"] == 8
+    assert "mics_shard_size" not in json.loads(emit(job, "deepspeed").text)["zero_optimization"]
     assert "--num-distributed-optimizer-instances 2 " in emit(job, "megatron").text
-    parallelism = tomllib.loads(emit(job, "torchtitan").text)["parallelism"]
+    parallelism = tomllib.loads(emit(job, "torchtitan-toml").text)["parallelism"]
     assert parallelism["data_parallel_shard_degree"] == 8
     assert parallelism["data_parallel_replicate_degree"] == 2
 

@@ -324,7 +324,8 @@ def test_torchtitan_counts_split_points() -> None:
         ),
         (
             "y --tensor-model-parallel-size $TP",
-            "x: --tensor-model-parallel-size: '$TP': a count of at least 1 (nearest valid: 1)",
+            "x: --tensor-model-parallel-size: '$TP' is set outside this file; put the number in its place "
+            "(nearest valid: 1)",
         ),
         (
             "[training]\nseq_len = true\n[parallelism]\n",
@@ -340,7 +341,7 @@ def test_a_degree_that_is_no_count_is_refused(text: str, line: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "{}", "[]", "{", "a: b", "- 1\n- 2", "[a]\nb = 1", '{"a": {"b": 1}}', "\x00", "{" * 10_000],
+    ["", "hello", "{}", "[]", "a: b", "- 1\n- 2", "[a]\nb = 1", '{"a": {"b": 1}}', "\x00"],
 )
 def test_what_is_not_recognised_is_refused_with_what_can_be_read(text: str) -> None:
     with pytest.raises(InputError) as refused:
@@ -348,8 +349,70 @@ def test_what_is_not_recognised_is_refused_with_what_can_be_read(text: str) -> N
     assert str(refused.value) == (
         "file: not recognised; can be read: a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a "
         "torchtitan "
-        "TOML, a Megatron-LM command line, or a trace of torch.profiler (JSON or .json.gz)"
+        "TOML or Python, a Megatron-LM command line, or a trace of torch.profiler (JSON or .json.gz)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "line 1, column 2: Expecting property name enclosed in double quotes"),
+        ("{" * 10_000, "line 1, column 2: Expecting property name enclosed in double quotes"),
+        ('{\n  "train_batch_size": BATCH\n}', "line 2, column 23: Expecting value"),
+    ],
+)
+def test_a_template_that_is_no_json_yet_is_refused_with_the_place(text: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_configuration(text, "file")
+    assert str(refused.value) == f"file: not valid JSON: {line}"
+
+
+TITAN = """\
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def small() -> Trainer.Config:
+    spec = model_registry("8B")
+    return Trainer.Config(
+        model_spec=spec,
+        training=TrainingConfig(local_batch_size=2 * 4, seq_len=4096, max_norm=limit()),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=4),
+        activation_checkpoint=FullAC.Config(),
+    )
+"""
+
+
+def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
+    configuration = read_configuration(TITAN, "config_registry.py")
+    assert configuration.stack == "torchtitan"
+    assert configuration.model == "llama-3-8b"
+    assert (configuration.tensor_parallel, configuration.data_parallel) == (2, 4)
+    assert (configuration.micro_batch_size, configuration.sequence) == (8, 4096)
+    assert configuration.recompute == "full"
+    assert "training.max_norm" not in configuration.given
+
+
+def test_several_configurations_in_one_module_are_refused_with_their_names() -> None:
+    text = TITAN + TITAN.replace("def small", "def large")
+    with pytest.raises(InputError) as refused:
+        read_configuration(text, "config_registry.py")
+    line = "2 configurations (small, large); keep one function in the file (nearest valid: small)"
+    assert str(refused.value) == f"config_registry.py: {line}"
+
+
+def test_a_flavor_of_another_model_is_not_taken_for_a_llama() -> None:
+    text = TITAN.replace("torchtitan.models.llama3", "torchtitan.models.qwen3")
+    assert read_configuration(text, "config_registry.py").model is None
+
+
+def test_accelerates_second_way_to_divide_a_sample_is_read() -> None:
+    text = (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\nparallelism_config:\n"
+        "  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 1\n"
+        "  parallelism_config_sp_size: 2\n"
+    )
+    assert read_configuration(text, "file.yaml").context_parallel == 2
 
 
 def test_aliases_that_stand_for_too_much_are_refused() -> None:

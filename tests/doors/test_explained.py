@@ -9,7 +9,7 @@ import pytest
 from doors.jobs import planned, run_of
 
 from weft.doors.emit import emit
-from weft.doors.explained import explain_text
+from weft.doors.explained import explain_text, predicted
 from weft.doors.implied import Told
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of
@@ -237,3 +237,21 @@ def test_a_model_that_a_file_names_is_never_imported() -> None:
 def test_a_model_that_is_told_and_unknown_is_refused() -> None:
     with pytest.raises(InputError, match="'gpt22' is neither a preset"):
         explain_text(deepspeed(), "ds.json", Told(model="gpt22"))
+
+
+def test_many_micro_batches_without_a_pipeline_are_predicted() -> None:
+    """The rounds of such a step are as many as its micro-batches, however many these are."""
+    seconds = []
+    for micro_batches in (32, 64):
+        record = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": micro_batches,
+            "zero_optimization": {"stage": 3},
+            "bf16": {"enabled": True},
+        }
+        told = Told(model="llama-1b", on="2xa100-80gb", sequence=1024)
+        explanation = explain_text(json.dumps(record), "file", told, search=False)
+        assert not [one for one in explanation.findings if str(one).startswith("wrong")]
+        assert explanation.plan is not None
+        seconds.append(predicted(explanation.plan).step_s)
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.05)

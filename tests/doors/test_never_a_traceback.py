@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.describe.toml_text import value_text
+from weft.doors.explain import READERS
 from weft.doors.explained import explain_text
 from weft.doors.implied import Told
 from weft.doors.trace.analysis import analyse
@@ -161,6 +162,30 @@ def test_configurations(stack: str, data: st.DataObject) -> None:
     told = Told(on="8xa100-80gb", model=data.draw(st.sampled_from([None, "gpt2"])))
     try:
         found = explain_text(written(stack, flat), "file", told, search=False)
+    except InputError:
+        return
+    json.dumps(found.record())
+
+
+def as_module(flat: dict[str, Any]) -> str:
+    """A module of Python that says it to torchtitan."""
+    tables: dict[str, list[str]] = {"training": [], "parallelism": [], "model": []}
+    for key, value in flat.items():
+        table, _, name = key.partition(".")
+        tables.setdefault(table, []).append(f"{name}={value!r}")
+    calls = ", ".join(f"{table}=Table({', '.join(words)})" for table, words in tables.items())
+    return f"def one():\n    return Trainer.Config({calls})\n"
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_configurations_in_python(data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(KEYS["torchtitan"]), unique=True))
+    text = as_module({key: data.draw(LIKELY) for key in chosen})
+    assert READERS["torchtitan"].recognises(text, "file")
+    told = Told(on="8xa100-80gb", model="gpt2")
+    try:
+        found = explain_text(text, "file", told, search=False)
     except InputError:
         return
     json.dumps(found.record())

@@ -21,7 +21,12 @@ from weft.planning.planned import PlannedJob, given_plan
 
 # Stand-ins that write down how they are called.
 STUBS = {
-    "srun": 'for rank in $RANKS; do SLURM_PROCID=$rank SLURM_GPUS_ON_NODE=8 "${@: -3}"; done',
+    # Components stand between colons; each has as many nodes as its turn in RANKS says.
+    "srun": """set -- "$@" :; rank=0; words=(); for word in "$@"; do
+        if [ "$word" != : ]; then words+=("$word"); continue; fi
+        for node in $(seq "${RANKS%% *}"); do SLURM_PROCID=$rank "${words[@]: -3}"; rank=$((rank + 1)); done
+        RANKS="${RANKS#* }"; words=()
+    done""",
     "scontrol": "echo first-node; echo second-node",
     "weft": 'echo "weft $*" >> "$CALLS"',
     "torchrun": 'echo "torchrun $*" >> "$CALLS"',
@@ -56,9 +61,11 @@ def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> N
     job = two_nodes()
     text = emit(job, "slurm").text
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in text
+    # A task has one processor unless it is given all of the node's.
+    assert "#SBATCH --exclusive\n" in text
     folder = tmp_path / "runs" / run_name(Decided(job))
     worker = "--master-addr first-node --master-port 29500 -m weft.training.worker"
-    assert calls(text, tmp_path, RANKS="0 1", SLURM_JOB_NODELIST="nodes") == [
+    assert calls(text, tmp_path, RANKS="2", SLURM_JOB_NODELIST="nodes") == [
         f"weft train {folder} --prepare-only",
         f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 0 {worker} {folder}",
         f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 1 {worker} {folder}",
@@ -71,15 +78,19 @@ def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> N
 def test_a_slurm_job_of_several_kinds_of_nodes_is_heterogeneous(tmp_path: Path) -> None:
     text = emit(mixed(), "slurm").text
     assert text.count("#SBATCH hetjob\n") == 1
-    assert "srun --het-group=0-1 bash" in text
-    started = calls(text, tmp_path, RANKS="0 1 2", SLURM_JOB_NODELIST_HET_GROUP_0="nodes")
-    assert [line for line in started if "--nnodes 3 --nproc-per-node 8 --node-rank 2 " in line]
+    assert "\nsrun --het-group=0 bash -c " in text
+    assert " : --het-group=1 bash -c " in text
+    started = calls(text, tmp_path, RANKS="2 1", SLURM_JOB_NODELIST_HET_GROUP_0="nodes")
+    for rank in range(3):
+        assert [line for line in started if f"--nnodes 3 --nproc-per-node 8 --node-rank {rank} " in line]
 
 
 def test_cpus_are_asked_for_as_cpus() -> None:
     job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"))
     text = emit(job, "slurm").text
     assert "#SBATCH --cpus-per-task=1\n" in text
+    # Since Slurm 22.05 a step does not inherit them.
+    assert "\nsrun --cpus-per-task=1 bash -c " in text
     assert "torchrun --standalone --nproc-per-node 1 " in text
     line = "lost: a plan for this machine, which another machine refuses; nearest: plan with --on"
     assert line in text
@@ -172,3 +183,13 @@ def test_files_that_nodes_need_are_said_to_be_lost(tmp_path: Path) -> None:
         f"lost: the file {cluster}, which all nodes must see; nearest: copy it along",
         f"lost: {data}, which all nodes must see; nearest: copy it along",
     ]
+
+
+@pytest.mark.parametrize(
+    ("on", "name"),
+    [("4xp100-16gb", "P100"), ("4xrtx-4090", "RTX4090"), ("8xa100-80gb", "A100-80GB"), ("4xl40s", "L40S")],
+)
+def test_accelerators_have_the_names_of_skypilots_catalogue(on: str, name: str) -> None:
+    job = planned(run_of("gpt2", on=on, global_batch=8, precision="fp32"), data_parallel=int(on[0]))
+    accelerators = yaml.safe_load(emit(job, "skypilot").text)["resources"]["accelerators"]
+    assert accelerators == f"{name}:{on[0]}"

@@ -20,6 +20,7 @@ from weft.planning.planned import PlannedJob
 STACKS = {
     "megatron": "Megatron-LM",
     "torchtitan": "torchtitan",
+    "torchtitan-toml": "torchtitan",
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
 }
@@ -67,7 +68,7 @@ def choices(draw: st.DrawFn) -> Choices:
 def job_of(given: Choices, stack: str) -> PlannedJob:
     """The planned job; what the schedule or the stack refuses is left out."""
     job, layout = given
-    assume(stack != "torchtitan" or job["model"].startswith("llama"))
+    assume(not stack.startswith("torchtitan") or job["model"].startswith("llama"))
     try:
         return planned(run_of(**job), **layout)
     except InputError:
@@ -97,9 +98,7 @@ WORDS = {
     "recompute": ("recompute", "recomputation"),
     "schedule": ("schedule", "loops", "stages per device", "micro-batches in loops"),
     "loops": ("loops", "stages per device"),
-    "context_parallel": ("context ranks",),
-    # With context ranks that a stack does not have, their devices become replicas.
-    "data_parallel": ("context ranks",),
+    "global_batch": ("micro-batches in loops", "micro-batches on"),
 }
 
 

@@ -32,7 +32,7 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
         lines.append(_compared(planned, nearest))
     for line in lines:
         print(f"weft: {line}", file=sys.stderr)
-    launch = emitted.launch if out is None else emitted.launch.replace(emitted.file, str(out))
+    launch = emitted.launch if out is None else emitted.launch_from(out)
     text = emitted.text.replace(emitted.launch, launch)
     if out is not None:
         out.write_text(text, encoding="utf-8")

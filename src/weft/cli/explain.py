@@ -33,9 +33,9 @@ def explain(
 ) -> None:
     """Explain a file of another stack: its layout, what is wrong with it, what weft predicts and would plan.
 
-    Reads a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML, a Megatron-LM command line
-    or the script around it, and a trace of torch.profiler (JSON, also .gz); which one it is follows from what
-    is in it.
+    Reads a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML or configuration in Python,
+    a Megatron-LM command line or the script around it, and a trace of torch.profiler (JSON, also .gz); which
+    one it is follows from what is in it.
 
     Example: weft explain ds_config.json --model llama-7b --on 16xa100-80gb
 

@@ -129,7 +129,8 @@ def plan(
         Write the best plan to this file.
     emit
         Write what a user of another stack runs for the best plan, to the file of --out or here: megatron,
-        torchtitan, deepspeed or accelerate; slurm, skypilot or k8s start weft's own runtime.
+        torchtitan, torchtitan-toml (up to 0.2), deepspeed or accelerate; slurm, skypilot or k8s start weft's
+        own runtime.
     report
         Write a page that shows every layout, step against memory.
     measure

@@ -123,7 +123,10 @@ def counts(given: Mapping[str, Any], table: Keys, file: str) -> tuple[dict[str, 
             value = whole(given.get(key))
             if value is None or value in (AUTO, -1):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
+            if isinstance(value, str) and "$" in value:
+                problem = f"{shown(value)} is set outside this file; put the number in its place"
+                problems.append(Violation(f"{file}: {key}", problem, "1"))
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
                 large = isinstance(value, int) and value > 1
                 bound, near = ("most", _LARGEST_COUNT) if large else ("least", 1)
                 problem = f"{shown(value)}: a count of at {bound} {near}"

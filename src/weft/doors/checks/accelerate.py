@@ -9,8 +9,9 @@ from weft.doors.checks.base import Finding, Rule, idle, nearest_multiple, number
 from weft.doors.configuration import Configuration
 
 _SIZES = "parallelism_config.parallelism_config_"
+_MEGATRON = "megatron_lm_config.megatron_lm_"
 _FSDP = "fsdp_config.fsdp_"
-_AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
+_AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 # Each plugin's section.
 _SECTIONS = {
     "FSDP": "fsdp_config",
@@ -95,6 +96,19 @@ def keys_of_the_version(configuration: Configuration) -> Iterator[Finding]:
         yield idle(key, f"FSDP2's; fsdp_version is {version}", f"{_FSDP}version: 2")
 
 
+def defaults_of_megatron(configuration: Configuration) -> Iterator[Finding]:
+    """Since Accelerate 1.13 the plugin has two context ranks and full recomputation where nothing is said."""
+    if _kind(configuration) != "MEGATRON_LM":
+        return
+    key = f"{_MEGATRON}context_parallel_size"
+    if key not in configuration.given:
+        yield slow(key, "not given; Accelerate 1.13 and later then take 2 context ranks", f"{key}: 1")
+    key = f"{_MEGATRON}recompute_granularity"
+    if key not in configuration.given:
+        problem = "not given; Accelerate 1.13 and later then recompute everything"
+        yield slow(key, problem, "other_megatron_args={'recompute_granularity': None} in the program")
+
+
 def one_source_for_deepspeed(configuration: Configuration) -> Iterator[Finding]:
     """Keys that the named DeepSpeed file holds must not be given again."""
     section = "deepspeed_config."
@@ -119,6 +133,7 @@ RULES: tuple[Rule, ...] = (
     replicas_of_tensor_groups_share,
     sections_of_other_plugins,
     keys_of_the_version,
+    defaults_of_megatron,
     one_source_for_deepspeed,
     products_in_low_precision,
 )

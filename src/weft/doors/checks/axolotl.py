@@ -50,14 +50,21 @@ def adapters_and_bits(configuration: Configuration) -> Iterator[Finding]:
 
 
 def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
-    """Packed samples must not see each other, which the attention has to know."""
+    """Packed samples must not see each other, which the attention has to know.
+
+    It is named by `attn_implementation`, or in older files by a key of its own.
+    """
     given = configuration.given
+    named = str(given.get("attn_implementation") or "")
     backends = ("flash_attention", "xformers_attention", "sdp_attention", "flex_attention")
-    if on(given, "sample_packing") and not any(on(given, key) for key in backends):
+    masks = named not in ("", "eager") or any(on(given, key) for key in backends)
+    near = "attn_implementation: flash_attention_2"
+    if on(given, "sample_packing") and not masks:
         problem = "true without an attention that masks packed samples"
-        yield wrong("sample_packing", problem, "flash_attention: true")
-    if (configuration.context_parallel or 1) > 1 and not on(given, "flash_attention"):
-        yield wrong(configuration.key("context_parallel"), "needs flash_attention", "flash_attention: true")
+        yield wrong("sample_packing", problem, near)
+    flash = on(given, "flash_attention") or "flash" in named
+    if (configuration.context_parallel or 1) > 1 and not flash:
+        yield wrong(configuration.key("context_parallel"), "needs flash attention", near)
 
 
 def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:

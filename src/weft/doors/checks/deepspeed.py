@@ -12,6 +12,23 @@ from weft.doors.configuration import Configuration
 
 _ZERO = "zero_optimization."
 _STAGE = f"{_ZERO}stage"
+# What DeepSpeed 0.19.8 refuses to start with.
+_REMOVED = (
+    "amp",
+    "compression_training",
+    "curriculum_learning",
+    "eigenvalue",
+    "elasticity",
+    "graph_harvesting",
+    "nebula",
+    "progressive_layer_drop",
+    "quantize_training",
+    "sparse_attention",
+    "sparse_gradients",
+    f"{_ZERO}mics_shard_size",
+    f"{_ZERO}mics_hierarchical_params_gather",
+    f"{_ZERO}zeropp_loco_param",
+)
 
 
 def _stage(configuration: Configuration) -> int:
@@ -89,6 +106,13 @@ def keys_of_stage_3(configuration: Configuration) -> Iterator[Finding]:
             yield idle(key, f"read with stage 3 only; stage is {stage}", f"{_STAGE} 3")
 
 
+def removed_keys(configuration: Configuration) -> Iterator[Finding]:
+    """Features that are gone, and whose keys are refused even where they switch the feature off."""
+    for key in _REMOVED:
+        if any(given == key or given.startswith(f"{key}.") for given in configuration.given):
+            yield wrong(key, "removed; DeepSpeed 0.19.8 and later refuse it", "leave it out")
+
+
 def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     """Reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
     stage, given = _stage(configuration), configuration.given
@@ -122,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     offload_needs_a_stage,
     offload_costs_time,
     keys_of_stage_3,
+    removed_keys,
     reductions_overlap,
     scaling_is_for_fp16,
 )

@@ -24,6 +24,7 @@ _SPLITS = (
     "--num-virtual-stages-per-pipeline-rank",
     "--pipeline-model-parallel-layout",
 )
+_PIPELINE = "--pipeline-model-parallel-size"
 _UNEVEN = (
     "--decoder-first-pipeline-num-layers",
     "--decoder-last-pipeline-num-layers",
@@ -64,8 +65,10 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
     split = next((key for key in _SPLITS[:2] if key in given), None)
     if split is None:
         return
-    if stages == 1:
-        yield wrong(split, "needs a pipeline; its size is 1", "--pipeline-model-parallel-size 2")
+    # A part of a command line leaves the sizes of the model and the pipeline to another.
+    whole = _PIPELINE in given or "--num-attention-heads" in given
+    if stages == 1 and whole:
+        yield wrong(split, "needs a pipeline; its size is 1", f"{_PIPELINE} 2")
     elif stages == 2 and "--no-overlap-p2p-communication" in given:
         problem = "a looped pipeline of 2 devices without overlapped messages"
         yield wrong("--no-overlap-p2p-communication", problem, "leave it out")

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from weft.doors.emit import accelerate, deepspeed, kubernetes, megatron, skypilot, slurm, torchtitan
+from weft.doors.emit import (
+    accelerate,
+    deepspeed,
+    kubernetes,
+    megatron,
+    skypilot,
+    slurm,
+    torchtitan,
+    torchtitan_toml,
+)
 from weft.doors.emit.base import Emitted
 from weft.errors import require_choice
 from weft.planning.planned import PlannedJob
@@ -13,7 +22,16 @@ from weft.planning.planned import PlannedJob
 EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
     {
         door.NAME: door.emit
-        for door in (megatron, torchtitan, deepspeed, accelerate, slurm, skypilot, kubernetes)
+        for door in (
+            megatron,
+            torchtitan,
+            torchtitan_toml,
+            deepspeed,
+            accelerate,
+            slurm,
+            skypilot,
+            kubernetes,
+        )
     }
 )
 # Those that start weft's own runtime, which must be able to execute the plan.

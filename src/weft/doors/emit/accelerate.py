@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from weft.describe.plan import Recompute
 from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
 from weft.planning.planned import PlannedJob
 
@@ -35,7 +36,7 @@ def emit(planned: PlannedJob) -> Emitted:
         "main_process_port": 29500,
         "rdzv_backend": "static",
         "same_network": True,
-        "use_cpu": False,
+        "use_cpu": decided.on_processors,
     }
     file = f"{NAME}.yaml"
     launch = _launch(decided, file)
@@ -49,7 +50,9 @@ def _launch(decided: Decided, file: str) -> str:
         f"--per_device_train_batch_size {decided.plan.micro_batch_size} "
         f"--gradient_accumulation_steps {decided.micro_batches}"
     )
-    return f"accelerate launch --config_file {file}{where} train.py {batch}"
+    # Several processes on processors join each other only where the environment says that there is no device.
+    told = "ACCELERATE_USE_CPU=true " if decided.on_processors and decided.layout.ranks > 1 else ""
+    return f"{told}accelerate launch --config_file {file}{where} train.py {batch}"
 
 
 def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
@@ -71,8 +74,10 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         "tp_degree": layout.tensor_parallel,
         "pp_degree": layout.pipeline_parallel,
         "num_micro_batches": decided.micro_batches,
+        # Left out, the plugin of Accelerate 1.13 and later takes two context ranks.
+        "context_parallel_size": layout.context_parallel,
         "sequence_parallelism": layout.tensor_parallel > 1,
-        "recompute_activations": layout.recompute != "none",
+        "recompute_activations": layout.recompute == "selective",
         "use_distributed_optimizer": layout.sharding != "zero-0",
         "gradient_clipping": decided.run.optimizer.clip_norm or 0.0,
     }
@@ -83,9 +88,9 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         what = f"islands of {layout.island} replicas, which the Megatron-LM plugin does not have"
         losses.append(Loss(what, "all replicas share states out"))
     if layout.recompute == "full":
-        losses.append(Loss("recompute full", "recompute_activations, which runs the attention's core again"))
-    if layout.context_parallel > 1:
-        losses.append(Loss("context ranks, which the Megatron-LM plugin does not have", "tensor ranks"))
+        values |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    else:
+        losses.append(_recomputed(layout.recompute))
     if layout.loops > 1:
         blocks = max(1, decided.model.layers // (layout.pipeline_parallel * layout.loops))
         what = f"{layout.loops} loops, {layout.schedule}; the YAML has no key for stages per device"
@@ -98,6 +103,14 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         losses.append(Loss(what, "as many blocks in each, which their number must allow"))
     keys = {f"megatron_lm_{key}": value for key, value in values.items()}
     return {"distributed_type": "MEGATRON_LM", "megatron_lm_config": keys}, losses
+
+
+def _recomputed(recompute: Recompute) -> Loss:
+    """The plugin of Accelerate 1.13 and later recomputes everything unless the program takes that back."""
+    granularity = "'selective'" if recompute == "selective" else "None"
+    words = f"'recompute_granularity': {granularity}, 'recompute_method': None, 'recompute_num_layers': None"
+    what = f"recompute {recompute}, where the plugin's default is full and no key of the YAML takes it back"
+    return Loss(what, f"MegatronLMPlugin(other_megatron_args={{{words}}}) in the program")
 
 
 def _deepspeed(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
@@ -161,6 +174,9 @@ def _losses(decided: Decided) -> list[Loss]:
     if alone and layout.width == 1 and layout.recompute != "none" and layout.sharding in ("zero-0", "zero-1"):
         what = f"recompute {layout.recompute}, which the YAML has no key for here"
         losses.append(Loss(what, "model.gradient_checkpointing_enable()"))
+    if len(set(decided.node_sizes)) > 1:
+        what = f"nodes of {', '.join(map(str, decided.node_sizes))} devices; one file starts as many on each"
+        losses.append(Loss(what, "torchrun on each node, with its own --nproc-per-node"))
     if decided.plan.precision == "fp64":
         losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32 (mixed_precision: no)"))
     return losses

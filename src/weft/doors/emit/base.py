@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import RECOMPUTES, Plan, Recompute
@@ -44,6 +46,13 @@ class Emitted:
     text: str
     launch: str
     losses: tuple[Loss, ...] = ()
+
+    def launch_from(self, out: Path) -> str:
+        """The command where the file is written to `out`; a module of Python is named without its folder."""
+        if not self.file.endswith(".py"):
+            return self.launch.replace(self.file, str(out))
+        line = self.launch.replace("PYTHONPATH=. ", f"PYTHONPATH={shlex.quote(str(out.parent))} ")
+        return line.replace(f"--module {self.file.removesuffix('.py')} ", f"--module {out.stem} ")
 
 
 @dataclass(frozen=True)
@@ -106,21 +115,44 @@ class Decided:
         layers = self.job.problem.job.graph.layers
         return [sum(layers[index].kind == "block" for index in stage.layers) for stage in self.plan.stages]
 
+    @cached_property
+    def node_sizes(self) -> list[int]:
+        """Ranks of each node, in the order of the cluster's groups."""
+        sizes, left = [], self.layout.ranks
+        for group in self.job.problem.job.cluster.groups:
+            for _ in range(group.count):
+                if left > 0:
+                    sizes.append(min(group.devices, left))
+                    left -= sizes[-1]
+        return sizes
+
     @property
     def devices_per_node(self) -> int:
         """Ranks that one launcher starts on a node of the first group."""
-        return min(self.job.problem.job.cluster.groups[0].devices, self.layout.ranks)
+        return self.node_sizes[0]
 
     @property
     def nodes(self) -> int:
-        return -(-self.layout.ranks // self.devices_per_node)
+        return len(self.node_sizes)
+
+    @property
+    def on_processors(self) -> bool:
+        """Whether no device of the cluster is an accelerator."""
+        return all(group.device.synchronous for group in self.job.problem.job.cluster.groups)
 
     def torchrun(self, program: str) -> str:
         """The command that starts `program` on every node."""
         if self.nodes == 1:
             return f"torchrun --standalone --nproc-per-node {self.devices_per_node} {program}"
-        sizes = f"--nnodes {self.nodes} --nproc-per-node {self.devices_per_node}"
+        sizes = f"--nnodes {self.nodes} --nproc-per-node {self._ranks_here()}"
         return f"torchrun {sizes} {MASTER} {program}"
+
+    def _ranks_here(self) -> str:
+        """Ranks of a node, as shell: a number, or where nodes differ what picks it by the node's."""
+        if len(set(self.node_sizes)) == 1:
+            return str(self.devices_per_node)
+        sizes = " ".join(map(str, self.node_sizes))
+        return f'"$(set -- {sizes}; shift "${{NODE_RANK:-0}}"; echo "$1")"'
 
     def summary(self) -> list[str]:
         """Two lines: which plan this is and what it does."""
@@ -161,10 +193,6 @@ class Decided:
         if len(recomputes) > 1:
             what = f"stages recompute {_listed(sorted(recomputes))}; {stack} recomputes alike in all"
             losses.append(Loss(what, f"{layout.recompute} in all"))
-        sizes = {group.devices for group in self.job.problem.job.cluster.groups}
-        if len(sizes) > 1 and self.nodes > 1:
-            what = f"nodes have {_listed(sorted(sizes))} devices; one launch line starts as many on each"
-            losses.append(Loss(what, "give each node its own --nproc-per-node"))
         return losses
 
 

@@ -25,7 +25,7 @@ def emit(planned: PlannedJob) -> Emitted:
         "train_batch_size": decided.global_batch,
         "train_micro_batch_size_per_gpu": decided.plan.micro_batch_size,
         "gradient_accumulation_steps": decided.micro_batches,
-        "zero_optimization": _zero(decided, stage),
+        "zero_optimization": _zero(stage),
     }
     layout, run = decided.layout, decided.run
     if decided.plan.precision in ("bf16", "fp16"):
@@ -52,7 +52,9 @@ def emit(planned: PlannedJob) -> Emitted:
 def _launch(decided: Decided, file: str) -> str:
     sizes = f"--num_gpus {decided.devices_per_node}"
     if decided.nodes > 1:
-        sizes = f"--hostfile hostfile --num_nodes {decided.nodes} {sizes}"
+        # The slots of the host file say how many ranks a node has, where they are unlike each other.
+        alike = f" {sizes}" if len(set(decided.node_sizes)) == 1 else ""
+        sizes = f"--hostfile hostfile --num_nodes {decided.nodes}{alike}"
     return f"deepspeed {sizes} train.py --deepspeed --deepspeed_config {file}"
 
 
@@ -67,18 +69,16 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
     if layout.tensor_parallel > 1 and stage > 2:
         losses.append(Loss(f"{layout.sharding} with tensor ranks", "zero_optimization stage 2"))
         stage = 2
-    if layout.island is not None and stage != 3:
-        what = f"islands of {layout.island} replicas with {STACK}'s ZeRO stage {stage}"
+    if layout.island is not None:
+        what = f"islands of {layout.island} replicas, which {STACK}'s ZeRO does not have"
         losses.append(Loss(what, "all replicas share states out"))
     return stage, losses
 
 
-def _zero(decided: Decided, stage: int) -> dict[str, Any]:
+def _zero(stage: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage > 0:
         zero |= {"overlap_comm": True, "contiguous_gradients": True}
-    if stage == 3 and decided.layout.island is not None:
-        zero["mics_shard_size"] = decided.layout.island
     return zero
 
 

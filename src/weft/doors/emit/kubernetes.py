@@ -102,7 +102,9 @@ def _script(decided: Decided, number: int, nodes: list[Nodes]) -> str:
     folder = f"/runs/{name}"
     count = sum(other.count for other in nodes)
     prepare = (
-        f'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then\n  mkdir -p {folder}\n  cp -n /plan/* {folder}/\n'
+        f'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then\n  mkdir -p {folder}\n'
+        # `cp -n` fails where it skips a file with some versions of coreutils.
+        f"  [ -e {folder}/plan.json ] || cp /plan/* {folder}/\n"
         f"  weft train {folder} --prepare-only\nfi\n"
     )
     rank = f"$((JOB_COMPLETION_INDEX + {one.first}))" if one.first else '"$JOB_COMPLETION_INDEX"'

@@ -130,10 +130,10 @@ def pipeline_text(decided: Decided) -> str:
 
 
 def _batch(decided: Decided) -> Options:
-    return [
-        ("--micro-batch-size", str(decided.plan.micro_batch_size)),
-        ("--global-batch-size", str(decided.global_batch)),
-    ]
+    layout, size = decided.layout, decided.plan.micro_batch_size
+    least = layout.pipeline_parallel if layout.loops > 1 else 1
+    batch = max(decided.micro_batches, least) * layout.data_parallel * size
+    return [("--micro-batch-size", str(size)), ("--global-batch-size", str(batch))]
 
 
 _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}

@@ -19,12 +19,16 @@ WORKER = "-m weft.training.worker"
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """`count` nodes with the next ranks, `devices` on each; `first` is the first one's number."""
+    """`count` nodes with the next ranks, `devices` on each; `first` is the first one's number.
+
+    `whole`: the ranks need all devices of the nodes.
+    """
 
     device: Device
     count: int
     devices: int
     first: int
+    whole: bool = True
 
 
 def nodes_of(decided: Decided) -> list[Nodes]:
@@ -37,10 +41,11 @@ def nodes_of(decided: Decided) -> list[Nodes]:
         for count, devices in ((whole, group.devices), (1, rest)):
             if not count or not devices:
                 continue
-            if found and (found[-1].device, found[-1].devices) == (group.device, devices):
+            nodes = Nodes(group.device, count, devices, first, whole=devices == group.devices)
+            if found and replace(found[-1], count=count, first=first) == nodes:
                 found[-1] = replace(found[-1], count=found[-1].count + count)
             else:
-                found.append(Nodes(group.device, count, devices, first))
+                found.append(nodes)
             first += count
             left -= count * devices
     return found
@@ -88,10 +93,6 @@ def run_name(decided: Decided) -> str:
     """A name of small letters, digits and dashes, as clusters want them."""
     word = re.sub(r"[^a-z0-9]+", "-", decided.plan.model.lower()).strip("-") or "model"
     return f"weft-{word[:30]}-{decided.plan.plan_id[:8]}"
-
-
-def has_accelerators(nodes: list[Nodes]) -> bool:
-    return any(not one.device.synchronous for one in nodes)
 
 
 def losses_of(decided: Decided) -> list[Loss]:

@@ -11,7 +11,17 @@ from weft.planning.planned import PlannedJob
 
 NAME = "skypilot"
 # Names that are not the catalogue's in capitals.
-_ACCELERATORS = {"a100-40gb": "A100", "v100-16gb": "V100", "h100-80gb": "H100", "h200-141gb": "H200"}
+_ACCELERATORS = {
+    "p100-16gb": "P100",
+    "v100-16gb": "V100",
+    "rtx-3090": "RTX3090",
+    "rtx-4090": "RTX4090",
+    "a100-40gb": "A100",
+    "h100-80gb": "H100",
+    "h200-141gb": "H200",
+    "gh200-96gb": "GH200",
+    "mi250x-64gb": "MI250X",
+}
 _FOLDER = '"$RUN_DIRECTORY"'
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from weft.doors.emit.base import Decided, Emitted, header
 from weft.doors.emit.own_run import (
     Nodes,
-    has_accelerators,
     here_documents,
     losses_of,
     nodes_of,
@@ -40,10 +39,13 @@ def emit(planned: PlannedJob) -> Emitted:
 
 
 def _requests(nodes: Nodes) -> str:
+    """One task per node, which has the node's processors for all of its ranks."""
     lines = f"#SBATCH --nodes={nodes.count}\n#SBATCH --ntasks-per-node=1\n"
     if nodes.device.synchronous:
         return f"{lines}#SBATCH --cpus-per-task={nodes.devices}\n"
-    return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n"
+    # A task has one processor unless more are asked for.
+    processors = "--exclusive" if nodes.whole else f"--cpus-per-task={nodes.devices}"
+    return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n#SBATCH {processors}\n"
 
 
 def _start(nodes: list[Nodes]) -> str:
@@ -51,14 +53,16 @@ def _start(nodes: list[Nodes]) -> str:
     count = sum(one.count for one in nodes)
     several = len(nodes) > 1
     hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"
-    devices = str(nodes[0].devices)
-    if several:
-        devices = '"$SLURM_GPUS_ON_NODE"' if has_accelerators(nodes) else '"$SLURM_CPUS_PER_TASK"'
-    command = worker(count, devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER)
-    groups = f" --het-group=0-{len(nodes) - 1}" if several else ""
+    steps = []
+    for number, one in enumerate(nodes):
+        command = worker(count, one.devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER)
+        group = f"--het-group={number} " if several else ""
+        # Since 22.05 a step does not inherit the processors of the job's tasks.
+        processors = f"--cpus-per-task={one.devices} " if one.device.synchronous or not one.whole else ""
+        steps.append(f"{group}{processors}bash -c '{command}'")
     return (
         f'HOSTS="$(scontrol show hostnames "{hosts}")"\n'
         # Not by a pipe into head, which may end before what writes to it, and so end the script.
         "export MASTER_ADDR=\"${HOSTS%%$'\\n'*}\"\n"
-        f"srun{groups} bash -c '{command}'\n"
+        f"srun {' : '.join(steps)}\n"
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from weft.doors.configuration import Configuration
 from weft.doors.explain import accelerate, axolotl, deepspeed, megatron, torchtitan
+from weft.doors.explain.reading import broken
 from weft.errors import InputError, Violation
 
 
@@ -26,8 +27,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 _READABLE = (
-    "a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML, a Megatron-LM command line, "
-    "or a trace of torch.profiler (JSON or .json.gz)"
+    "a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML or Python, a Megatron-LM "
+    "command line, or a trace of torch.profiler (JSON or .json.gz)"
 )
 
 
@@ -40,4 +41,6 @@ def read_configuration(text: str, name: str) -> Configuration:
     for reader in READERS.values():
         if reader.recognises(text, name):
             return reader.read(text, name)
+    if (problem := broken(text)) is not None:
+        raise InputError(Violation(name, problem))
     raise InputError(Violation(name, f"not recognised; can be read: {_READABLE}"))

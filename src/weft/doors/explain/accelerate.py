@@ -14,11 +14,12 @@ NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
 _SIZES = "parallelism_config.parallelism_config_"
 _MEGATRON = "megatron_lm_config.megatron_lm_"
+_ULYSSES = f"{_SIZES}sp_size"
 _COUNTS = {
     "devices": ("num_processes",),
     "pipeline_parallel": (f"{_MEGATRON}pp_degree",),
     "tensor_parallel": (f"{_MEGATRON}tp_degree", f"{_SIZES}tp_size", "tp_config.tp_size"),
-    "context_parallel": (f"{_SIZES}cp_size",),
+    "context_parallel": (f"{_SIZES}cp_size", f"{_MEGATRON}context_parallel_size"),
     "micro_batches": (f"{_MEGATRON}num_micro_batches", "deepspeed_config.gradient_accumulation_steps"),
 }
 # FSDP1's strategies, by number and by name.
@@ -49,7 +50,10 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a degree is no count.
     """
     given = flat(yaml_mapping(text) or {}, name)
-    values, keys = counts(given, _COUNTS, name)
+    # Accelerate has two ways to divide a sample; a file that uses one says 1 of the other.
+    ulysses = whole(given.get(_ULYSSES)) not in (None, 1)
+    table = _COUNTS | {"context_parallel": (_ULYSSES,)} if ulysses else _COUNTS
+    values, keys = counts(given, table, name)
     kind = str(given.get("distributed_type", "NO")).upper()
     sharding = _sharding(given, kind)
     precision = str(given.get("mixed_precision", "no"))
@@ -95,7 +99,10 @@ def _island(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> i
 def _recompute(given: Mapping[str, Any], kind: str) -> Recompute | None:
     """None where the program decides."""
     if kind == "MEGATRON_LM":
-        return "selective" if truth(given.get(f"{_MEGATRON}recompute_activations")) else "none"
+        granularity = given.get(f"{_MEGATRON}recompute_granularity")
+        if granularity in ("full", "selective"):
+            return "full" if granularity == "full" else "selective"
+        return "selective" if truth(given.get(f"{_MEGATRON}recompute_activations")) else None
     if kind == "FSDP" and "fsdp_config.fsdp_activation_checkpointing" in given:
         return "full" if truth(given["fsdp_config.fsdp_activation_checkpointing"]) else "none"
     return None

@@ -43,5 +43,18 @@ def yaml_mapping(text: str) -> Mapping[str, Any] | None:
         return None
 
 
+def broken(text: str) -> str | None:
+    """What is wrong with a text that begins as JSON and is none; None where it is JSON or something else."""
+    if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+    except (ValueError, RecursionError):
+        return "not valid JSON"
+    return None
+
+
 def _mapping(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""torchtitan: a job's TOML."""
+"""torchtitan: a job's TOML, and a configuration in Python of version 0.3 and later."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, truth, whole
 from weft.doors.explain.reading import toml_mapping
+from weft.doors.explain.torchtitan_python import configured, python_tables
 
 NAME = "torchtitan"
 _COUNTS = {
@@ -34,7 +35,9 @@ _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether it is TOML with torchtitan's tables."""
+    """Whether it is TOML with torchtitan's tables, or Python that builds its configuration."""
+    if configured(text):
+        return True
     record = toml_mapping(text)
     if record is None:
         return False
@@ -48,9 +51,9 @@ def read(text: str, name: str) -> Configuration:
     """The keys, by table.
 
     Raises:
-        InputError: when a degree or a batch size is no count.
+        InputError: when a degree or a batch size is no count, or Python has several configurations.
     """
-    given = flat(toml_mapping(text) or {}, name)
+    given = flat(python_tables(text, name) if configured(text) else toml_mapping(text) or {}, name)
     values, keys = counts(given, _COUNTS, name)
     batch, batch_keys = _batch(given, values, name)
     sharding, replicas = _replicas(given, name)

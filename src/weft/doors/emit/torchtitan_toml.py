@@ -1,0 +1,56 @@
+"""torchtitan up to 0.2: a job's TOML, as `run_train.sh` and `torchrun -m torchtitan.train` read it.
+
+Keys are those of `torchtitan/config/job_config.py`. Later versions are configured in Python.
+"""
+
+from __future__ import annotations
+
+from weft.describe.toml_text import table_text, value_text
+from weft.doors.emit.base import Decided, Emitted, header, require_family
+from weft.doors.emit.torchtitan_keys import STACK, Table, degrees, flavor, losses, parts, schedule, training
+from weft.planning.planned import PlannedJob
+
+NAME = "torchtitan-toml"
+_MODULES = {"embedding": ["tok_embeddings"], "head": ["norm", "output"]}
+
+
+def emit(planned: PlannedJob) -> Emitted:
+    """The TOML of the plan.
+
+    Raises:
+        InputError: when the model is no Llama.
+    """
+    decided = Decided(planned)
+    require_family(decided, STACK, ("llama",))
+    order, order_losses = schedule(decided)
+    lost = (*decided.inequalities(STACK), *order_losses, *losses(decided))
+    file = f"{STACK}.toml"
+    launch = decided.torchrun(f"-m torchtitan.train --job.config_file {file}")
+    tables = [
+        table_text("[model]", {"name": "llama3", "flavor": flavor(decided)}),
+        table_text("[training]", training(decided)),
+        _optimizer(decided),
+        table_text("[parallelism]", degrees(decided) | order) + _parts(decided),
+        table_text("[activation_checkpoint]", _recompute(decided)),
+    ]
+    text = header(decided, launch, lost) + "\n" + "\n".join(tables)
+    return Emitted(file=file, text=text, launch=launch, losses=lost)
+
+
+def _optimizer(decided: Decided) -> str:
+    optimizer = decided.run.optimizer
+    name = "Adam" if optimizer.name == "adam" else "AdamW"
+    table = table_text("[optimizer]", {"name": name, "lr": optimizer.learning_rate})
+    return table + "\n" + table_text("[lr_scheduler]", {"warmup_steps": optimizer.warm_up_steps})
+
+
+def _parts(decided: Decided) -> str:
+    stages = parts(decided, _MODULES)
+    lines = ",\n".join(f"  {value_text(names)}" for names in stages)
+    return f"module_fqns_per_model_part = [\n{lines},\n]\n" if stages else ""
+
+
+def _recompute(decided: Decided) -> Table:
+    mode = decided.layout.recompute
+    values: Table = {"mode": mode}
+    return values | ({"selective_ac_option": "op"} if mode == "selective" else {})
