@@ -42,6 +42,37 @@ def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, 
         sharding=sharding,
         blocking=blocking,
     )
+    require_whole(layout, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("pipeline_parallel", "loops", "depth", "micro_batches"),
+    [
+        (2, 2, None, 96),
+        (2, 2, None, 54),
+        (2, 2, 3, 96),
+        (2, 3, 12, 96),
+        (1, 4, 48, 48),
+        (1, 4, 2, 48),
+        (2, 2, 5, 15),
+    ],
+)
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-3"])
+def test_rounds_of_a_long_step_are_shorter_or_fewer(pipeline_parallel, loops, depth, micro_batches, sharding):
+    layout = Layout(
+        pipeline_parallel=pipeline_parallel,
+        data_parallel=4,
+        loops=loops,
+        micro_batch_size=1,
+        schedule="hybrid",
+        options={} if depth is None else {"depth": depth},
+        sharding=sharding,
+    )
+    require_whole(layout, micro_batches)
+
+
+def require_whole(layout: Layout, micro_batches: int) -> None:
+    """The long step is that of the whole simulation."""
     job = Job(graph=GRAPH, cluster=CLUSTER, global_batch=4 * micro_batches, sequence=256, precision="bf16")
     plan = build_plan(job, layout, [1.0] * len(GRAPH.layers))
     simulated = predict(plan, compile_folded(plan, GRAPH, CLUSTER), GRAPH, CLUSTER)

@@ -12,18 +12,14 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
-from weft.describe.plan import Plan, Prediction, Recompute
+from weft.describe.plan import Plan, Recompute
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
 from weft.moves.layout import Layout, build_plan
-from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
-from weft.predict.cost.placed_plan import PlacedPlan
-from weft.predict.cost.price import price_placed
-from weft.predict.predict import predict_priced
 from weft.program.schedules import get_schedule
 
 # A step that is simulated layer by layer has at most so many passes, and then several layers to a stage.
@@ -208,17 +204,8 @@ def planned_layout(problem: Problem, layout: Layout) -> Plan:
     # Refused before anything is priced, which may not be possible then.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    # Rounds of which a step has a given number cannot be counted on from a shorter step.
-    rounds = int(layout.options.get("depth", 1))
-    whole = _whole_step(problem, plan) if rounds > 1 else None
-    prediction = whole or predict_long_with(problem.cost_model, plan).prediction
-    return plan.model_copy(update={"prediction": prediction})
-
-
-def _whole_step(problem: Problem, plan: Plan) -> Prediction:
-    program = compile_folded(plan, problem.job.graph, problem.job.cluster)
-    priced = price_placed(PlacedPlan(program=program, plan=plan, model=problem.cost_model), program)
-    return predict_priced(program, priced, plan_id=plan.plan_id).prediction
+    step = predict_long_with(problem.cost_model, plan)
+    return plan.model_copy(update={"prediction": step.prediction})
 
 
 def _cluster(configuration: Configuration, told: Told) -> Cluster:

@@ -21,6 +21,8 @@ from weft.predict.cost.price import price_placed
 from weft.predict.predict import predict_priced
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.program.program import Program
+from weft.program.schedules.base import Pipeline
+from weft.program.schedules.hybrid import Hybrid, depth_of
 from weft.timeline.figures import bubble_fraction
 
 # A round is one micro-batch for each device in line. The first rounds fill the pipeline.
@@ -66,18 +68,18 @@ def predict_long_with(model: CostModel, plan: Plan) -> LongStep:
     Raises:
         InputError: as `predict` does.
     """
-    lengths = _shorter(plan)
+    shorter = _shorter(plan)
     programs = [
-        compile_folded(plan, model.graph, model.cluster, micro_batches=length)
-        for length in lengths or (None,)
+        compile_folded(one, model.graph, model.cluster, micro_batches=length)
+        for one, length in shorter or ((plan, None),)
     ]
     placed = PlacedPlan(program=programs[0], plan=plan, model=model)
     steps = [_predicted(placed, program) for program in programs]
-    if lengths is None:
+    if shorter is None:
         return steps[0]
     near, far = steps
-    share = plan.stages[0].replicas[0].micro_batches
-    rounds = (share - lengths[0]) / (lengths[1] - lengths[0])
+    (_, first), (_, second) = shorter
+    rounds = (plan.stages[0].replicas[0].micro_batches - first) / (second - first)
 
     def onward(one: float, other: float) -> float:
         return one + rounds * (other - one)
@@ -99,18 +101,45 @@ def predict_long_with(model: CostModel, plan: Plan) -> LongStep:
     return LongStep(prediction=prediction, resident_bytes=far.resident_bytes, waiting=waited_s / step_s)
 
 
-def _shorter(plan: Plan) -> tuple[int, int] | None:
-    """Two counts of micro-batches per replica to look at in place of the plan's, or None if it is short."""
+def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
+    """Two plans with counts of micro-batches per replica to look at in place of the plan's, or None if it is
+    short."""
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
     share, devices = shares.pop(), plan.mesh.get("pp", 1)
     if shares:
         return None
+    if plan.schedule.name == Hybrid.name:
+        return _fewer_rounds(plan, share, devices)
+    lengths = _lengths(share, devices)
+    return None if lengths is None else ((plan, lengths[0]), (plan, lengths[1]))
+
+
+def _lengths(share: int, devices: int) -> tuple[int, int] | None:
     # What is left over of the last round stays left over.
     whole = max(devices, SHORT // devices * devices)
     rest = share % whole
     first = rest + FIRST_ROUNDS * whole
     second = first + ROUNDS_MORE * whole
     return (first, second) if share > second else None
+
+
+def _fewer_rounds(plan: Plan, share: int, devices: int) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
+    """With fewer rounds of as many micro-batches each, or with as few shorter ones."""
+    depth = depth_of(Pipeline(devices, len(plan.stages), share), plan.schedule.options)
+    breadth = share // depth
+    least = max(FIRST_ROUNDS, -(-SHORT // breadth))
+    if depth > least + ROUNDS_MORE:
+        counts = (least, least + ROUNDS_MORE)
+        return _in_rounds(plan, counts[0], breadth), _in_rounds(plan, counts[1], breadth)
+    lengths = _lengths(breadth, devices)
+    if lengths is None:
+        return None
+    return _in_rounds(plan, depth, lengths[0]), _in_rounds(plan, depth, lengths[1])
+
+
+def _in_rounds(plan: Plan, depth: int, breadth: int) -> tuple[Plan, int]:
+    schedule = plan.schedule.model_copy(update={"options": {**plan.schedule.options, "depth": depth}})
+    return plan.model_copy(update={"schedule": schedule}), depth * breadth
 
 
 def _predicted(placed: PlacedPlan, program: Program) -> LongStep:

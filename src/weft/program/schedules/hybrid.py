@@ -33,7 +33,7 @@ class Hybrid:
         reason = refuse_idle_devices(self.name, pipeline) or refuse_count(self.name, "depth", options)
         if reason is not None:
             return reason
-        depth = _depth(pipeline, options)
+        depth = depth_of(pipeline, options)
         if pipeline.micro_batches % depth == 0:
             return None
         nearest = min(_divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
@@ -46,7 +46,7 @@ class Hybrid:
         return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        depth = _depth(pipeline, options)
+        depth = depth_of(pipeline, options)
         breadth = pipeline.micro_batches // depth
         round_ = BreadthFirst().order(Pipeline(pipeline.devices, pipeline.stages, breadth), device, {})
         first = np.repeat(np.arange(depth, dtype=np.int64) * breadth, len(round_.kind))
@@ -61,7 +61,8 @@ def _divisors(count: int) -> list[int]:
     return [divisor for divisor in range(1, count + 1) if count % divisor == 0]
 
 
-def _depth(pipeline: Pipeline, options: Options) -> int:
+def depth_of(pipeline: Pipeline, options: Options) -> int:
+    """Rounds of a step."""
     full = [
         divisor
         for divisor in _divisors(pipeline.micro_batches)
