@@ -48,6 +48,6 @@ def test_of_many_stages_the_outer_ones_are_shown() -> None:
 
 
 def test_neighbouring_ranks_are_joined() -> None:
-    planned = weft.plan(model="gpt-1m", on="16xt4", global_batch=16, pp=1, dp=16)
+    planned = weft.plan(model="gpt-1m", on="16xt4", global_batch=16, pp=1, dp=16, schedule="1f1b")
     (row,) = rows_of(planned._repr_html_())[1:]
     assert row[2] == "0-15"

@@ -87,7 +87,7 @@ class Asked(TypedDict, total=False):
     global_batch: int | None
     sequence: int | None
     precision: str | None
-    pins: Pins
+    pins: Pins | None
     minimise: str
     gradient_norm: bool
     home: Path | None
@@ -135,7 +135,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             gradient_norm=asked.get("gradient_norm", False),
         ),
         model=config,
-        pins=asked.get("pins", Pins()),
+        pins=asked.get("pins") or Pins(),
         minimise=asked.get("minimise", "time"),
         machine=machine,
         profile=profile,
