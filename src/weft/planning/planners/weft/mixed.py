@@ -71,16 +71,19 @@ class MixedSpace:
 
     def on_unlike_devices(self, may_win: Callable[[float, Layout], bool], kept: int) -> list[Suited]:
         """Layouts of every degree with what suits their devices, those with the least estimates first: the
-        `kept` best of those that may win at their ideal step, and some more."""
-        placements = list(placements_of(self._problem.job.cluster, 1))
-        found: list[Suited] = []
-        ideal = ((self._uneven.ideal_s(one), one) for one in self._possible(self._uneven.layouts()))
-        for least_s, layout in sorted(ideal, key=lambda entry: entry[0]):
-            if least_s > worst_of(found, kept) or not may_win(least_s, layout):
-                break
-            for placement in placements:
-                found += self._uneven.suited(layout, placement, self._words)
-        return sorted(found, key=lambda one: one.estimate_s)
+        `kept` best with one stage per device and with several that may win at their ideal step, and more."""
+        every: list[Suited] = []
+        for looped in (False, True):
+            found: list[Suited] = []
+            possible = self._possible(self._uneven.layouts(looped=looped))
+            ideal = ((self._uneven.ideal_s(one), one) for one in possible)
+            for least_s, layout in sorted(ideal, key=lambda entry: entry[0]):
+                if least_s > worst_of(found, kept) or not may_win(least_s, layout):
+                    break
+                for placement in placements_of(self._problem.job.cluster, 1):
+                    found += self._uneven.suited(layout, placement, self._words)
+            every += found
+        return sorted(every, key=lambda one: one.estimate_s)
 
     def lightest(self, layout: Layout, spare_bytes: Floats | None = None) -> Layout | None:
         """The same stages, each with the least recomputation that fits; None where nothing does.

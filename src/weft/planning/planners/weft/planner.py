@@ -14,23 +14,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import Layout, refuse
 from weft.planning.goals import goal_of_step
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.homogeneous import HomogeneousPlanner, rank_key
+from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
+from weft.planning.planners.weft.found import Found
 from weft.planning.planners.weft.improve import neighbours
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
-from weft.planning.prices import STEPS_PRICED, step_cost
 from weft.planning.problem import Problem
 
 
@@ -44,10 +43,11 @@ class WeftPlanner:
 
     Attributes:
         finalists: layouts on unlike devices that are simulated because of their estimates, at least so many
-            that fit.
+            that fit with one stage per device and with several.
         orders: orders of the groups of nodes that are tried for the best degrees.
         trials: small changes that are simulated at most.
-        mixed: layouts whose stages recompute unlike each other that are simulated at most.
+        mixed: layouts whose stages recompute unlike each other that are simulated at most, on unlike devices
+            with one stage per device and with several.
         seeded_to: devices up to which the baselines are asked as well; on more they take minutes.
         budget_s: seconds after which the best so far is the answer; None: as long as it takes.
         tell: is told the best so far, in words.
@@ -81,9 +81,11 @@ class WeftPlanner:
         else:
             search.take_all(HomogeneousPlanner().search(problem))
         search.seed()
-        search.improve(search.best)
-        search.improve(search.mix())
-        return search.ranking()
+        for start in search.found.leaders():
+            search.improve(start)
+        for start in search.mix():
+            search.improve(start)
+        return search.found.ranking()
 
 
 # Plans of the first devices that are alike, of which the simulator is asked again.
@@ -92,9 +94,6 @@ _ALIKE_TAKEN = 3
 _FITTINGS = 3
 # How many times as many layouts as are simulated are given stages that recompute unlike each other.
 _SUITED = 3
-# How many times the best step a layout may take whose small changes are worth trying.
-_NEAR = 1.05
-_Key = tuple[str, tuple[int, ...] | None]
 
 
 class _Search:
@@ -102,11 +101,10 @@ class _Search:
 
     def __init__(self, planner: WeftPlanner, problem: Problem) -> None:
         self._planner, self._problem = planner, problem
+        self._unlike = unlike_devices(problem.job.cluster)
         self._bounds = Bounds(problem)
         self._space = MixedSpace(problem, self._bounds)
-        self._found: dict[_Key, Candidate] = {}
-        self._left_out: list[Candidate] = []
-        self.best: Candidate | None = None
+        self.found = Found(problem, planner.tell)
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
     def estimate(self) -> None:
@@ -118,18 +116,19 @@ class _Search:
                 self._planner.orders, self._planner.finalists
             )
             suited += found
-            self._left_out += refused
+            self.found.left_out += refused
         suited.sort(key=lambda one: goal_of_step(self._problem, one.estimate_s, one.layout.ranks))
-        fitting = 0
+        fitting = dict.fromkeys(self.found.kinds, 0)
         for one in suited:
-            if fitting >= self._planner.finalists or (fitting and self._late()):
-                self._left_out.append(replace(one.candidate(), estimate_s=one.estimate_s))
+            kind = self.found.kind(one.layout)
+            if fitting[kind] >= self._planner.finalists or not self._goes_on():
+                self.found.left_out.append(replace(one.candidate(), estimate_s=one.estimate_s))
                 continue
-            fitting += self._try(one.candidate()).verdict is Verdict.FITS
+            fitting[kind] += self._try(one.candidate()).verdict is Verdict.FITS
 
     def seed(self) -> None:
         """Take over the plans of the baselines, and those of the first devices that are alike."""
-        if unlike_devices(self._problem.job.cluster) or self._problem.minimise == "cost":
+        if self._unlike or self._problem.minimise == "cost":
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
@@ -142,15 +141,15 @@ class _Search:
                 continue  # pins that this baseline cannot honour
             for candidate in candidates:
                 if candidate.plan is not None:
-                    self._take(replace(candidate, estimate_s=None))
+                    self.found.take(replace(candidate, estimate_s=None))
 
     def take_all(self, ranking: Ranking) -> None:
         """Take over all that another search answered."""
         for candidate in ranking.candidates:
             if candidate.plan is not None:
-                self._take(candidate)
+                self.found.take(candidate)
             else:
-                self._left_out.append(candidate)
+                self.found.left_out.append(candidate)
 
     def _seed_alike(self) -> None:
         """Orders with several stages per device are searched where devices are alike."""
@@ -161,73 +160,64 @@ class _Search:
                 for candidate in HomogeneousPlanner().search(problem).fitting[:_ALIKE_TAKEN]:
                     self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
 
-    def improve(self, start: Candidate | None) -> None:
+    def improve(self, start: Candidate) -> None:
         """Change a layout little by little, as long as that helps and time is left."""
-        current, trials = start, self._planner.trials
+        current: Candidate | None = start
+        trials = self._planner.trials
         while current is not None:
             faster = None
             for layout in neighbours(self._problem, current.layout, self._space.lightest):
                 if trials == 0 or self._late():
                     return
-                if _key(layout) in self._found or not self._worth_trying(layout):
+                if self.found.of(layout) is not None or not self._worth_trying(layout):
                     continue
                 trials -= 1
                 judged = self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
-                if judged.verdict is Verdict.FITS and self._better(judged, current):
+                if judged.verdict is Verdict.FITS and self.found.better(judged, current):
                     faster = judged
                     break
             current = faster
 
-    def mix(self) -> Candidate | None:
-        """Let stages recompute unlike each other where that may win; the fastest that is near the best."""
-        left, fastest = self._planner.mixed, None
-        if not left or not choices(self._problem) or not self._goes_on():
-            return None
+    def mix(self) -> list[Candidate]:
+        """Let stages recompute unlike each other where that may win; the fastest of each kind that is near
+        the best."""
+        if not self._planner.mixed or not choices(self._problem) or not self._goes_on():
+            return []
+        fitting: list[Candidate] = []
+        left = dict.fromkeys(self.found.kinds, self._planner.mixed)
         for layout in self._mixed():
-            if not left or not self._goes_on():
+            if not any(left.values()) or not self._goes_on():
                 break
-            if self._may_win(layout):
-                known = len(self._found)
+            kind = self.found.kind(layout)
+            if left[kind] and self._may_win(layout):
+                known = len(self.found)
                 judged = self._fitted(layout)
-                left -= len(self._found) > known
-                if judged is not None and (fastest is None or self._better(judged, fastest)):
-                    fastest = judged
-        if fastest is None or self.best is None:
-            return None
-        return fastest if self._minimised(fastest) <= _NEAR * self._minimised(self.best) else None
+                left[kind] -= len(self.found) > known
+                fitting += [judged] if judged is not None else []
+        return self.found.near(fitting)
 
     def _goes_on(self) -> bool:
         """Whether nothing fits yet, or time is left."""
-        return self.best is None or not self._late()
+        return self.found.best is None or not self._late()
 
     def _mixed(self) -> Iterator[Layout]:
         """The most promising first."""
-        if not unlike_devices(self._problem.job.cluster):
+        if not self._unlike:
             yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
             return
         found: list[Suited] = []
         for problem in problems_of(self._problem):
             bounds = self._bounds if problem is self._problem else Bounds(problem)
-            space = MixedSpace(problem, bounds)
-            found += space.on_unlike_devices(self._may_win_at, _SUITED * self._planner.mixed)
+            found += MixedSpace(problem, bounds).on_unlike_devices(
+                lambda step_s, one: self._goes_on() and self.found.may_win(step_s, one),
+                _SUITED * self._planner.mixed,
+            )
         found.sort(key=lambda one: goal_of_step(self._problem, one.estimate_s, one.layout.ranks))
         yield from (one.layout for one in found)
 
-    def _may_win_at(self, step_s: float, layout: Layout) -> bool:
-        """Whether time is left, and a layout with this step would be better than the best."""
-        if self.best is None:
-            return True
-        return not self._late() and goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(
-            self.best
-        )
-
     def _may_win(self, layout: Layout) -> bool:
         """Whether the lower bound of a layout's step is below the best one."""
-        if self.best is None:
-            return True
-        return goal_of_step(self._problem, self._bounds.step_s(layout), layout.ranks) < self._minimised(
-            self.best
-        )
+        return self.found.may_win(self._bounds.step_s(layout), layout)
 
     def _worth_trying(self, layout: Layout) -> bool:
         """Whether a layout is legal, and the bounds of time and memory leave it a chance."""
@@ -244,23 +234,16 @@ class _Search:
         Stages that are alike and balanced were judged before, or cannot win.
         """
         alike = layout.recompute_per_stage is None and layout.layers_per_stage is None
-        if alike and _key(layout) not in self._found:
+        if alike and self.found.of(layout) is None:
             return None
         for _ in range(_FITTINGS):
             asked = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
-            judged = self._found.get(_key(layout)) or self._try(asked)
+            judged = self.found.of(layout) or self._try(asked)
             heavier = self._space.with_more(judged) if judged.verdict is Verdict.TOO_BIG else None
             if heavier is None:
                 break
             layout = heavier
         return judged if judged.verdict is Verdict.FITS else None
-
-    def ranking(self) -> Ranking:
-        others = (one for one in self._left_out if _key(one.layout) not in self._found)
-        candidates = [*self._found.values(), *others]
-        return Ranking(
-            problem=self._problem, candidates=tuple(sorted(candidates, key=rank_key(self._problem)))
-        )
 
     def _late(self) -> bool:
         return time.monotonic() >= self._end_s
@@ -270,32 +253,4 @@ class _Search:
             judged = simulated(self._problem, candidate, self._bounds.layer_seconds(candidate.layout))
         except InputError as error:
             judged = replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-        return self._take(judged)
-
-    def _take(self, judged: Candidate) -> Candidate:
-        if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
-            assert judged.plan is not None, "a fitting candidate was simulated"
-            cost = STEPS_PRICED * step_cost(self._problem.job.cluster, judged.plan)
-            judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
-        self._found.setdefault(_key(judged.layout), judged)
-        if judged.verdict is Verdict.FITS and (self.best is None or self._better(judged, self.best)):
-            self.best = judged
-            self._planner.tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
-        return judged
-
-    def _better(self, one: Candidate, other: Candidate) -> bool:
-        return self._minimised(one) < self._minimised(other)
-
-    def _minimised(self, one: Candidate) -> float:
-        return goal_of_step(self._problem, _step_s(one), one.layout.ranks)
-
-
-def _key(layout: Layout) -> _Key:
-    """What tells layouts apart; words cut long orders of devices short."""
-    return str(layout), layout.rank_order
-
-
-def _step_s(candidate: Candidate) -> float:
-    assert candidate.plan is not None
-    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
-    return candidate.plan.prediction.step_s
+        return self.found.take(judged)

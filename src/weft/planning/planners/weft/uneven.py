@@ -78,16 +78,27 @@ class UnevenSpace:
         """The layouts with the least estimates first, and those that cannot be suited, with the reasons.
 
         All degrees that may be among the best are tried with two placements; the `kept` best of them with
-        `most_orders` orders of nodes.
+        `most_orders` orders of nodes. Estimates are not equally good with one stage per device and with
+        several, so that the best of either kind are kept.
         """
+        suited: list[Suited] = []
+        left: list[Candidate] = []
+        for looped in (False, True):
+            found, why = self._search_among(self.layouts(looped=looped), most_orders, kept)
+            suited += found
+            left += why
+        return sorted(suited, key=_estimate_s), left
+
+    def _search_among(
+        self, every: Iterator[Layout], most_orders: int, kept: int
+    ) -> tuple[list[Suited], list[Candidate]]:
         cluster = self._problem.job.cluster
         suited: list[Suited] = []
         left: list[Candidate] = []
         placements = list(placements_of(cluster, 1))
-        groups = (list(variants) for _, variants in groupby(self.layouts(), key=_without_memory))
+        groups = (list(variants) for _, variants in groupby(every, key=_without_memory))
         for least_s, variants in sorted(((min(map(self.ideal_s, one)), one) for one in groups), key=_first):
-            worst_s = worst_of(suited, _SPARE * kept)
-            if least_s > worst_s:
+            if least_s > worst_of(suited, _SPARE * kept):
                 reason = f"at least {format_seconds(least_s)}; enough others are estimated at less"
                 left += [Candidate(layout=one, verdict=Verdict.PRUNED, reason=reason) for one in variants]
                 continue
@@ -101,7 +112,7 @@ class UnevenSpace:
             for placement in list(placements_of(cluster, most_orders))[2:]
             for other in self.suited(one.layout.regular, placement)
         ]
-        return sorted([*suited, *more], key=_estimate_s), left
+        return [*suited, *more], left
 
     def ideal_s(self, layout: Layout) -> float:
         """Lower bound of the layout's estimate at any placement; 0 where times are not known."""
@@ -116,19 +127,19 @@ class UnevenSpace:
         batch = self._problem.job.global_batch // layout.micro_batch_size
         return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
 
-    def layouts(self) -> Iterator[Layout]:
-        """All degrees with what they may share out and recompute; two orders, unless another is pinned.
+    def layouts(self, *, looped: bool) -> Iterator[Layout]:
+        """All degrees with what they may share out and recompute; one order, unless another is pinned.
 
         With one stage per device sharing out more than optimizer states frees no memory: the device needs
         room for all of its weights and gradients at once.
         """
         pins = self._problem.pins
-        for schedule in (SCHEDULE, LOOPED) if pins.schedule is None else (pins.schedule,):
-            for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
-                if layout.loops == 1 and pins.schedule is None and schedule == LOOPED:
-                    continue
-                if layout.loops > 1 or pins.sharding is not None or layout.sharding in _LIGHT:
-                    yield layout
+        schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
+        for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
+            if (layout.loops > 1) == looped and (
+                looped or pins.sharding is not None or layout.sharding in _LIGHT
+            ):
+                yield layout
 
     def _lightest_that_fit(
         self, variants: list[Layout], placements: list[Placement]

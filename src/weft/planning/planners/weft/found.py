@@ -1,0 +1,108 @@
+"""What a search of `weft` has found so far: candidates that were judged, the best, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from weft.describe.units import format_seconds
+from weft.moves.layout import Layout
+from weft.planning.goals import goal_of_step
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.homogeneous import rank_key
+from weft.planning.planners.weft.placement import unlike_devices
+from weft.planning.prices import STEPS_PRICED, step_cost
+from weft.planning.problem import Problem
+
+# How many times the best step a layout may take whose small changes are worth trying.
+NEAR = 1.1
+_Key = tuple[str, tuple[int, ...] | None]
+
+
+class Found:
+    """Candidates of one problem. `tell` is told of each better one, in words.
+
+    Estimates and bounds on unlike devices are only compared among layouts with one stage per device, or with
+    several: these are their `kind`.
+    """
+
+    def __init__(self, problem: Problem, tell: Callable[[str], None]) -> None:
+        self._problem, self._tell = problem, tell
+        self._judged: dict[_Key, Candidate] = {}
+        self._unlike = unlike_devices(problem.job.cluster)
+        self.left_out: list[Candidate] = []
+        self.best: Candidate | None = None
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """All kinds of layouts."""
+        return (False, True) if self._unlike else (False,)
+
+    def kind(self, layout: Layout) -> bool:
+        """Which kind it is."""
+        return self._unlike and layout.loops > 1
+
+    def of(self, layout: Layout) -> Candidate | None:
+        """What became of a layout, if it was judged."""
+        return self._judged.get(_key(layout))
+
+    def take(self, judged: Candidate) -> Candidate:
+        """Keep what was judged, with its price where that counts."""
+        if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
+            assert judged.plan is not None, "a fitting candidate was simulated"
+            cost = STEPS_PRICED * step_cost(self._problem.job.cluster, judged.plan)
+            judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
+        self._judged.setdefault(_key(judged.layout), judged)
+        if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
+            self.best = judged
+            self._tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
+        return judged
+
+    def better(self, one: Candidate, other: Candidate) -> bool:
+        """Whether the first of two that fit takes less of what is minimised."""
+        return self._minimised(one) < self._minimised(other)
+
+    def may_win(self, step_s: float, layout: Layout) -> bool:
+        """Whether a layout with this step would be better than the best."""
+        if self.best is None:
+            return True
+        return goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(self.best)
+
+    def leaders(self) -> list[Candidate]:
+        """Of all that fit, the fastest of each kind that is near the best."""
+        return self.near(one for one in self._judged.values() if one.verdict is Verdict.FITS)
+
+    def near(self, fitting: Iterable[Candidate]) -> list[Candidate]:
+        """The fastest of each kind that is near the best, the best first."""
+        fastest: dict[bool, Candidate] = {}
+        for one in fitting:
+            kind = self.kind(one.layout)
+            if kind not in fastest or self.better(one, fastest[kind]):
+                fastest[kind] = one
+        if self.best is None:
+            return []
+        most = NEAR * self._minimised(self.best)
+        return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
+
+    def ranking(self) -> Ranking:
+        """All that was judged, and what was left out and not judged later."""
+        others = (one for one in self.left_out if self.of(one.layout) is None)
+        candidates = sorted([*self._judged.values(), *others], key=rank_key(self._problem))
+        return Ranking(problem=self._problem, candidates=tuple(candidates))
+
+    def _minimised(self, one: Candidate) -> float:
+        return goal_of_step(self._problem, _step_s(one), one.layout.ranks)
+
+
+def _key(layout: Layout) -> _Key:
+    """What tells layouts apart; words cut long orders of devices short."""
+    return str(layout), layout.rank_order
+
+
+def _step_s(candidate: Candidate) -> float:
+    assert candidate.plan is not None
+    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
+    return candidate.plan.prediction.step_s
