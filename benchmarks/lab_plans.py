@@ -32,7 +32,8 @@ from weft.describe.plan_file import load_plan
 from weft.errors import InputError
 from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.amount import Amount
-from weft.describe.layer_graph import Layer, LayerGraph, chain_edges
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.program.program import Program

@@ -21,7 +21,7 @@ from weft.describe.model import ModelConfig, image_tokens
 from weft.describe.models import CONFIG_FILE, resolve_model
 from weft.describe.plan import Plan
 from weft.describe.run_file import load_run, parse_run
-from weft.moves.layout import Job
+from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.stages import build_stage

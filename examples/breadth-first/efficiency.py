@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from claims import say
 
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.curve import model_flops_utilisation
 from weft.planning.problem import problem_of

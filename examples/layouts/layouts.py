@@ -22,7 +22,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan, Recompute
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, refuse
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine

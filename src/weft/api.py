@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.describe.models import PRESETS, is_importable, resolve_model
+from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.describe.tasks import default_task
+from weft.describe.toml_table import is_importable
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.describe.cluster_file import cluster_of, load_cluster, parse_cluster, to_toml
+from weft.describe.cluster_file import cluster_of, load_cluster, parse_cluster
+from weft.describe.cluster_tables import to_toml
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage

@@ -18,7 +18,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import model_from
 from weft.describe.models import PRESETS, resolve_model
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, refuse
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.planning.problem import parse_cluster
 from weft.run.batch_norm import StepBatchNorm
 from weft.run.families.resnet import resnet_config

@@ -7,7 +7,8 @@ import pytest
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
-from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import PRESETS
 from weft.describe.plan import Choice, Plan, Prediction, Replica, Stage
 from weft.describe.plan_file import check_plan, load_plan, parse_plan

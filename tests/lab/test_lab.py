@@ -16,7 +16,7 @@ import pytest
 from lab.clusters import mixed
 
 from weft.cli.main import run
-from weft.describe.cluster_file import to_toml
+from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError
 from weft.lab.cgroups import find_controller
 from weft.lab.lab import open_lab

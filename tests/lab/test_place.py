@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab.clusters import mixed
 
-from weft.describe.cluster_file import to_toml
+from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError, RunError
 from weft.lab.inside import lab_cluster, require_lab_devices
 from weft.lab.place import VARIABLE, LabPlaces, Place, current_lab, enter_rank

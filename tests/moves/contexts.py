@@ -5,7 +5,8 @@ from __future__ import annotations
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.moves.move import Context
 
 

@@ -10,7 +10,8 @@ from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, job_of, refuse
+from weft.moves.job import Job, job_of
+from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Contract
 from weft.moves.registry import all_moves, get_move

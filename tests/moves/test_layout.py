@@ -13,7 +13,8 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import RECOMPUTES
 from weft.describe.plan_file import check_plan, parse_plan
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer, refuse
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan
 from weft.predict.predict import predict

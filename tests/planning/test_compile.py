@@ -4,7 +4,8 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_evaluation, compile_folded, compile_plan
 from weft.program.kinds import FORWARD, REDUCE, SEND_ACTIVATION, STEP
 from weft.program.verify import verify

@@ -7,7 +7,8 @@ import pytest
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
-from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
 from weft.predict.predict import predict

@@ -6,7 +6,7 @@ import pytest
 from predict.cost.machines import CPU, MODEL, cluster, profile_of
 
 from weft.describe.families import layer_graph
-from weft.moves.layout import Job
+from weft.moves.job import Job
 from weft.planning.planners import get_planner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Pins, Problem

@@ -18,7 +18,8 @@ from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.model import ModelConfig
-from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import problem_of

@@ -17,7 +17,8 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.program.verify import require_valid
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,8 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan
 from weft.predict.ledger import Ledger
 from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score

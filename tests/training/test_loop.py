@@ -24,7 +24,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.describe.run_file import parse_run
 from weft.errors import RunError
-from weft.moves.layout import Job
+from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.recorder import collect_timeline

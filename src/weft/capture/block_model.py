@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, chain_edges
+from weft.describe.layer import Layer, Matmul
+from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.errors import InputError, Violation
 
 _ONE = Amount.of(1.0)

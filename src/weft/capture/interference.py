@@ -31,7 +31,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
-from weft.moves.layout import Job, Layout, build_plan, flops_per_layer
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.program.kinds import is_compute
 from weft.program.program import Program

@@ -15,7 +15,7 @@ from pathlib import Path
 from weft.capture.asked import require_degrees
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link
-from weft.describe.cluster_file import to_toml
+from weft.describe.cluster_tables import to_toml
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation

@@ -10,101 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import ValidationError
 
 from weft.describe.catalogue import canonical_name, catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
-from weft.describe.cluster_expression import (
-    MOST_DEVICES,
-    cluster_from_expression,
-    is_expression,
-    needed_links,
-    slower,
-)
+from weft.describe.cluster_expression import cluster_from_expression, is_expression, needed_links, slower
+from weft.describe.cluster_tables import ClusterFile, DeviceTable
 from weft.describe.device import Device
 from weft.describe.reading import read_toml, violations_of
 from weft.describe.this_machine import THIS_MACHINE, this_machine
-from weft.describe.toml_text import Value, key_text, table_text
-from weft.describe.units import (
-    BYTES,
-    BYTES_PER_SECOND,
-    FLOPS_PER_SECOND,
-    SECONDS,
-    exact_text,
-    parse_bytes,
-    parse_bytes_per_second,
-    parse_flops_per_second,
-    parse_seconds,
-    shown,
-)
+from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
-
-# Beyond them a number is a mistake, and times would leave the range of ticks.
-LOWEST_SPEED, HIGHEST_SPEED = 0.001, 1000.0
-
-
-def _quantity(example: str) -> WithJsonSchema:
-    return WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "examples": [example]}
-    )
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), _quantity("80 GB")]
-Bandwidth = Annotated[float, BeforeValidator(parse_bytes_per_second), _quantity("25 Gbit/s")]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity("3 us")]
-Flops = Annotated[float, BeforeValidator(parse_flops_per_second), _quantity("312 TFLOP/s")]
-Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
-Speed = Annotated[float, Field(ge=LOWEST_SPEED, le=HIGHEST_SPEED)]
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class NodeTable(_Table):
-    """`[[node]]`: `count` equal nodes."""
-
-    name: Name
-    count: Count = 1
-    device: Name
-    devices: Count | None = None
-    bandwidth: Bandwidth | None = Field(default=None, description="per device and direction")
-    latency: Seconds | None = None
-    speeds: list[Speed] | None = Field(
-        default=None, description="how fast each device of a node computes, relative to the device"
-    )
-
-
-class LinkTable(_Table):
-    """`[[link]]`: what joins the nodes of two groups, or of one."""
-
-    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
-    bandwidth: Bandwidth = Field(description="per node and direction")
-    latency: Seconds
-
-
-class DeviceTable(_Table):
-    """`[device.NAME]`: overrides the catalogue, or describes a device that is not in it."""
-
-    memory: Bytes | None = None
-    memory_bandwidth: Bandwidth | None = None
-    flops: dict[Precision, Flops] | None = Field(default=None, description="dense peak by precision")
-    launch: Seconds | None = Field(default=None, description="host time to launch one kernel")
-    synchronous: bool | None = Field(default=None, description="the host computes itself, as a CPU does")
-    price_per_hour: Annotated[float, Field(ge=0)] | None = None
-
-
-class ClusterFile(_Table):
-    """CLUSTER.toml."""
-
-    name: Name | None = Field(default=None, description="the file's own name when absent")
-    node: Annotated[list[NodeTable], Field(min_length=1)]
-    link: list[LinkTable] = Field(default_factory=list)
-    device: dict[str, DeviceTable] = Field(default_factory=dict)
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -151,41 +69,6 @@ def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
     if problems:
         raise InputError(problems)
     return Cluster(name=file.name or Path(where).stem, groups=groups, links=links)
-
-
-def to_toml(cluster: Cluster) -> str:
-    """The CLUSTER.toml that `cluster_of` reads back to an equal cluster.
-
-    Raises:
-        InputError: when two different devices of the cluster have one name.
-    """
-    devices: dict[str, Device] = {}
-    for group in cluster.groups:
-        if devices.setdefault(group.device.name, group.device) != group.device:
-            raise InputError(
-                Violation(cluster.name, f"two different devices are called {group.device.name!r}")
-            )
-    nodes: list[dict[str, Value]] = [
-        {
-            "name": group.name,
-            "count": group.count,
-            "device": group.device.name,
-            "devices": group.devices,
-            **_link_values(group.link),
-            **({"speeds": list(group.speeds)} if group.speeds else {}),
-        }
-        for group in cluster.groups
-    ]
-    links: list[dict[str, Value]] = [
-        {"between": list(pair), **_link_values(link)} for pair, link in sorted(cluster.links.items())
-    ]
-    texts = [table_text("", {"name": cluster.name})]
-    texts += [table_text("[[node]]", values) for values in nodes]
-    texts += [table_text("[[link]]", values) for values in links]
-    texts += [
-        table_text(f"[device.{key_text(name)}]", _device_values(device)) for name, device in devices.items()
-    ]
-    return "\n".join(texts)
 
 
 def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:
@@ -297,29 +180,6 @@ def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tup
         else:
             links[one, other] = slower(*known)
     return links
-
-
-def _link_values(link: Link) -> dict[str, Value]:
-    return {
-        "bandwidth": exact_text(link.bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second),
-        "latency": exact_text(link.latency_s, SECONDS, parse_seconds),
-    }
-
-
-def _device_values(device: Device) -> dict[str, Value]:
-    values: dict[str, Value] = {
-        "memory": exact_text(device.memory_bytes, BYTES, parse_bytes),
-        "memory_bandwidth": exact_text(device.memory_bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second),
-        "flops": {
-            precision: exact_text(speed, FLOPS_PER_SECOND, parse_flops_per_second)
-            for precision, speed in sorted(device.flops_per_s.items())
-        },
-        "launch": exact_text(device.launch_s, SECONDS, parse_seconds),
-        "synchronous": device.synchronous,
-    }
-    if device.price_per_hour is not None:
-        values["price_per_hour"] = device.price_per_hour
-    return values
 
 
 def _counted(near: str) -> str:

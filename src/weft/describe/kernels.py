@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer_graph import PLAIN_PRODUCT, Layer, LayerGraph, Matmul, Pass
+from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, Pass
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
 Attention = Literal["math", "fused", "flash1", "flash2"]

@@ -8,116 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
 
-from weft.describe.amount import ZERO, Amount, Shape
+from weft.describe.amount import Amount, Shape
+from weft.describe.layer import Layer
+from weft.describe.layer_json import indented, layer_from, layer_record
 from weft.errors import InputError, Violation
-
-PLAIN_PRODUCT = "product"
-
-
-@dataclass(frozen=True, slots=True)
-class Matmul:
-    """`count` products of a (rows x inner) by an (inner x columns) matrix.
-
-    `kernel` says by what they are computed: a plain product, or one of the kernels of attention, whose speeds
-    `weft.predict.cost.speeds` knows.
-    """
-
-    count: Amount
-    rows: Amount
-    inner: Amount
-    columns: Amount
-    kernel: str = PLAIN_PRODUCT
-
-    def flops(self, shape: Shape) -> float:
-        if shape.context_parallel > 1:
-            # Tokens may be counted along two sides, as in scores, but ranks divide the product once.
-            return 2.0 * (self.count * self.rows * self.inner * self.columns)(shape)
-        return 2.0 * self.count(shape) * self.rows(shape) * self.inner(shape) * self.columns(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """The work of one pass of one micro-batch through one layer.
-
-    `memory` counts the elements read and written by memory-bound kernels (norms, activations, residuals,
-    lookups, losses); `kernels` counts all kernels launched, the matmuls' included.
-    """
-
-    matmuls: tuple[Matmul, ...] = ()
-    memory: Amount = ZERO
-    kernels: int = 0
-
-    def flops(self, shape: Shape) -> float:
-        return sum(matmul.flops(shape) for matmul in self.matmuls)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One node of the graph.
-
-    Attributes:
-        name: unique in the graph, such as ``block.3``.
-        kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
-        parameters: count of parameters of one tensor rank.
-        forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
-        kept, kept_bytes: what the backward pass needs and the forward pass keeps, per micro-batch.
-        products, product_bytes: what of the results of its products (matrix products, convolutions, attention
-            kernels) is needed to make everything kept again from the layer's input without calling them; None
-            where this is not known.
-        again: what is run forward again where the layer keeps that; None: all of `forward` but its products.
-        sent: elements of the layer's output, per micro-batch.
-        tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
-            backward pass).
-        gathered: elements of a rank's keys and values, which context ranks gather in the forward pass (and
-            whose gradients they reduce and scatter in the backward pass); zero where no token needs another.
-        context_kept: what backward needs besides `kept` where context ranks divide the tokens, without the
-            gathered keys and values.
-    """
-
-    name: str
-    kind: str
-    parameters: Amount = ZERO
-    forward: Pass = Pass()
-    backward_input: Pass = Pass()
-    backward_weight: Pass = Pass()
-    kept: Amount = ZERO
-    kept_bytes: Amount = ZERO
-    products: Amount | None = None
-    product_bytes: Amount = ZERO
-    again: Pass | None = None
-    sent: Amount = ZERO
-    tensor_reduced: Amount = ZERO
-    gathered: Amount = ZERO
-    context_kept: Amount = ZERO
-
-    @property
-    def tensor_exchanges(self) -> int:
-        """How many all-reduces of equal size `tensor_reduced` is made of.
-
-        One follows every product that tensor ranks divide along the side over which it adds up.
-        """
-        divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
-        return max(1, sum(divided))
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Identities of all of it but the name: the same where layers share all of that.
-
-        To compare them is far cheaper than to compare amounts.
-        """
-        return tuple([id(getattr(self, name)) for name in _PARTS])
-
-    def flops(self, shape: Shape) -> float:
-        """Floating-point operations of forward and backward of one micro-batch."""
-        return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
-
-
-_PARTS = tuple(field.name for field in fields(Layer) if field.name != "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +167,7 @@ class LayerGraph:
         for layer, alike in zip(self.layers, self.alike, strict=True):
             if alike not in texts:
                 nameless = replace(layer, name="")
-                texts[alike] = _indented(_layer_record(nameless, context=context), 2)
+                texts[alike] = indented(layer_record(nameless, context=context), 2)
             layers.append("  " + texts[alike].replace('"name": ""', f'"name": {json.dumps(layer.name)}', 1))
         record: dict[str, Any] = {
             "version": 1,
@@ -281,7 +180,7 @@ class LayerGraph:
             record["divided"] = [list(one) for one in self.divided]
         if self.tied:
             record["tied"] = [[list(one.layers), str(one.parameters)] for one in self.tied]
-        texts_of = {key: _indented(value, 1) for key, value in record.items()}
+        texts_of = {key: indented(value, 1) for key, value in record.items()}
         texts_of["layers"] = "[\n" + ",\n".join(layers) + "\n ]"
         return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in sorted(texts_of.items())) + "\n}"
 
@@ -300,7 +199,7 @@ class LayerGraph:
                 name=str(record["name"]),
                 sequence=int(record["sequence"]),
                 vocabulary=int(record.get("vocabulary", 0)),
-                layers=tuple(_layer_from(item) for item in record["layers"]),
+                layers=tuple(layer_from(item) for item in record["layers"]),
                 edges=tuple((int(a), int(b)) for a, b in record["edges"]),
                 tied=tuple(
                     TiedParameters(tuple(int(layer) for layer in layers), Amount.parse(parameters))
@@ -317,62 +216,3 @@ class LayerGraph:
 
 def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
     return tuple((index, index + 1) for index in range(layers - 1))
-
-
-def _indented(value: Any, depth: int) -> str:
-    """JSON of a value that lies so deep in a file whose lines are indented by one."""
-    return json.dumps(value, indent=1, sort_keys=True).replace("\n", "\n" + " " * depth)
-
-
-_AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
-_CONTEXT_AMOUNTS = ("gathered", "context_kept")
-_PASSES = ("forward", "backward_input", "backward_weight")
-
-
-def _layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
-    for key in _AMOUNTS:
-        record[key] = str(getattr(layer, key))
-    if layer.products is not None:
-        record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
-    if context and layer.gathered.terms:
-        record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
-    works = {key: getattr(layer, key) for key in _PASSES}
-    if layer.again is not None:
-        works["again"] = layer.again
-    for key, work in works.items():
-        record[key] = {
-            "matmuls": [_matmul_record(matmul) for matmul in work.matmuls],
-            "memory": str(work.memory),
-            "kernels": work.kernels,
-        }
-    return record
-
-
-def _matmul_record(matmul: Matmul) -> list[str]:
-    """The four amounts, and the kernel where it is no plain product."""
-    amounts = [str(amount) for amount in (matmul.count, matmul.rows, matmul.inner, matmul.columns)]
-    return amounts if matmul.kernel == PLAIN_PRODUCT else [*amounts, matmul.kernel]
-
-
-def _matmul_from(record: list[str]) -> Matmul:
-    count, rows, inner, columns = (Amount.parse(text) for text in record[:4])
-    return Matmul(count, rows, inner, columns, *record[4:])
-
-
-def _layer_from(record: dict[str, Any]) -> Layer:
-    # Typed loosely because Layer takes both kinds of value by name.
-    passes: dict[str, Any] = {
-        key: Pass(
-            matmuls=tuple(_matmul_from(item) for item in record[key]["matmuls"]),
-            memory=Amount.parse(record[key]["memory"]),
-            kernels=int(record[key]["kernels"]),
-        )
-        for key in (*_PASSES, "again")
-        if key in record or key in _PASSES
-    }
-    amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    if "products" in record:
-        amounts |= {key: Amount.parse(record[key]) for key in ("products", "product_bytes")}
-    amounts |= {key: Amount.parse(record[key]) for key in _CONTEXT_AMOUNTS if key in record}
-    return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)

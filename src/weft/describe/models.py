@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from weft.describe.families.own import FAMILY, own_config
 from weft.describe.model import ModelConfig, image_tokens
 from weft.describe.model_constants import read_constants
 from weft.describe.reading import read_json
+from weft.describe.toml_table import is_importable
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -40,14 +40,6 @@ def _load_presets() -> Mapping[str, ModelConfig]:
 
 # The models weft knows by name, in the order of `presets.toml`.
 PRESETS: Mapping[str, ModelConfig] = _load_presets()
-
-
-_IMPORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
-
-
-def is_importable(name: str) -> bool:
-    """Whether a name has the form `package.module:function`."""
-    return _IMPORTABLE.fullmatch(name) is not None
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from weft.describe.cluster_file import ClusterFile
+from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile
 from weft.describe.summary import Summary

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.describe.cluster import Cluster
-from weft.describe.cluster_file import to_toml
+from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError, Violation
 from weft.lab.cgroups import MEMBERS, Controller, find_controller
 from weft.lab.network import NAMESPACES, lab_namespaces, make_network, remove_namespaces

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from math import gcd
 
 from weft.describe.amount import Shape
-from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import (
     RECOMPUTES,
     Blocking,
@@ -29,25 +26,10 @@ from weft.describe.plan import (
 )
 from weft.errors import InputError, Violation
 from weft.moves import uneven
-from weft.moves.move import Context
+from weft.moves.job import Job
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
-
-    `gradient_norm`: steps wait for the norm of the whole gradient.
-    """
-
-    graph: LayerGraph
-    cluster: Cluster
-    global_batch: int
-    sequence: int
-    precision: str = "fp32"
-    gradient_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,19 +130,6 @@ class Layout:
         return text
 
 
-def job_of(context: Context) -> Job:
-    """The job that the context's plan does."""
-    plan = context.plan
-    return Job(
-        graph=context.graph,
-        cluster=context.cluster,
-        global_batch=plan.global_batch,
-        sequence=plan.sequence,
-        precision=plan.precision,
-        gradient_norm=plan.gradient_norm,
-    )
-
-
 def flops_per_layer(job: Job) -> list[float]:
     """Weights for balancing stages when nothing has been measured."""
     shape = Shape(1, job.sequence)
@@ -195,19 +164,6 @@ def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
 def replicas_of(layout: Layout) -> int:
     """Copies of every stage: one for each path of each pipeline."""
     return layout.data_parallel * paths_of(get_schedule(layout.schedule))
-
-
-def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
-    """The most replicas to an island that lies on one node, where nodes hold several and not all."""
-    width = layout.width
-    devices = [group.devices for group in cluster.groups]
-    # Paths run a stage on several devices of a pipeline.
-    one_path = replicas_of(layout) == layout.data_parallel
-    spread = layout.data_parallel * width if one_path else layout.ranks
-    if any(count % width for count in devices) or all(count % spread == 0 for count in devices):
-        return None
-    island = gcd(layout.data_parallel, *(count // width for count in devices))
-    return island if 1 < island < replicas_of(layout) else None
 
 
 def refuse(job: Job, layout: Layout) -> str | None:
@@ -280,6 +236,28 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     reason = refuse(job, layout)
     if reason is not None:
         raise InputError(Violation(str(layout), reason))
+    return Plan(
+        model=job.graph.name,
+        model_fingerprint=job.graph.fingerprint,
+        cluster=job.cluster.name,
+        cluster_fingerprint=job.cluster.fingerprint,
+        sequence=job.sequence,
+        global_batch=job.global_batch,
+        micro_batch_size=layout.micro_batch_size,
+        precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
+        mesh=_mesh(layout),
+        stages=_stages_of(job, layout, layer_seconds),
+        schedule=Choice(name=layout.schedule, options=dict(layout.options)),
+        sharding=layout.sharding,
+        island=layout.island,
+        context_parallel=layout.context_parallel,
+        blocking=layout.blocking,
+        gradient_norm=job.gradient_norm,
+        sync=Choice(name=layout.sync),
+    )
+
+
+def _stages_of(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> tuple[Stage, ...]:
     placement = placements(get_schedule(layout.schedule), pipeline_of(job, layout))
     parts = parts_of(layout, layer_seconds)
     shares = shares_of(job, layout)
@@ -293,28 +271,9 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         )
         for devices in dict.fromkeys(columns)
     }
-    stages = tuple(
+    return tuple(
         Stage(layers=tuple(layers), replicas=replicas[devices], recompute=recompute)
         for layers, recompute, devices in zip(parts, layout.recomputes, columns, strict=True)
-    )
-    return Plan(
-        model=job.graph.name,
-        model_fingerprint=job.graph.fingerprint,
-        cluster=job.cluster.name,
-        cluster_fingerprint=job.cluster.fingerprint,
-        sequence=job.sequence,
-        global_batch=job.global_batch,
-        micro_batch_size=layout.micro_batch_size,
-        precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
-        mesh=_mesh(layout),
-        stages=stages,
-        schedule=Choice(name=layout.schedule, options=dict(layout.options)),
-        sharding=layout.sharding,
-        island=layout.island,
-        context_parallel=layout.context_parallel,
-        blocking=layout.blocking,
-        gradient_norm=job.gradient_norm,
-        sync=Choice(name=layout.sync),
     )
 
 

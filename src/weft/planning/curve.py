@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from weft.describe.amount import Shape
 from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
-from weft.moves.layout import Job, Layout
+from weft.moves.job import Job
+from weft.moves.layout import Layout
 from weft.planning.methods import BREADTH_FIRST, METHODS, RIVALS, Method
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.describe.plan import Blocking, Sharding
-from weft.moves.layout import Job, Layout
+from weft.moves.job import Job
+from weft.moves.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

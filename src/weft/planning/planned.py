@@ -7,7 +7,8 @@ from functools import cached_property
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
-from weft.describe.run_file import ANY_PRECISION, RunFile
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan

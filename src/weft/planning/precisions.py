@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.run_file import ANY_PRECISION, RunFile
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 
 # What the runtime trains in for its speed. fp64 is never faster, and fp16 would need its loss scaled.

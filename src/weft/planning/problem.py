@@ -16,10 +16,11 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Recompute, Sharding
-from weft.describe.run_file import ANY_PRECISION, RunFile
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
-from weft.moves.layout import Job
+from weft.moves.job import Job
 from weft.predict.corrections import Correction, fit
 from weft.predict.corrections_file import load_residuals
 from weft.predict.cost.calibration import load_machine, load_profiles

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
-from weft.moves.layout import Job, Layout, refuse, replicas_of
+from weft.moves.job import Job
+from weft.moves.layout import Layout, refuse, replicas_of
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated

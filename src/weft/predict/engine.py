@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from types import FunctionType
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.predict import cycle
+from weft.predict.cycle.compiled import compiled_run_cycle
+from weft.predict.cycle.run import run_cycle
+from weft.predict.cycle.state import Tasks
 from weft.predict.tasks import TaskTable
 from weft.program.program import Ints
 
@@ -84,15 +85,15 @@ class CycleGraph:
         """
         if compiled is None:
             work = len(self) + len(self.source) + WORK_OF_TASK * len(self.tasks)
-            compiled = work >= COMPILED_FROM or _compiled_engine.cache_info().currsize > 0
+            compiled = work >= COMPILED_FROM or compiled_run_cycle.cache_info().currsize > 0
         tasks = self.tasks.before_the_first()
         if compiled:
             waiting, *rest = self._arrays
             arguments = (release, waiting.copy(), *rest, tasks, np.zeros_like(release))
-            return _compiled_engine()(*arguments)  # type: ignore[no-any-return]
+            return compiled_run_cycle()(*arguments)  # type: ignore[no-any-return]
         waiting_list, *lists = self._lists
-        engine: Callable[..., Any] = cycle.run_cycle
-        tasks = cycle.Tasks(*(array.tolist() for array in tasks))
+        engine: Callable[..., Any] = run_cycle
+        tasks = Tasks(*(array.tolist() for array in tasks))
         answer = engine(release.tolist(), waiting_list.copy(), *lists, tasks, [0] * len(release))
         start, end, left = (np.array(values, dtype=np.int64) for values in answer)
         return start, end, left
@@ -100,16 +101,4 @@ class CycleGraph:
 
 def load_compiled_engine() -> None:
     """Load it now, for those who know that they will simulate a lot."""
-    _compiled_engine()
-
-
-@cache
-def _compiled_engine() -> Callable[..., Any]:
-    import numba
-
-    compiled = numba.njit(cache=True)
-    names = {**vars(cycle)}
-    # A function finds those it calls among its globals, which come before it.
-    for function in cycle.COMPILED:
-        names[function.__name__] = compiled(FunctionType(function.__code__, names, function.__name__))
-    return names[cycle.run_cycle.__name__]  # type: ignore[no-any-return]
+    compiled_run_cycle()

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from weft.predict import cycle
 from weft.predict.costs import Costs
+from weft.predict.cycle.state import UNPOSTED, Tasks
 from weft.predict.routes import routes_of, where_they_meet
 from weft.program.kinds import is_collective, is_compute, is_send
 from weft.program.program import NONE, Ints, Program
@@ -53,7 +53,7 @@ class TaskTable:
     def _first_place(self) -> Ints:
         return np.searchsorted(self.place_task, np.arange(len(self) + 1)).astype(np.int64)
 
-    def before_the_first(self) -> cycle.Tasks:
+    def before_the_first(self) -> Tasks:
         """The state of all tasks before anything has started."""
         tasks, places, ranks = len(self), len(self.place_task), len(self.computing_rate)
         links, slots = int(self.link.max(initial=NONE)) + 1, len(self.link)
@@ -61,7 +61,7 @@ class TaskTable:
         def filled(length: int, value: int) -> Ints:
             return np.full(length, value, dtype=np.int64)
 
-        return cycle.Tasks(
+        return Tasks(
             row=self.rows,
             first_slot=self.first_slot,
             link=self.link,
@@ -74,7 +74,7 @@ class TaskTable:
             rate=np.ones(tasks),
             demand=self.demand,
             limit=self.demand.copy(),
-            state=filled(tasks, cycle.UNPOSTED),
+            state=filled(tasks, UNPOSTED),
             version=filled(tasks, 0),
             spare=np.zeros(links),
             users=filled(links, NONE),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
+from weft.program.groups import across_group_table, group_table, tied_group_table
 from weft.program.kinds import (
     COLLECTIVES,
     FORWARD,
@@ -169,23 +170,14 @@ def _assemble(
     only_replica: int | None = None,
 ) -> Program:
     """Copy each replica's pipeline to its ranks and micro-batches."""
-    kept: Sequence[int] = range(layout.pipelines)
+    kept = _kept_pipelines(layout, only_replica)
     if only_replica is not None:
-        if not 0 <= only_replica < layout.replicas:
-            raise InputError(
-                Violation(
-                    "only_replica",
-                    f"{only_replica} is not one of 0..{layout.replicas - 1}",
-                    str(min(max(only_replica, 0), layout.replicas - 1)),
-                )
-            )
-        kept = (only_replica // layout.paths,)
         meta = {**meta, "folded": str(only_replica)}
     ranks = layout.rank_table()
-    groups, group_of = layout.group_table()
-    across_groups, across_group_of = layout.across_group_table()
+    groups, group_of = group_table(layout)
+    across_groups, across_group_of = across_group_table(layout)
     groups, across_group_of = groups + across_groups, across_group_of + len(groups)
-    tied_groups, tied_group_of = layout.tied_group_table()
+    tied_groups, tied_group_of = tied_group_table(layout)
     groups, tied_group_of = groups + tied_groups, tied_group_of + len(groups)
     groups = (*groups, norm_group(layout))
     parts: list[Columns] = []
@@ -214,6 +206,21 @@ def _assemble(
         ),
         meta=meta,
     )
+
+
+def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
+    """All of them, or that of one replica.
+
+    Raises:
+        InputError: when there is no such replica.
+    """
+    if only_replica is None:
+        return range(layout.pipelines)
+    last = layout.replicas - 1
+    if not 0 <= only_replica <= last:
+        near = str(min(max(only_replica, 0), last))
+        raise InputError(Violation("only_replica", f"{only_replica} is not one of 0..{last}", near))
+    return (only_replica // layout.paths,)
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints, pipeline: int) -> Columns:

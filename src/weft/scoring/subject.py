@@ -24,7 +24,8 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
-from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan
 from weft.moves.partition import uniform_partition
 from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.cost_model import CostModel

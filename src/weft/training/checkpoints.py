@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.run_file import CheckpointTable
+from weft.describe.run_tables.training import CheckpointTable
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.attendance import Attendance
 from weft.training.manifest import (

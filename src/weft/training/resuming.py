@@ -12,7 +12,8 @@ from pathlib import Path
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
-from weft.describe.run_file import ANY_PRECISION, RunFile, load_run
+from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.training.run_directory import RunDirectory, fresh_directory

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from weft.describe.run_file import BYTES
+from weft.describe.run_tables.training import BYTES
 from weft.training.tokenizer_json import SETTINGS_FILE, TOKENIZER_FILE, JsonTokenizer, tokenizer_file
 
 

@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.describe.run_file import BYTES, MODEL, RunFile
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.training import BYTES, MODEL
 from weft.errors import InputError, Violation, nearest
 
 Ids = npt.NDArray[np.unsignedinteger]

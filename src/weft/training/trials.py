@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from weft.describe.run_file import CheckpointTable, ReportTable, RunFile
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.training import CheckpointTable, ReportTable
 from weft.describe.this_machine import THIS_MACHINE
 from weft.errors import InputError, RunError, Violation
 from weft.planning.planned import PlannedJob

@@ -19,7 +19,8 @@ from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.web.colours import kind_colour
 from weft.web.page import policy_hash
-from weft.web.report_data import ReportData, kind_rows, page_record
+from weft.web.page_record import page_record
+from weft.web.report_data import ReportData, kind_rows
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
 _KIND_HEAD = ("kind", "count", "predicted", "measured", "ratio")

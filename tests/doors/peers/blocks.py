@@ -14,7 +14,8 @@ from weft.describe.families import layer_graph
 from weft.describe.layer_graph import chain_edges
 from weft.describe.model import ModelConfig
 from weft.doors.peers.said import Question
-from weft.moves.layout import Job, Layout, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import Layout, build_plan
 
 DEVICES = 8
 INSIDE, BETWEEN = Link(300e9, 3e-6), Link(200e9, 1e-5)

@@ -14,7 +14,8 @@ from predict.cost.steps import machine
 from weft.describe.cluster import Link
 from weft.doors.peers.calculon import Calculon
 from weft.doors.peers.calculon_files import system
-from weft.moves.layout import Job, build_plan
+from weft.moves.job import Job
+from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.problem import problem_of
 from weft.predict.predict import predict

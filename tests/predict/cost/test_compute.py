@@ -9,7 +9,7 @@ from predict.cost.machines import CPU, GPU, MACHINE, MODEL, profile_of
 
 from weft.describe.amount import Amount, Shape
 from weft.describe.families import layer_graph
-from weft.describe.layer_graph import Matmul, Pass
+from weft.describe.layer import Matmul, Pass
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
 from weft.predict.cost.compute import (

@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
+from weft.predict.cost.hooks import register_cost_hook
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     stage_input_bytes,
@@ -24,7 +25,7 @@ from weft.predict.cost.memory import (
     state_bytes,
 )
 from weft.predict.cost.network import Network
-from weft.predict.cost.price import price, register_cost_hook
+from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, NORM, REDUCE, SEND_ACTIVATION, STEP, Kind

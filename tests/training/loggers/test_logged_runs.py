@@ -20,7 +20,7 @@ from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.moves.layout import Job
+from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.worker_start import WorkerContext

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from weft.describe.families import alexnet, bert, gpt, llama, own, resnet, vgg, vit
-from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import require_choice
 

@@ -23,7 +23,8 @@ from weft.describe.families.transformer import (
     repeated,
     token_product,
 )
-from weft.describe.layer_graph import Layer, LayerGraph, Pass
+from weft.describe.layer import Layer, Pass
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
 # One product each for queries, keys and values.

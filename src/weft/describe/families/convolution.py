@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from weft.describe.amount import ZERO, Amount
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, ONE, TOKEN_BYTES, passes
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, chain_edges
+from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 

@@ -19,7 +19,8 @@ from weft.describe.families.transformer import (
     repeated,
     token_product,
 )
-from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
 # Elements moved per token. An RMS norm reads, squares and scales; rotary positions read a vector, turn its

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import TypedDict
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass, TiedParameters, chain_edges
+from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer_graph import LayerGraph, TiedParameters, chain_edges
 from weft.describe.model import ModelConfig
 
 TOKENS = Amount.of(1.0, batch=1, sequence=1)

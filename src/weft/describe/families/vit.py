@@ -20,7 +20,8 @@ from weft.describe.families.transformer import (
     repeated,
     transposed_input,
 )
-from weft.describe.layer_graph import Layer, LayerGraph, Matmul, Pass
+from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
 # One product each for queries, keys and values.

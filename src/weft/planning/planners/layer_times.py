@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer_graph import Layer
+from weft.describe.layer import Layer
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 

@@ -8,7 +8,9 @@ from functools import cache
 
 from weft.describe.cluster import Cluster
 from weft.describe.plan import RECOMPUTES, Recompute, Sharding
-from weft.moves.layout import Job, Layout, island_on_nodes, replicas_of
+from weft.moves.job import Job
+from weft.moves.layout import Layout, replicas_of
+from weft.moves.sharding import island_on_nodes
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import BACKWARD_INPUT

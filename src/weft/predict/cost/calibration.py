@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from weft.describe.catalogue import canonical_name
 from weft.describe.cluster import Cluster
-from weft.describe.cluster_file import to_toml
+from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement

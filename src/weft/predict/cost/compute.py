@@ -12,7 +12,8 @@ from functools import cached_property
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer_graph import Layer, LayerGraph, Pass
+from weft.describe.layer import Layer, Pass
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
 from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
@@ -101,30 +102,8 @@ class ComputeModel:
             InputError: when the device lacks the precision, or a profile of this device was taken of
                 another model, sequence, precision or range of micro-batch sizes.
         """
-        total = LayerTimes()
-        speeds, source, half_width = self._speeds(device, precision)
-        if self._profiles(device):
-            profile = self.profile
-            assert profile is not None
-            require_same_model(profile, graph, shape, precision)
-            nearness = Measured.EXACTLY
-            for layer, count in self._distinct(graph, layers):
-                taken = profiled_times(profile, layer, shape, precision, device, speeds)
-                total = total.plus(taken, count)
-                nearness = max(nearness, how_measured(profile, layer, shape, device.name))
-            for one in copied_parameters(graph, layers):
-                owner = graph.layers[one.layers[0]]
-                copied = one.parameters(shape) / owner.parameters(shape)
-                taken = profiled_times(profile, owner, shape, precision, device, speeds)
-                total = total.plus(LayerTimes(update_s=copied * taken.update_s), 1)
-            source, least = _PROFILED[nearness]
-            half_width = max(least, profile.spread)
-        else:
-            for layer, count in self._distinct(graph, layers):
-                total = total.plus(self._roofline(layer, shape, precision, device, speeds), count)
-            for one in copied_parameters(graph, layers):
-                touched = one.parameters(shape) * state_bytes(precision).touched
-                total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
+        total_of = self._profiled_total if self._profiles(device) else self._roofline_total
+        total, source, half_width = total_of(graph, layers, shape, precision, device)
         again_s = total.forward_s if recompute == "full" else 0.0
         if recompute == "selective":
             again_s = self._without_products_s(graph, layers, shape, precision, device)
@@ -139,6 +118,39 @@ class ComputeModel:
             half_width=half_width,
             source=source,
         )
+
+    def _profiled_total(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> tuple[LayerTimes, str, float]:
+        """The sum over layers and copied parameters by a profile of the device, its source and half-width."""
+        profile, speeds = self.profile, self._speeds(device, precision)[0]
+        assert profile is not None
+        require_same_model(profile, graph, shape, precision)
+        total, nearness = LayerTimes(), Measured.EXACTLY
+        for layer, count in self._distinct(graph, layers):
+            taken = profiled_times(profile, layer, shape, precision, device, speeds)
+            total = total.plus(taken, count)
+            nearness = max(nearness, how_measured(profile, layer, shape, device.name))
+        for one in copied_parameters(graph, layers):
+            owner = graph.layers[one.layers[0]]
+            copied = one.parameters(shape) / owner.parameters(shape)
+            taken = profiled_times(profile, owner, shape, precision, device, speeds)
+            total = total.plus(LayerTimes(update_s=copied * taken.update_s), 1)
+        source, least = _PROFILED[nearness]
+        return total, source, max(least, profile.spread)
+
+    def _roofline_total(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> tuple[LayerTimes, str, float]:
+        """The same by the speeds of the device."""
+        total = LayerTimes()
+        speeds, source, half_width = self._speeds(device, precision)
+        for layer, count in self._distinct(graph, layers):
+            total = total.plus(self._roofline(layer, shape, precision, device, speeds), count)
+        for one in copied_parameters(graph, layers):
+            touched = one.parameters(shape) * state_bytes(precision).touched
+            total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
+        return total, source, half_width
 
     def _roofline(
         self, layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer_graph import Layer, Pass
+from weft.describe.layer import Layer, Pass
 from weft.predict.cost.memory import state_bytes
 from weft.predict.cost.speeds import Speeds
 

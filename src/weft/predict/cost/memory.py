@@ -10,7 +10,8 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer_graph import Layer, LayerGraph, TiedParameters
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.plan import Plan, Sharding, Stack
 from weft.errors import InputError, Violation
 from weft.program.buffers import SHARDED_BUFFERS

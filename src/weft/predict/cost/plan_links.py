@@ -17,8 +17,8 @@ from weft.predict.cost.network import Network
 from weft.predict.cost.places import Spread
 from weft.program.codes import codes, distinct_rows
 from weft.program.fold import KEPT_LANE, KEPT_REPLICA
+from weft.program.groups import counterparts_of, islands_of
 from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED, is_send
-from weft.program.layout import counterparts_of, islands_of
 from weft.program.program import NONE, Ints, Program
 
 # What replicas do with those of their own island, or with their counterparts in the others.

@@ -7,7 +7,8 @@ from enum import IntEnum
 
 from weft.describe.amount import Shape
 from weft.describe.device import Device
-from weft.describe.layer_graph import Layer, LayerGraph
+from weft.describe.layer import Layer
+from weft.describe.layer_graph import LayerGraph
 from weft.errors import InputError, Violation
 from weft.predict.cost.layer_times import LayerTimes, roofline, weight_share
 from weft.predict.cost.speeds import Speeds

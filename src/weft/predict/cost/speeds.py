@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weft.describe.device import Device
-from weft.describe.layer_graph import PLAIN_PRODUCT
+from weft.describe.layer import PLAIN_PRODUCT
 from weft.errors import InputError, Violation, require_choice
 from weft.predict.cost.tables import seconds_of_speeds, value_at
 from weft.predict.profile import MachineMeasurement

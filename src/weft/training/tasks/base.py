@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.describe.run_file import BYTES
+from weft.describe.run_tables.training import BYTES
 from weft.run.divided_logits import IGNORED, DividedLogits
 from weft.run.divided_tokens import DividedTokens
 

@@ -1,0 +1,110 @@
+"""`Layer`: one costed layer of a model, and the work of its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from weft.describe.amount import ZERO, Amount, Shape
+
+PLAIN_PRODUCT = "product"
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """`count` products of a (rows x inner) by an (inner x columns) matrix.
+
+    `kernel` says by what they are computed: a plain product, or one of the kernels of attention, whose speeds
+    `weft.predict.cost.speeds` knows.
+    """
+
+    count: Amount
+    rows: Amount
+    inner: Amount
+    columns: Amount
+    kernel: str = PLAIN_PRODUCT
+
+    def flops(self, shape: Shape) -> float:
+        if shape.context_parallel > 1:
+            # Tokens may be counted along two sides, as in scores, but ranks divide the product once.
+            return 2.0 * (self.count * self.rows * self.inner * self.columns)(shape)
+        return 2.0 * self.count(shape) * self.rows(shape) * self.inner(shape) * self.columns(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The work of one pass of one micro-batch through one layer.
+
+    `memory` counts the elements read and written by memory-bound kernels (norms, activations, residuals,
+    lookups, losses); `kernels` counts all kernels launched, the matmuls' included.
+    """
+
+    matmuls: tuple[Matmul, ...] = ()
+    memory: Amount = ZERO
+    kernels: int = 0
+
+    def flops(self, shape: Shape) -> float:
+        return sum(matmul.flops(shape) for matmul in self.matmuls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One node of the graph.
+
+    Attributes:
+        name: unique in the graph, such as ``block.3``.
+        kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
+        parameters: count of parameters of one tensor rank.
+        forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
+        kept, kept_bytes: what the backward pass needs and the forward pass keeps, per micro-batch.
+        products, product_bytes: what of the results of its products (matrix products, convolutions, attention
+            kernels) is needed to make everything kept again from the layer's input without calling them; None
+            where this is not known.
+        again: what is run forward again where the layer keeps that; None: all of `forward` but its products.
+        sent: elements of the layer's output, per micro-batch.
+        tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
+            backward pass).
+        gathered: elements of a rank's keys and values, which context ranks gather in the forward pass (and
+            whose gradients they reduce and scatter in the backward pass); zero where no token needs another.
+        context_kept: what backward needs besides `kept` where context ranks divide the tokens, without the
+            gathered keys and values.
+    """
+
+    name: str
+    kind: str
+    parameters: Amount = ZERO
+    forward: Pass = Pass()
+    backward_input: Pass = Pass()
+    backward_weight: Pass = Pass()
+    kept: Amount = ZERO
+    kept_bytes: Amount = ZERO
+    products: Amount | None = None
+    product_bytes: Amount = ZERO
+    again: Pass | None = None
+    sent: Amount = ZERO
+    tensor_reduced: Amount = ZERO
+    gathered: Amount = ZERO
+    context_kept: Amount = ZERO
+
+    @property
+    def tensor_exchanges(self) -> int:
+        """How many all-reduces of equal size `tensor_reduced` is made of.
+
+        One follows every product that tensor ranks divide along the side over which it adds up.
+        """
+        divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
+        return max(1, sum(divided))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Identities of all of it but the name: the same where layers share all of that.
+
+        To compare them is far cheaper than to compare amounts.
+        """
+        return tuple([id(getattr(self, name)) for name in _PARTS])
+
+    def flops(self, shape: Shape) -> float:
+        """Floating-point operations of forward and backward of one micro-batch."""
+        return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
+
+
+_PARTS = tuple(field.name for field in fields(Layer) if field.name != "name")

@@ -1,0 +1,1 @@
+"""The tables of a RUN.toml: what is trained, and on what and how."""

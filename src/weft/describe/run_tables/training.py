@@ -1,0 +1,188 @@
+"""What is trained, and what is written meanwhile: the tables `[model]`, `[task]`, `[train]`, `[optimizer]`,
+`[checkpoint]` and `[report]` of a RUN.toml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from weft.describe.loggers import require_logger
+from weft.describe.tasks import KNOWN_TASKS
+from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, TomlTable, Word, is_importable
+from weft.describe.toml_text import table_text
+from weft.describe.units import shown
+from weft.errors import InputError, Violation, nearest
+
+# Steps, samples and tokens are 64-bit integers whose products must stay so.
+Count = Annotated[int, Field(ge=1, le=10**9)]
+# Words for tokenizers: one token per byte, and the tokenizer of the folder that the model comes from.
+BYTES = "bytes"
+MODEL = "model"
+ANY_PRECISION = "any"
+Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], TOML_ARRAY]
+
+
+def _require_task(kind: str) -> str:
+    if kind not in KNOWN_TASKS and not is_importable(kind):
+        problem = f"{shown(kind)} is neither {', '.join(KNOWN_TASKS)} nor of the form package.module:Task"
+        raise InputError(Violation("", problem, nearest(kind, KNOWN_TASKS) or "causal-lm"))
+    return kind
+
+
+class ModelTable(TomlTable):
+    """`[model]`: exactly one of the three."""
+
+    preset: Word | None = Field(default=None, description="a name that weft knows, such as gpt-10m")
+    hf: Word | None = Field(default=None, description="a folder with a config.json, or such a file")
+    build: Annotated[str, Field(pattern=IMPORTABLE)] | None = Field(
+        default=None, description="package.module:function that builds the model"
+    )
+
+    weights: bool = Field(
+        default=False, description="start from the weights in the folder of hf, and not from random ones"
+    )
+
+    @model_validator(mode="after")
+    def _weights_of_a_folder(self) -> ModelTable:
+        if self.weights and self.hf is None:
+            raise InputError(Violation("weights", "needs hf, the folder that holds them", "false"))
+        return self
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ModelTable:
+        given = [key for key in ("preset", "hf", "build") if getattr(self, key) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise InputError(Violation("", f"{found} given; exactly one of preset, hf and build is needed"))
+        return self
+
+
+class TaskTable(TomlTable):
+    """`[task]`: what is learned from which data."""
+
+    kind: Annotated[str, AfterValidator(_require_task)] = Field(
+        default="causal-lm", description=f"{', '.join(KNOWN_TASKS)}, or package.module:Task"
+    )
+    data: Word = Field(
+        default="python-stdlib",
+        description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
+        "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
+    )
+    tokenizer: Word = Field(
+        default=BYTES,
+        description="bytes, model (the folder of [model] hf), a tokenizer.json or a folder with one",
+    )
+    sequence: Count | None = Field(default=None, description="tokens per sample; the model's own if absent")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_the_task(cls, table: Any) -> Any:
+        """Data left out is the task's default."""
+        kind = table.get("kind") if isinstance(table, dict) else None
+        if not isinstance(kind, str) or kind not in KNOWN_TASKS:
+            return table
+        return {"data": KNOWN_TASKS[kind].data, **table}
+
+
+class TrainTable(TomlTable):
+    """`[train]`: the size and length of the training."""
+
+    global_batch: Count | None = Field(default=None, description="samples per optimizer step")
+    steps: Count = 200
+    precision: Literal["fp64", "fp32", "bf16", "fp16", "any"] | None = Field(
+        default=None, description="any: the planner chooses between bf16 and fp32"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    compile: bool = Field(
+        default=False, description="true: layers are compiled (torch.compile) before the first step"
+    )
+
+
+class OptimizerTable(TomlTable):
+    """`[optimizer]`."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="after warm-up")
+    warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        default=10, description="steps in which the learning rate rises linearly"
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="what the learning rate does after warm-up"
+    )
+    final_learning_rate: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="where linear and cosine end; 0 if absent"
+    )
+    decay_steps: Count | None = Field(
+        default=None, description="steps, warm-up included, after which they are there; train.steps if absent"
+    )
+    betas: Betas | None = Field(default=None, description="of adamw and adam; [0.9, 0.95] if absent")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of sgd; 0.9 if absent"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    decay_all: bool = Field(
+        default=False, description="true: norms, biases and embeddings decay, too, and not matrices alone"
+    )
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the whole gradient is scaled down to this norm where it has a larger one"
+    )
+    skip_non_finite: bool = Field(
+        default=False, description="leave out a step whose gradient is not finite, on all ranks"
+    )
+
+    @model_validator(mode="after")
+    def _keys_that_count(self) -> OptimizerTable:
+        """A key that would have no effect is refused."""
+        sgd, constant = self.name == "sgd", self.schedule == "constant"
+        keys = (
+            ("betas", sgd, "name"),
+            ("momentum", not sgd, "name"),
+            ("final_learning_rate", constant, "schedule"),
+            ("decay_steps", constant, "schedule"),
+        )
+        problems = [
+            Violation(key, f'has no effect with {owner} = "{getattr(self, owner)}"; leave it out')
+            for key, without_effect, owner in keys
+            if without_effect and getattr(self, key) is not None
+        ]
+        if self.final_learning_rate is not None and self.final_learning_rate > self.learning_rate:
+            problem = f"{self.final_learning_rate:g} is above learning_rate, {self.learning_rate:g}"
+            problems.append(Violation("final_learning_rate", problem, f"{self.learning_rate:g}"))
+        if self.decay_steps is not None and self.decay_steps <= self.warm_up_steps:
+            problem = f"{self.decay_steps} leaves nothing after warm_up_steps = {self.warm_up_steps}"
+            problems.append(Violation("decay_steps", problem, str(self.warm_up_steps + 1)))
+        if problems:
+            raise InputError(problems)
+        return self
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether steps wait for the norm of the whole gradient."""
+        return self.clip_norm is not None or self.skip_non_finite
+
+
+class CheckpointTable(TomlTable):
+    """`[checkpoint]`: the last step is always saved."""
+
+    every: Count = Field(default=100, description="steps between two checkpoints")
+    keep: Count = Field(default=2, description="how many of the newest are kept")
+    load_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="how long ranks that have loaded one wait for a rank that reads nothing"
+    )
+
+
+class ReportTable(TomlTable):
+    """`[report]`: where the figures of every step go besides the run's own files."""
+
+    log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
+        default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
+    )
+
+    @model_validator(mode="after")
+    def _once_each(self) -> ReportTable:
+        twice = next((name for name in self.log if self.log.count(name) > 1), None)
+        if twice is not None:
+            near = table_text("", {"log": tuple(dict.fromkeys(self.log))}).strip()
+            raise InputError(Violation("log", f"{shown(twice)} is given twice", near))
+        return self

@@ -1,0 +1,37 @@
+"""`Job`: what planners plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.describe.cluster import Cluster
+from weft.describe.layer_graph import LayerGraph
+from weft.moves.move import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
+
+    `gradient_norm`: steps wait for the norm of the whole gradient.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster
+    global_batch: int
+    sequence: int
+    precision: str = "fp32"
+    gradient_norm: bool = False
+
+
+def job_of(context: Context) -> Job:
+    """The job that the context's plan does."""
+    plan = context.plan
+    return Job(
+        graph=context.graph,
+        cluster=context.cluster,
+        global_batch=plan.global_batch,
+        sequence=plan.sequence,
+        precision=plan.precision,
+        gradient_norm=plan.gradient_norm,
+    )
