@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import inf
 
 import numpy as np
@@ -20,11 +20,11 @@ from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.planners.space import layouts
+from weft.planning.planners.weft.estimates import LIGHT, StepEstimates
 from weft.planning.planners.weft.ideal import ideal_step_s
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
-from weft.planning.planners.weft.stages import Dealt, Way, deal
+from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
-from weft.program.buffers import SHARDED_BUFFERS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,10 +32,6 @@ Ints = npt.NDArray[np.int64]
 # The orders that are searched over, with one stage per device and with several; others are tried on what is
 # found.
 SCHEDULE, LOOPED = "1f1b", "depth-first"
-# States that every rank holds, or shares out with little to exchange for it.
-_LIGHT = ("zero-0", "zero-1")
-# Gathers of a stage's weights for one reduction of its gradients, where several stages share a buffer.
-_GATHERS_PER_REDUCTION = 3
 # How many times as many layouts as are simulated are suited at least: some turn out to be too big.
 _SPARE = 2
 _NOTHING_FITS = "no cut of the layers fits its devices"
@@ -64,7 +60,7 @@ class UnevenSpace:
         self._problem, self._bounds = problem, bounds
         self._times = LayerTimes(problem)
         self._times_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
-        self._network = problem.cost_model.network
+        self._estimates = StepEstimates(problem, bounds)
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
         self._paces = sorted(set(paces))
@@ -137,7 +133,7 @@ class UnevenSpace:
         schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
         for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
             if (layout.loops > 1) == looped and (
-                looped or pins.sharding is not None or layout.sharding in _LIGHT
+                looped or pins.sharding is not None or layout.sharding in LIGHT
             ):
                 yield layout
 
@@ -146,12 +142,12 @@ class UnevenSpace:
     ) -> tuple[list[Suited], list[Candidate]]:
         """Of variants of one layout those that may be fast: the first that fits of those that share little
         out, and where that recomputes, of each way to share out more the first that recomputes less."""
-        light = [one for one in variants if one.sharding in _LIGHT]
+        light = [one for one in variants if one.sharding in LIGHT]
         suited, refused = self._first_that_fit(light, placements)
         least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
         more: dict[tuple[str, int | None], list[Layout]] = defaultdict(list)
         for one in variants:
-            if one.sharding not in _LIGHT and RECOMPUTES.index(one.recompute) < least:
+            if one.sharding not in LIGHT and RECOMPUTES.index(one.recompute) < least:
                 more[one.sharding, one.island].append(one)
         for heavier in more.values():
             found, why = self._first_that_fit(heavier, placements)
@@ -216,7 +212,7 @@ class UnevenSpace:
                 micro_batches_per_replica=found.micro_batches if len(set(found.micro_batches)) > 1 else None,
             )
             if refuse(self._problem.job, shaped) is None:
-                estimate_s = self._step_s(layout, devices, found)
+                estimate_s = self._estimates.step_s(layout, devices, found)
                 yield Suited(layout=shaped, placement=placement, estimate_s=estimate_s)
 
     def _slowest(self, devices: Ints, times_s: Sequence[Floats]) -> Ints:
@@ -252,35 +248,6 @@ class UnevenSpace:
             kept = self._bounds.most_in_flight(layout)
         of_stage: Floats = kept[self._bounds.placement(layout)[0]] / loops
         return of_stage
-
-    def _step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
-        """Estimate of a step: its slowest pipeline, or what replicas exchange where that takes longer, then
-        the last reduction and one micro-batch's hops through all stages and back."""
-        reduced_s, all_s = self._exchanged_s(layout, devices, found)
-        graph, shape = self._problem.job.graph, self._bounds.shape(layout)
-        sent = round(graph.layers[len(graph.layers) // 2].sent(shape) * self._bounds.element_bytes)
-        firsts = devices[:, 0, 0].tolist()
-        hops = (self._network.message_s(rank, peer, sent) for rank, peer in pairwise(firsts))
-        hops_s = 2.0 * layout.loops * sum(map(sum, hops))
-        return max(found.pipeline_s, all_s - reduced_s) + reduced_s + hops_s
-
-    def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> tuple[float, float]:
-        """Seconds of one reduction of the largest stage, and of all exchanges of a device that has it."""
-        gradients, weights = self._bounds.exchanged_bytes(layout)
-        starts = np.cumsum(found.layers_per_stage) - np.array(found.layers_per_stage)
-        reduced, gathered = np.add.reduceat(gradients, starts), np.add.reduceat(weights, starts)
-        largest = int(np.argmax(reduced))
-        ranks = devices[self._bounds.placement(layout)[0][largest], :, 0].tolist()
-        if layout.sharding in _LIGHT:
-            reduced_s = self._network.all_reduce_s(ranks, round(float(reduced[largest])))
-            return reduced_s, layout.loops * reduced_s
-        # Stages that have buffers of their own exchange once in a step, others each time they are come to.
-        own = layout.loops <= SHARDED_BUFFERS
-        rounds = 1 if own else -(-max(found.micro_batches) // layout.pipeline_parallel)
-        reduced_s = self._network.reduce_scatter(ranks, round(float(reduced[largest]))).seconds
-        gather_s = self._network.all_gather(ranks, round(float(gathered[largest]))).seconds
-        gathers = 1 if layout.sharding == "zero-2" else rounds * (1 if own else _GATHERS_PER_REDUCTION)
-        return reduced_s, layout.loops * (rounds * reduced_s + gathers * gather_s)
 
 
 def worst_of(suited: Sequence[Suited], count: int) -> float:

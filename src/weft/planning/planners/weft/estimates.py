@@ -1,0 +1,66 @@
+"""Estimates of steps on unlike devices, which say what is simulated first."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.moves.layout import Layout
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.weft.stages import Dealt
+from weft.planning.problem import Problem
+from weft.program.buffers import SHARDED_BUFFERS
+
+Ints = npt.NDArray[np.int64]
+
+# States that every rank holds, or shares out with little to exchange for it.
+LIGHT = ("zero-0", "zero-1")
+# Gathers of a stage's weights for one reduction of its gradients, where several stages share a buffer.
+_GATHERS_PER_REDUCTION = 3
+
+
+class StepEstimates:
+    """Of the layouts of one problem."""
+
+    def __init__(self, problem: Problem, bounds: Bounds) -> None:
+        self._graph, self._bounds = problem.job.graph, bounds
+        self._network = problem.cost_model.network
+
+    def step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
+        """Its slowest pipeline, or what replicas exchange where that takes longer, then the last reduction
+        and one micro-batch's hops through all stages and back.
+
+        Args:
+            layout: its degrees and choices.
+            devices: of every rank, shape (stages in line, replicas, ranks of a replica of a stage).
+            found: its stages and shares.
+        """
+        reduced_s, all_s = self._exchanged_s(layout, devices, found)
+        shape = self._bounds.shape(layout)
+        middle = self._graph.layers[len(self._graph.layers) // 2]
+        sent = round(middle.sent(shape) * self._bounds.element_bytes)
+        firsts = devices[:, 0, 0].tolist()
+        hops = (self._network.message_s(rank, peer, sent) for rank, peer in pairwise(firsts))
+        hops_s = 2.0 * layout.loops * sum(map(sum, hops))
+        return max(found.pipeline_s, all_s - reduced_s) + reduced_s + hops_s
+
+    def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> tuple[float, float]:
+        """Seconds of one reduction of the largest stage, and of all exchanges of a device that has it."""
+        gradients, weights = self._bounds.exchanged_bytes(layout)
+        starts = np.cumsum(found.layers_per_stage) - np.array(found.layers_per_stage)
+        reduced, gathered = np.add.reduceat(gradients, starts), np.add.reduceat(weights, starts)
+        largest = int(np.argmax(reduced))
+        ranks = devices[self._bounds.placement(layout)[0][largest], :, 0].tolist()
+        if layout.sharding in LIGHT:
+            reduced_s = self._network.all_reduce_s(ranks, round(float(reduced[largest])))
+            return reduced_s, layout.loops * reduced_s
+        # Stages that have buffers of their own exchange once in a step, others each time they are come to.
+        own = layout.loops <= SHARDED_BUFFERS
+        rounds = 1 if own else -(-max(found.micro_batches) // layout.pipeline_parallel)
+        together = ranks[: layout.island]
+        reduced_s = self._network.reduce_scatter(together, round(float(reduced[largest]))).seconds
+        gather_s = self._network.all_gather(together, round(float(gathered[largest]))).seconds
+        gathers = 1 if layout.sharding == "zero-2" else rounds * (1 if own else _GATHERS_PER_REDUCTION)
+        return reduced_s, layout.loops * (rounds * reduced_s + gathers * gather_s)
