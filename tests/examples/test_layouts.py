@@ -8,6 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+# The first of them compiles the engine, which need not be done by two at once.
+pytestmark = pytest.mark.xdist_group("examples")
 FOLDER = Path(__file__).parents[2] / "examples" / "layouts"
 
 
