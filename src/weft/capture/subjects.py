@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -116,17 +116,12 @@ def subjects_of(
 
 def one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
     """Up to `LAYERS_PER_KIND` consecutive equal layers of each kind."""
-    groups: list[list[int]] = []
-    seen: dict[object, int] = {}
-    for index, layer in enumerate(graph.layers):
-        key = replace(layer, name="")
-        if key not in seen:
-            seen[key] = len(groups)
-            groups.append([])
-        group = groups[seen[key]]
+    groups: dict[int, list[int]] = {}
+    for index, alike in enumerate(graph.alike):
+        group = groups.setdefault(alike, [])
         if len(group) < LAYERS_PER_KIND and (not group or group[-1] == index - 1):
             group.append(index)
-    return [tuple(group) for group in groups]
+    return [tuple(group) for group in groups.values()]
 
 
 def _trained(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weft.doors.emit.base import Decided, Emitted, header, require_family
-from weft.doors.emit.torchtitan_keys import STACK, degrees, flavor, losses, parts, schedule, training
+from weft.doors.emit.base import Decided, Emitted, header
+from weft.doors.emit.torchtitan_keys import decide, degrees, flavor, parts, training
 from weft.planning.planned import PlannedJob
 
 NAME = "torchtitan"
@@ -34,10 +34,7 @@ def emit(planned: PlannedJob) -> Emitted:
     Raises:
         InputError: when the model is no Llama.
     """
-    decided = Decided(planned)
-    require_family(decided, STACK, ("llama",))
-    order, order_losses = schedule(decided)
-    lost = (*decided.inequalities(STACK), *order_losses, *losses(decided))
+    decided, order, lost = decide(planned)
     command = decided.torchrun(f"-m torchtitan.train --module {_MODULE} --config planned")
     launch = f"PYTHONPATH=. {command}"
     values = training(decided)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.doors.emit.base import Decided, Loss
+from weft.doors.emit.base import Decided, Loss, require_family
+from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
 SCHEDULES = {
@@ -26,6 +27,18 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _UNBOUNDED = 1e9
 # A table's keys.
 Table = dict[str, int | float | str | bool]
+
+
+def decide(planned: PlannedJob) -> tuple[Decided, Table, tuple[Loss, ...]]:
+    """What is decided, the keys of its schedule, and all that is lost.
+
+    Raises:
+        InputError: when the model is no Llama.
+    """
+    decided = Decided(planned)
+    require_family(decided, STACK, ("llama",))
+    order, order_losses = schedule(decided)
+    return decided, order, (*decided.inequalities(STACK), *order_losses, *losses(decided))
 
 
 def flavor(decided: Decided) -> str:

@@ -6,8 +6,8 @@ Keys are those of `torchtitan/config/job_config.py`. Later versions are configur
 from __future__ import annotations
 
 from weft.describe.toml_text import table_text, value_text
-from weft.doors.emit.base import Decided, Emitted, header, require_family
-from weft.doors.emit.torchtitan_keys import STACK, Table, degrees, flavor, losses, parts, schedule, training
+from weft.doors.emit.base import Decided, Emitted, header
+from weft.doors.emit.torchtitan_keys import STACK, Table, decide, degrees, flavor, parts, training
 from weft.planning.planned import PlannedJob
 
 NAME = "torchtitan-toml"
@@ -20,10 +20,7 @@ def emit(planned: PlannedJob) -> Emitted:
     Raises:
         InputError: when the model is no Llama.
     """
-    decided = Decided(planned)
-    require_family(decided, STACK, ("llama",))
-    order, order_losses = schedule(decided)
-    lost = (*decided.inequalities(STACK), *order_losses, *losses(decided))
+    decided, order, lost = decide(planned)
     file = f"{STACK}.toml"
     launch = decided.torchrun(f"-m torchtitan.train --job.config_file {file}")
     tables = [

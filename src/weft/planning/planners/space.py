@@ -150,8 +150,10 @@ def _orders(job: Job, mesh: tuple[int, int], pins: Pins, *, opened: bool) -> Ite
     pipeline_parallel, data_parallel = mesh
     # A device that has nobody to exchange with gains nothing by turning from stage to stage.
     turns = pipeline_parallel > 1 or (opened and data_parallel > 1)
+    # With one stage they do what another schedule does.
+    looped = SINGLE_DEVICE_LOOPED if pipeline_parallel == 1 and pins.schedule is None else ()
     for schedule in _schedules(pipeline_parallel, pins, opened=opened):
-        least = 2 if schedule in _repeating(pipeline_parallel, pins) else 1
+        least = 2 if schedule in looped else 1
         if pins.loops is not None:
             if pins.loops >= least:
                 yield schedule, pins.loops
@@ -170,11 +172,6 @@ def _schedules(pipeline_parallel: int, pins: Pins, *, opened: bool) -> Iterator[
         yield from SINGLE_DEVICE_LOOPED
     else:
         yield from (name for name in SCHEDULES if opened or not splits_backward(name, pipeline_parallel))
-
-
-def _repeating(pipeline_parallel: int, pins: Pins) -> tuple[str, ...]:
-    """Schedules that with one stage per device do what another one does."""
-    return SINGLE_DEVICE_LOOPED if pipeline_parallel == 1 and pins.schedule is None else ()
 
 
 @cache

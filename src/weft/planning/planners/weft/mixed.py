@@ -72,6 +72,7 @@ class MixedSpace:
     def on_unlike_devices(self, may_win: Callable[[float, Layout], bool], kept: int) -> list[Suited]:
         """Layouts of every degree with what suits their devices, those with the least estimates first: the
         `kept` best with one stage per device and with several that may win at their ideal step, and more."""
+        placements = list(placements_of(self._problem.job.cluster, 1))
         every: list[Suited] = []
         for looped in (False, True):
             found: list[Suited] = []
@@ -80,7 +81,7 @@ class MixedSpace:
             for least_s, layout in sorted(ideal, key=lambda entry: entry[0]):
                 if least_s > worst_of(found, kept) or not may_win(least_s, layout):
                     break
-                for placement in placements_of(self._problem.job.cluster, 1):
+                for placement in placements:
                     found += self._uneven.suited(layout, placement, self._words)
             every += found
         return sorted(every, key=lambda one: one.estimate_s)

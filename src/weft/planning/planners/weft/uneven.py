@@ -59,7 +59,7 @@ class UnevenSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._times = LayerTimes(problem)
-        self._times_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
+        self._seconds_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
         self._estimates = StepEstimates(problem, bounds)
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
@@ -93,14 +93,16 @@ class UnevenSpace:
         left: list[Candidate] = []
         placements = list(placements_of(cluster, 1))
         groups = (list(variants) for _, variants in groupby(every, key=_without_memory))
+        worst_s = inf
         for least_s, variants in sorted(((min(map(self.ideal_s, one)), one) for one in groups), key=_first):
-            if least_s > worst_of(suited, _SPARE * kept):
+            if least_s > worst_s:
                 reason = f"at least {format_seconds(least_s)}; enough others are estimated at less"
                 left += [Candidate(layout=one, verdict=Verdict.PRUNED, reason=reason) for one in variants]
                 continue
             found, why = self._lightest_that_fit(variants, placements)
             suited += found
             left += why
+            worst_s = worst_of(suited, _SPARE * kept)
         suited.sort(key=_estimate_s)
         more = [
             other
@@ -112,13 +114,9 @@ class UnevenSpace:
 
     def ideal_s(self, layout: Layout) -> float:
         """Lower bound of the layout's estimate at any placement; 0 where times are not known."""
-        key = (layout.micro_batch_size, layout.tensor_parallel, layout.recompute)
-        if key not in self._times_of:
-            try:
-                self._times_of[key] = self._way(layout).times_s
-            except InputError:
-                self._times_of[key] = ()
-        if not (times_s := self._times_of[key]):
+        try:
+            times_s = self._seconds(layout)
+        except InputError:
             return 0.0
         batch = self._problem.job.global_batch // layout.micro_batch_size
         return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
@@ -223,13 +221,17 @@ class UnevenSpace:
         return slowest
 
     def _way(self, layout: Layout) -> Way:
+        """How a stage of the layout runs."""
+        return Way(self._seconds(layout), self._bounds.layer_bytes(layout))
+
+    def _seconds(self, layout: Layout) -> Sequence[Floats]:
         """One micro-batch through each layer, at each pace; passes that are run again included."""
-        size, degree = layout.micro_batch_size, layout.tensor_parallel
-        times_s = []
-        for group, speed in self._paces:
-            passes = self._times.of_group(group, size, degree)
-            times_s.append((passes.both_s + passes.again_s(layout.recompute)) / speed)
-        return Way(times_s, self._bounds.layer_bytes(layout))
+        size, degree, recompute = layout.micro_batch_size, layout.tensor_parallel, layout.recompute
+        key = (size, degree, recompute)
+        if key not in self._seconds_of:
+            every = [(self._times.of_group(group, size, degree), speed) for group, speed in self._paces]
+            self._seconds_of[key] = [(one.both_s + one.again_s(recompute)) / speed for one, speed in every]
+        return self._seconds_of[key]
 
     def _in_flight(self, layout: Layout) -> Floats:
         """Micro-batches that each stage keeps at most; stages of a device have equal parts of what it keeps.
