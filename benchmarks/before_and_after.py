@@ -42,7 +42,7 @@ SEARCHES: Mapping[str, str] = {
     "plan llama-3-8b recompute": "llama-3-8b --on 8xl4 --recompute full --global-batch 32",
     "plan resnet-50": "resnet-50 --on 4xa100-80gb",
     "plan bert-large chimera": "bert-large --on 8xa100-80gb --schedule chimera",
-    "plan gpt2 minimise memory": "gpt2 --on 4xa100-80gb --planner exhaustive --pp 2 --dp 2",
+    "plan gpt-1m exhaustive": "gpt-1m --on 4xa100-80gb --planner exhaustive --pp 2 --dp 2 --micro-batch-size 4",
 }
 PLANNERS = ("amp", "megatron", "uniform", "metis-form", "homogeneous")
 
@@ -166,7 +166,9 @@ def run(checkout: Path, folder: Path, model: str, keys: Mapping[str, Any]) -> An
     columns = {name: predicted[name].to_pylist() for name in predicted.column_names}
     return {
         "program": digest((directory / "program.txt").read_bytes()),
-        **{f"predicted {name}": digest(repr(values)) for name, values in columns.items() if name != "plan_id"},
+        **{
+            f"predicted {name}": digest(repr(values)) for name, values in columns.items() if name != "plan_id"
+        },
         **weights(directory),
     }
 
