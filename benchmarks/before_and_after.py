@@ -42,7 +42,7 @@ SEARCHES: Mapping[str, str] = {
     "plan llama-3-8b recompute": "llama-3-8b --on 8xl4 --recompute full --global-batch 32",
     "plan resnet-50": "resnet-50 --on 4xa100-80gb",
     "plan bert-large chimera": "bert-large --on 8xa100-80gb --schedule chimera",
-    "plan gpt-1m exhaustive": "gpt-1m --on 4xa100-80gb --planner exhaustive --pp 2 --dp 2 --micro-batch-size 4",
+    "plan gpt-1m exhaustive": "gpt-1m --on 4xa100-80gb --planner exhaustive --pp 2 --dp 2 --loops 1",
 }
 PLANNERS = ("amp", "megatron", "uniform", "metis-form", "homogeneous")
 
