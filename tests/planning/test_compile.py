@@ -4,10 +4,11 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
+from weft.methods.sharding.kinds import REDUCE
 from weft.moves.job import Job
 from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_evaluation, compile_folded, compile_plan
-from weft.program.kinds import FORWARD, REDUCE, SEND_ACTIVATION, STEP
+from weft.program.kinds import FORWARD, SEND_ACTIVATION, STEP
 from weft.program.verify import verify
 
 
@@ -82,7 +83,8 @@ def folded(on, data_parallel, **changes):
         **changes,
     )
     job = Job(graph=graph, cluster=cluster, global_batch=12, sequence=256)
-    return "folded" in compile_folded(build_plan(job, layout, flops_per_layer(job)), graph, cluster).meta
+    plan = build_plan(job, layout, flops_per_layer(job))
+    return compile_folded(plan, graph, cluster).kept_replica is not None
 
 
 def test_one_pipeline_stands_for_all_where_it_is_the_slowest_everywhere():

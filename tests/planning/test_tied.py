@@ -12,6 +12,8 @@ from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
+from weft.methods.sharding.kinds import REDUCE
+from weft.methods.tying.kinds import REDUCE_TIED
 from weft.moves.layout import Layout, build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
@@ -20,7 +22,7 @@ from weft.predict.cost.memory import stage_parameters, state_bytes
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
-from weft.program.kinds import REDUCE, REDUCE_TIED, STEP
+from weft.program.kinds import STEP
 from weft.program.verify import require_valid
 
 CONFIG = replace(tiny(tied=True), hidden=256, vocabulary=5003)

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from weft.methods.sharding.kinds import REDUCE
 from weft.predict.costs import Costs
-from weft.program.kinds import BACKWARD, FORWARD, REDUCE, SEND_ACTIVATION
+from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION
 from weft.program.program import Columns, Edges, Obligations, Program
 
 Row = tuple[int, int, int]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from predict.programs import costs_of
 from program.layouts import training_program
 
+from weft.methods.sharding.kinds import GATHER, REDUCE
 from weft.predict.simulator import simulate
-from weft.program.kinds import BACKWARD, FORWARD, GATHER, REDUCE
+from weft.program.kinds import BACKWARD, FORWARD
 
 DEVICES, LAYERS = 4, 16
 ORDERS = (("gpipe", 1), ("1f1b", 1), ("depth-first", 4), ("breadth-first", 4))

@@ -17,7 +17,7 @@ from weft.describe.models import resolve_model
 from weft.errors import InputError
 from weft.planning.compile import compile_folded, compile_plan
 from weft.predict.predict import PredictedStep, predict
-from weft.program.fold import KEPT_LANE, KEPT_REPLICA, fold_lanes
+from weft.program.fold import fold_lanes
 from weft.program.kinds import BACKWARD_WEIGHT, FORWARD, STEP
 from weft.program.program import Edges, Program
 from weft.program.verify import verify
@@ -140,8 +140,8 @@ def test_lanes_are_folded_only_where_they_are_provably_equal(devices, speeds, fo
     where = with_speeds(cluster(nodes=8, devices=devices), speeds)
     plan = plan_of(GRAPH, where, pp=2, dp=2, tp=2)
     program = compile_folded(plan, GRAPH, where)
-    assert (KEPT_LANE in program.meta) == folds
-    assert KEPT_REPLICA in program.meta
+    assert (program.kept_lane is not None) == folds
+    assert program.kept_replica == 0
     assert len(np.unique(program.columns.rank)) == (2 if folds else 4)
     assert verify(program) == []
     whole = predicted(plan, compile_plan(plan, GRAPH), where).prediction

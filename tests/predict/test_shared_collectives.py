@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of
 
+from weft.methods.sharding.kinds import REDUCE
 from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
-from weft.program.kinds import BACKWARD, FORWARD, REDUCE, SEND_ACTIVATION
+from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION
 from weft.program.program import Edges, Program
 
 SECOND_NS = 10**9

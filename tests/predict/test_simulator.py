@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of, random_programs
 
 from weft.errors import InputError
+from weft.methods.sharding.kinds import REDUCE
 from weft.predict.simulator import simulate
 from weft.program.build import build_training_program
-from weft.program.kinds import BACKWARD, FORWARD, KINDS, RECEIVE_ACTIVATION, REDUCE, SEND_ACTIVATION, STEP
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, RECEIVE_ACTIVATION, SEND_ACTIVATION, STEP
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Edges, Program
 from weft.program.schedules import get_schedule

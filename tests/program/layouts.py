@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
 from weft.describe.plan import Blocking, Sharding
+from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
+from weft.methods.sharding.program import Shared
+from weft.methods.tying.kinds import REDUCE_TIED
+from weft.methods.tying.program import Tied, TiedWeights
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Pipeline
 
+COLLECTIVES = (GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED)
 LOOPED = ("depth-first", "breadth-first", "hybrid")
+
+
+def asked(
+    sharding: Sharding = "zero-0",
+    *,
+    island: int | None = None,
+    blocking: Sequence[Blocking] = (),
+    norm: bool = False,
+    tied: Sequence[TiedWeights] = (),
+) -> dict[str, Any]:
+    """What a program is asked of weft's own methods."""
+    methods: dict[str, Any] = {"sharding": Shared(sharding, island)}
+    if blocking:
+        methods["blocking"] = tuple(blocking)
+    if norm:
+        methods["gradient-norm"] = True
+    if tied:
+        methods["tying"] = Tied(tuple(tied))
+    return methods
 
 
 def ring_layout(
@@ -86,7 +111,7 @@ def training_program(
     blocking: Sequence[Blocking] = (),
 ) -> Program:
     layout = schedule_layout(name, devices, stages, micro_batches, lanes)
-    return build_training_program(layout, get_schedule(name), {}, sharding=sharding, blocking=blocking)
+    return build_training_program(layout, get_schedule(name), {}, methods=asked(sharding, blocking=blocking))
 
 
 @st.composite

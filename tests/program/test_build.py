@@ -13,6 +13,7 @@ from program.layouts import pipelines, ring_layout, schedule_layout, training_pr
 from program.rendezvous import stuck_rows
 
 from weft.errors import InputError
+from weft.methods.sharding.kinds import REDUCE
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.kinds import (
     BACKWARD,
@@ -22,7 +23,6 @@ from weft.program.kinds import (
     KINDS,
     RECEIVE_ACTIVATION,
     RECEIVE_GRADIENT,
-    REDUCE,
     SEND_ACTIVATION,
     SEND_GRADIENT,
     STEP,
@@ -99,7 +99,7 @@ def test_one_pipeline_alone_has_the_same_instructions(case: Case, data: st.DataO
     assert np.array_equal(folded.ids, program.ids[program.columns.replica // layout.paths == pipeline])
     assert folded.groups == program.groups
     assert folded.ranks == program.ranks
-    assert folded.meta["folded"] == str(replica)
+    assert folded.kept_replica == replica
     assert verify(folded) == []
 
 

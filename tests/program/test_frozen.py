@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import pipelines, schedule_layout
+from program.layouts import asked, pipelines, schedule_layout
 from program.mutations import with_value, without_row
 from program.rendezvous import stuck_rows
 
 from weft.describe.plan import Sharding
 from weft.errors import InputError
+from weft.methods.sharding.kinds import REDUCE
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.kinds import (
     BACKWARD,
@@ -22,7 +23,6 @@ from weft.program.kinds import (
     FORWARD,
     KINDS,
     RECEIVE_GRADIENT,
-    REDUCE,
     SEND_GRADIENT,
     STEP,
 )
@@ -39,7 +39,7 @@ LEVELS: tuple[Sharding, ...] = ("zero-0", "zero-1", "zero-2", "zero-3")
 
 def program_of(case: Case, frozen_stages: int, sharding: Sharding = "zero-0") -> Program:
     layout = schedule_layout(*case, frozen_stages=frozen_stages)
-    return build_training_program(layout, get_schedule(case[0]), {}, sharding=sharding)
+    return build_training_program(layout, get_schedule(case[0]), {}, methods=asked(sharding))
 
 
 @st.composite

@@ -46,11 +46,6 @@ def test_stages_share_a_device_in_all_pipelines_or_in_none() -> None:
     assert "stages that share a device in one pipeline must share it in all" in problems(layout)
 
 
-def test_islands_are_whole() -> None:
-    layout = replace(ring_layout(2, 2, (1, 1, 1, 1)), island=3)
-    assert problems(layout) == "layout: 4 replicas are not whole islands of 3"
-
-
 def test_a_device_holds_a_stage_once() -> None:
     layout = placed_layout([[0, 1, 2], [2, 1, 0]], (2,))
     assert problems(layout) == "stage 1: has two paths on one device; a device holds a stage once"
@@ -82,8 +77,3 @@ def test_a_rank_has_one_place_on_all_paths() -> None:
 )
 def test_an_empty_layout_is_refused(layout: PipelineLayout) -> None:
     assert problems(layout)
-
-
-def test_context_ranks_are_whole_groups_of_lanes() -> None:
-    layout = replace(ring_layout(2, 2, (1, 1), lanes=2), context_parallel=3)
-    assert "replicas of 2 ranks are not whole groups of 3 context ranks" in problems(layout)

@@ -13,17 +13,9 @@ from program.mutations import reorder, swap, twice, with_edge, with_value, witho
 from program.rendezvous import stuck_rows
 
 from weft.errors import InputError
+from weft.methods.sharding.kinds import REDUCE
 from weft.program.checks.deadlock import check_deadlock
-from weft.program.kinds import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    MESSAGES,
-    RECEIVE_ACTIVATION,
-    REDUCE,
-    SEND_ACTIVATION,
-    STEP,
-)
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, MESSAGES, RECEIVE_ACTIVATION, SEND_ACTIVATION, STEP
 from weft.program.program import Columns, Edges, Program
 from weft.program.verify import require_valid, verify
 
@@ -246,7 +238,7 @@ def test_a_fold_is_only_a_fold_when_it_says_so() -> None:
         ),
     )
     assert "not all ranks of [0, 1] take part in rank 0 R0" in say(folded)
-    assert verify(replace(folded, meta={"folded": "0"})) == []
+    assert verify(replace(folded, kept_replica=0)) == []
 
 
 def test_an_obligation_needs_an_owner() -> None:

@@ -10,7 +10,7 @@ from pool import WorkerPool
 from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program, make_runtime, tiny
 
 from weft.describe.plan import Plan, Sharding
-from weft.program.kinds import REDUCE, REDUCE_ACROSS
+from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.verify import require_valid
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage

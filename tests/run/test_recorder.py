@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from small_jobs import make_plan, make_program, tiny
 
 from weft.errors import RunError
-from weft.program.kinds import BACKWARD, FORWARD, REDUCE, REDUCE_TIED, STEP
+from weft.methods.sharding.kinds import REDUCE
+from weft.methods.tying.kinds import REDUCE_TIED
+from weft.program.kinds import BACKWARD, FORWARD, STEP
 from weft.program.program import Program
 from weft.run.recorder import (
     HEADER_BYTES,

@@ -16,15 +16,9 @@ from torch import nn
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError
+from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_evaluation
-from weft.program.kinds import (
-    BACKWARD,
-    FORWARD,
-    REDUCE,
-    SEND_ACTIVATION,
-    SEND_GRADIENT,
-    STEP,
-)
+from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION, SEND_GRADIENT, STEP
 from weft.program.program import Program
 from weft.run.executor import require_supported
 from weft.run.handlers import HANDLERS

@@ -19,8 +19,8 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_evaluation
-from weft.program.kinds import REDUCE
 from weft.program.verify import require_valid
 from weft.run.stages import build_stage
 from weft.run.stepped import ELEMENTWISE

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph, TiedParameters
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.places import Places
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.fold import fold_lanes
-from weft.program.layout import PipelineLayout, StageLayout, TiedWeights
+from weft.program.layout import PipelineLayout, StageLayout
+from weft.program.passes import asked_by
 from weft.program.program import Ints, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
@@ -31,17 +34,17 @@ def compile_plan(
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
     """
-    return _training_program(plan, _layout(plan, graph, micro_batches), only_replica)
+    return _training_program(plan, _layout(plan, graph, micro_batches), asked_by(plan, graph), only_replica)
 
 
-def _training_program(plan: Plan, layout: PipelineLayout, only_replica: int | None) -> Program:
+def _training_program(
+    plan: Plan, layout: PipelineLayout, methods: Mapping[str, Any], only_replica: int | None
+) -> Program:
     return build_training_program(
         layout,
         get_schedule(plan.schedule.name),
         plan.schedule.options,
-        sharding=plan.sharding,
-        blocking=plan.blocking,
-        gradient_norm=plan.gradient_norm,
+        methods=methods,
         only_replica=only_replica,
     )
 
@@ -71,7 +74,7 @@ def compile_folded(
     layout.require_valid()
     places, ranks = Places(cluster), np.stack(layout.rank_tables)
     foldable = len(set(layout.micro_batches)) == 1 and _one_is_slowest(plan, places, ranks)
-    program = _training_program(plan, layout, 0 if foldable else None)
+    program = _training_program(plan, layout, asked_by(plan, graph), 0 if foldable else None)
     equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
     return fold_lanes(program) if equal else program
 
@@ -92,7 +95,7 @@ def _one_is_slowest(plan: Plan, places: Places, ranks: Ints) -> bool:
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
     """The forward-only program of a plan, for held-out losses."""
-    return build_evaluation_program(pipeline_layout(plan, graph), sharding=plan.sharding)
+    return build_evaluation_program(pipeline_layout(plan, graph), methods=asked_by(plan, graph))
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
@@ -105,7 +108,6 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     if len(set(shares)) != 1:
         raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
     gradient_bytes = gradient_element_bytes(plan)
-    tied = _tied_weights(plan, graph)
     held = [own_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)]
     return PipelineLayout(
         stages=tuple(
@@ -119,20 +121,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
         paths=paths_of(get_schedule(plan.schedule.name)),
-        tied=tuple(
-            TiedWeights(stages, gradient_bytes * round(one.parameters(plan.shape(stages[0]))))
-            for stages, one in tied
-        ),
-        island=plan.island,
-        context_parallel=plan.context_parallel,
     )
-
-
-def _tied_weights(plan: Plan, graph: LayerGraph) -> list[tuple[tuple[int, ...], TiedParameters]]:
-    """The parameters that layers of several stages use, with these stages."""
-    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
-    users = [(tuple(sorted({stage_of[layer] for layer in one.layers})), one) for one in graph.tied]
-    return [(stages, one) for stages, one in users if len(stages) > 1]
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:

@@ -10,7 +10,7 @@ from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.predict.predict import PredictedStep
-from weft.program.kinds import GATHER, REDUCE
+from weft.program.kinds import KINDS
 from weft.program.program import NONE
 from weft.timeline.figures import bubble_fraction, busy_by_kind, peak_in_flight
 
@@ -30,8 +30,8 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
         "peak_instruction": [_named(planned, position) for position in simulation.peak_positions.tolist()],
-        "gathers": int((kinds == GATHER).sum()),
-        "reduces": int((kinds == REDUCE).sum()),
+        "gathers": int((kinds == KINDS.code("gather")).sum()),
+        "reduces": int((kinds == KINDS.code("reduce")).sum()),
         "instructions": simulation.instructions,
         "breakdown": busy_by_kind(simulation.timeline),
         "step_breakdown": planned.step_breakdown,

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, REDUCE, STEP
+from weft.program.kinds import MAKES_GRADIENTS, READS_WEIGHTS, STEP, kinds_reading
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
 
 # Of weights and of gradients, where replicas share these out.
 SHARDED_BUFFERS = 2
-
-READS_WEIGHTS = (FORWARD, BACKWARD, BACKWARD_INPUT)
-MAKES_GRADIENTS = (BACKWARD, BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,14 @@ def reductions(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
 
 def last_gradients(program: Program, rank: int) -> frozenset[int]:
     """Positions of a rank's computations after which their stage's gradient is reduced or stepped with."""
+    takes = {*kinds_reading("weight_gradient"), STEP}
     last: dict[int, int] = {}
     found = set()
     for position in range(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1])):
         kind, stage = (int(column[position]) for column in (program.columns.kind, program.columns.stage))
         if kind in MAKES_GRADIENTS:
             last[stage] = position
-        elif kind in (REDUCE, STEP) and stage in last:
+        elif kind in takes and stage in last:
             found.add(last.pop(stage))
     return frozenset(found)
 

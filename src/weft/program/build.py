@@ -6,31 +6,19 @@ its own ranks and micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation, nearest
-from weft.program.groups import across_group_table, group_table, tied_group_table
-from weft.program.kinds import (
-    COLLECTIVES,
-    FORWARD,
-    NORM,
-    REDUCE_ACROSS,
-    REDUCE_TIED,
-    is_any_of,
-    is_collective,
-)
+from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
-from weft.program.passes.blocking import block
-from weft.program.passes.norm import norm_group, take_norm
-from weft.program.passes.sharding import require_one_sequence, shard
-from weft.program.passes.tying import tie
-from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Program
+from weft.program.passes import PassList
+from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 
 
@@ -39,48 +27,41 @@ def build_training_program(
     schedule: Schedule,
     options: Options,
     *,
-    sharding: Sharding = "zero-0",
-    blocking: Sequence[Blocking] = (),
-    gradient_norm: bool = False,
+    methods: Mapping[str, Any] | None = None,
     only_replica: int | None = None,
 ) -> Program:
     """The program of one optimizer step, repeated.
 
-    `sharding` is what replicas share out, `blocking` which communication is not overlapped with computation,
-    `gradient_norm` whether steps wait for the norm of the whole gradient.
+    `methods` says by name what is asked of each method (`weft.program.passes.Pass`).
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
-    pipelines are folded into one for planning); groups keep all ranks, and `meta["folded"]` names the
-    replica.
+    pipelines are folded into one for planning); groups keep all ranks, and `kept_replica` names the replica.
 
     Raises:
-        InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, or
-            pipelines with unequal shares of the batch would come to other collectives.
+        InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, a method
+            does not go with it, or pipelines with unequal shares of the batch would meet otherwise.
     """
     layout.require_valid()
+    passes = PassList.of(methods or {}, layout, trains=True)
     pipelines: dict[int, LoweredPipeline] = {}
     for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = _schedule_orders(layout, schedule, options, micro_batches)
         lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
-        if layout.replicas > 1:
-            lowered = shard(lowered, layout, sharding)
-        if layout.tied:
-            lowered = tie(lowered, layout)
-        lowered = block(lowered, blocking, sharding)
-        pipelines[micro_batches] = take_norm(lowered) if gradient_norm else lowered
-    require_one_sequence(pipelines, sharding)
-    meta = {"schedule": schedule.name, **_sharded(layout, sharding)}
-    return _assemble(layout, pipelines, "train", meta, only_replica)
+        pipelines[micro_batches] = passes.apply(lowered, layout)
+    _require_one_sequence(pipelines)
+    program = _assemble(layout, pipelines, passes, "train", only_replica)
+    return replace(program, schedule=schedule.name)
 
 
-def build_evaluation_program(layout: PipelineLayout, *, sharding: Sharding = "zero-0") -> Program:
+def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, Any] | None = None) -> Program:
     """The program that runs every micro-batch forward, stage by stage, and changes nothing.
 
     Replicas that share out their weights, or the stepping of them, gather them.
 
     Raises:
-        InputError: when the layout is broken.
+        InputError: when the layout is broken, or a method does not go with it.
     """
     layout.require_valid()
+    passes = PassList.of(methods or {}, layout, trains=False)
     pipelines: dict[int, LoweredPipeline] = {}
     for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = [
@@ -88,22 +69,36 @@ def build_evaluation_program(layout: PipelineLayout, *, sharding: Sharding = "ze
             for device in range(int(layout.placement.max()) + 1)
         ]
         lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)
-        pipelines[micro_batches] = shard(lowered, layout, sharding) if layout.replicas > 1 else lowered
-    return _assemble(layout, pipelines, "evaluate", _sharded(layout, sharding))
+        pipelines[micro_batches] = passes.apply(lowered, layout)
+    return _assemble(layout, pipelines, passes, "evaluate")
 
 
-def _sharded(layout: PipelineLayout, sharding: Sharding) -> dict[str, str]:
-    """What the verifier must know of the states that replicas share out, if they do.
+def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
+    """Refuse pipelines, by their number of micro-batches, whose devices would wait for different collectives.
 
     Raises:
-        InputError: for islands that share nothing out.
+        InputError: when a device of one has other collectives, or in another order, than the same device of
+            another: buffers may change hands at other places where the shares of the batch differ.
     """
-    if sharding == "zero-0":
-        if layout.island is not None:
-            raise InputError(Violation("layout", "zero-0 shares nothing out in islands", "zero-1"))
-        return {}
-    islands = {"islands": str(layout.islands)} if layout.islands > 1 else {}
-    return {"sharding": sharding, **islands} if layout.replicas > 1 else {}
+    sequences = {
+        count: _collectives(pipeline).tolist() for count, pipeline in sorted(pipelines.items(), reverse=True)
+    }
+    if len({tuple(map(tuple, sequence)) for sequence in sequences.values()}) > 1:
+        counts = ", ".join(str(count) for count in sequences)
+        problem = (
+            f"in this order of micro-batches, replicas that share out gradients or weights meet in another "
+            f"sequence for each share of the batch ({counts} micro-batches); "
+            "equal shares or zero-1 are possible"
+        )
+        raise InputError(Violation("sharding", problem, "zero-1"))
+
+
+def _collectives(pipeline: LoweredPipeline) -> Ints:
+    """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
+    columns = pipeline.columns
+    rows = np.flatnonzero(is_collective(columns.kind))
+    names = ("rank", "kind", "stage", "part")
+    return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 
 def _forward_order(here: npt.NDArray[np.bool_], micro_batches: int) -> ComputeOrder:
@@ -165,46 +160,37 @@ def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
 def _assemble(
     layout: PipelineLayout,
     pipelines: dict[int, LoweredPipeline],
+    passes: PassList,
     purpose: str,
-    meta: dict[str, str],
     only_replica: int | None = None,
 ) -> Program:
     """Copy each replica's pipeline to its ranks and micro-batches."""
     kept = _kept_pipelines(layout, only_replica)
-    if only_replica is not None:
-        meta = {**meta, "folded": str(only_replica)}
     ranks = layout.rank_table()
-    groups, group_of = group_table(layout)
-    across_groups, across_group_of = across_group_table(layout)
-    groups, across_group_of = groups + across_groups, across_group_of + len(groups)
-    tied_groups, tied_group_of = tied_group_table(layout)
-    groups, tied_group_of = groups + tied_groups, tied_group_of + len(groups)
-    groups = (*groups, norm_group(layout))
+    meetings = passes.groups(layout)
     parts: list[Columns] = []
     edges: list[Edges] = []
     first_row = 0
     for pipeline in kept:
         lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
         for lane in range(ranks.shape[2]):
-            copy = _copy(layout, lowered.columns, ranks[..., lane], group_of[..., lane], pipeline)
-            across = across_group_of[..., lane]
-            parts.append(_with_own_groups(copy, across, tied_group_of[:, lane], len(groups) - 1))
+            copy = _copy(layout, lowered.columns, ranks[..., lane], pipeline)
+            parts.append(replace(copy, group=meetings.of(copy, lane)))
             shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
             edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
             first_row += len(lowered.columns)
     columns = Columns.join(parts)
-    groups = groups if (columns.kind == NORM).any() else groups[:-1]
     order = np.argsort(columns.rank, kind="stable")
+    meets = is_collective(columns.kind).any()
     return Program(
         ranks=layout.ranks,
         steps_per_cycle=1,
         columns=columns.take(order),
         edges=renumber(Edges.join(edges), order),
-        groups=groups if is_collective(columns.kind).any() else (),
-        obligations=replace(
-            _obligations(layout, purpose, kept), gradient_norm=bool((columns.kind == NORM).any())
-        ),
-        meta=meta,
+        groups=meetings.groups if meets else (),
+        kin=meetings.kin if meets else None,
+        obligations=_obligations(layout, purpose, kept, passes.owed(layout)),
+        kept_replica=only_replica,
     )
 
 
@@ -223,35 +209,22 @@ def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequenc
     return (only_replica // layout.paths,)
 
 
-def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, group_of: Ints, pipeline: int) -> Columns:
-    """The rows of a pipeline in one lane; `ranks` of (pipeline, device), `group_of` (stage, replica)."""
+def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
+    """The rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
     micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
     first = layout.first_micro_batch[first_replica]
-    replica = first_replica + columns.replica
     return replace(
         columns,
         rank=ranks[pipeline, columns.rank],
         peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
         micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
-        replica=replica,
-        group=np.where(is_any_of(columns.kind, COLLECTIVES), group_of[columns.stage, replica], NONE),
+        replica=first_replica + columns.replica,
     )
 
 
-def _with_own_groups(
-    columns: Columns, across_group_of: Ints, tied_group_of: Ints, norm_group: int
-) -> Columns:
-    """The columns with further collectives in their own groups: across islands, of each tied weight, of the
-    norm."""
-    tied = np.flatnonzero(columns.kind == REDUCE_TIED)
-    group = np.where(columns.kind == NORM, norm_group, columns.group)
-    group[tied] = tied_group_of[columns.part[tied]]
-    across = np.flatnonzero(columns.kind == REDUCE_ACROSS)
-    group[across] = across_group_of[columns.stage[across], columns.replica[across]]
-    return replace(columns, group=group)
-
-
-def _obligations(layout: PipelineLayout, purpose: str, pipelines: Sequence[int]) -> Obligations:
+def _obligations(
+    layout: PipelineLayout, purpose: str, pipelines: Sequence[int], methods: Mapping[str, Owed]
+) -> Obligations:
     stages = np.arange(len(layout.stages), dtype=np.int64)
     paths = range(layout.paths)
     replicas = [pipeline * layout.paths + path for pipeline in pipelines for path in paths]
@@ -277,7 +250,7 @@ def _obligations(layout: PipelineLayout, purpose: str, pipelines: Sequence[int])
             for stage in range(len(stages))
             for replica in replicas
         },
-        tied=tuple(one.stages for one in layout.tied) if trains else (),
+        methods=methods,
     )
 
 

@@ -1,6 +1,7 @@
 """Folding: one pipeline replica, or one tensor lane, simulated in place of all that are equal to it.
 
-Replicas are folded where a program is built (`only_replica`), lanes afterwards. `meta` says what was kept.
+Replicas are folded where a program is built (`only_replica`), lanes afterwards; the program says what was
+kept.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import numpy as np
 from weft.errors import InputError, Violation
 from weft.program.program import NONE, Edges, Ints, Program
 
-KEPT_REPLICA, KEPT_LANE = "folded", "folded_lanes"
-
 
 def fold_lanes(program: Program) -> Program:
     """The same program with the first tensor lane of every replica alone; it stands for the others.
 
-    Groups keep all ranks, and `meta["folded_lanes"]` names the lane. A program without tensor parallelism
+    Groups keep all ranks, and `kept_lane` names the lane. A program without tensor parallelism
     comes back as it is.
 
     Raises:
@@ -48,7 +47,7 @@ def fold_lanes(program: Program) -> Program:
         obligations=replace(
             program.obligations, owners={place: ranks[:1] for place, ranks in owners.items()}
         ),
-        meta={**program.meta, KEPT_LANE: "0"},
+        kept_lane=0,
     )
 
 
@@ -58,7 +57,7 @@ def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
     `stages` are the ranks of every replica of every stage, of shape (replicas, ranks of one). Twins of two
     ranks that send each other messages are in the same order.
     """
-    few_replicas, few_lanes = KEPT_REPLICA in program.meta, KEPT_LANE in program.meta
+    few_replicas, few_lanes = program.kept_replica is not None, program.kept_lane is not None
     if not few_replicas and not few_lanes:
         return dict(enumerate(np.arange(program.ranks, dtype=np.int64)[:, None]))
     simulated = sorted({replica for _, replica in program.obligations.owners})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from weft.bundles import bundles
 from weft.errors import InputError, Violation
 
 
@@ -63,6 +64,9 @@ class KindRegistry:
         return self._codes[kind.name]
 
     def code(self, name: str) -> int:
+        """The code of a kind; methods are looked for where nobody here has registered it."""
+        if name not in self._codes:
+            bundles()
         return self._codes[name]
 
     def __getitem__(self, code: int) -> Kind:
@@ -153,59 +157,6 @@ RECEIVE_GRADIENT = KINDS.register(
         writes=("output_gradient",),
     )
 )
-GATHER = KINDS.register(
-    Kind(
-        name="gather",
-        symbol="G",
-        stream="collective",
-        reads=("shard",),
-        writes=("weights",),
-        collective=True,
-    )
-)
-FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=("weights",)))
-REDUCE = KINDS.register(
-    Kind(
-        name="reduce",
-        symbol="R",
-        stream="collective",
-        reads=("weight_gradient",),
-        writes=("reduced_gradient",),
-        collective=True,
-    )
-)
-REDUCE_ACROSS = KINDS.register(
-    Kind(
-        name="reduce_across",
-        symbol="RA",
-        stream="collective",
-        reads=("reduced_gradient",),
-        writes=("reduced_gradient",),
-        collective=True,
-    )
-)
-REDUCE_TIED = KINDS.register(
-    Kind(
-        name="reduce_tied",
-        symbol="T",
-        stream="collective",
-        reads=("weight_gradient",),
-        writes=("reduced_gradient",),
-        collective=True,
-        spans_stages=True,
-    )
-)
-NORM = KINDS.register(
-    Kind(
-        name="norm",
-        symbol="N",
-        stream="collective",
-        reads=("reduced_gradient",),
-        writes=("gradient_norm",),
-        collective=True,
-        spans_stages=True,
-    )
-)
 STEP = KINDS.register(
     Kind(
         name="step",
@@ -225,8 +176,20 @@ MESSAGES: tuple[tuple[int, int], ...] = (
 # What computes on a micro-batch.
 COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
-# What all holders of the same weights do together.
-COLLECTIVES: tuple[int, ...] = (GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED)
+# What reads the weights of a stage, and what adds to their gradient.
+READS_WEIGHTS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT)
+MAKES_GRADIENTS: tuple[int, ...] = (BACKWARD, BACKWARD_WEIGHT)
+
+
+def kinds_reading(value: str) -> tuple[int, ...]:
+    """The codes of the kinds that read a value."""
+    return tuple(code for code, kind in enumerate(KINDS) if value in kind.reads)
+
+
+def kinds_writing(value: str) -> tuple[int, ...]:
+    """The codes of the kinds that write a value."""
+    return tuple(code for code, kind in enumerate(KINDS) if value in kind.writes)
+
 
 _Codes = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]

@@ -36,19 +36,6 @@ class StageLayout:
     weight_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TiedWeights:
-    """A weight of which each of several stages has a copy.
-
-    Attributes:
-        stages: who has one, rising.
-        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients are without it.
-    """
-
-    stages: tuple[int, ...]
-    gradient_bytes: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class PipelineLayout:
     """Stages, their ranks and their messages.
@@ -61,10 +48,6 @@ class PipelineLayout:
             per micro-batch; the gradient that comes back is as large.
         paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
-        tied: weights that stages share; all of them are trained.
-        island: replicas that share states out among themselves; None: all of them.
-        context_parallel: how many ranks of a replica hold the same weights and compute other tokens; those
-            that share a stage are neighbours.
     """
 
     stages: tuple[StageLayout, ...]
@@ -72,9 +55,6 @@ class PipelineLayout:
     message_bytes: Mapping[tuple[int, int], int]
     paths: int = 1
     frozen_stages: int = 0
-    tied: tuple[TiedWeights, ...] = ()
-    island: int | None = None
-    context_parallel: int = 1
 
     @property
     def replicas(self) -> int:
@@ -130,11 +110,6 @@ class PipelineLayout:
         first_place = np.unique(self.placement, return_index=True)[1]
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
         return np.stack([self.rank_tables[stage][path :: self.paths] for path, stage in homes], axis=1)
-
-    @property
-    def islands(self) -> int:
-        """How many islands share a stage out, each all of it."""
-        return 1 if self.island is None else self.replicas // self.island
 
     def require_valid(self) -> None:
         """Refuse a layout that no program can be built for.

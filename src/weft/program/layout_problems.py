@@ -28,24 +28,18 @@ def problems_of(layout: PipelineLayout) -> list[Violation]:
         for replica, count in enumerate(layout.micro_batches)
         if count < 1
     ]
-    problems += [*_graph_problems(layout), *_path_problems(layout), *_share_problems(layout, lanes)]
+    problems += [*_graph_problems(layout), *_path_problems(layout), *_frozen_problems(layout)]
     # Sharing of devices is only meaningful among stages that are well-formed by themselves.
     return problems or _device_problems(layout)
 
 
 def _graph_problems(layout: PipelineLayout) -> list[Violation]:
-    """Edges and tied weights that do not join stages."""
-    problems = [
+    """Edges that do not join stages."""
+    return [
         Violation("layout", f"edge {edge} must go from a stage to a later one of {len(layout.stages)}")
         for edge in layout.edges
         if not 0 <= edge[0] < edge[1] < len(layout.stages)
     ]
-    problems += [
-        Violation("layout", f"tied weights must have two or more trained stages, rising, not {one.stages}")
-        for one in layout.tied
-        if not _are_trained_stages(one.stages, range(layout.frozen_stages, len(layout.stages)))
-    ]
-    return problems
 
 
 def _path_problems(layout: PipelineLayout) -> list[Violation]:
@@ -63,20 +57,12 @@ def _path_problems(layout: PipelineLayout) -> list[Violation]:
     ]
 
 
-def _share_problems(layout: PipelineLayout, lanes: int) -> list[Violation]:
-    """Replicas, lanes and stages that cannot be shared out as they are said to be."""
-    problems = []
-    if layout.island is not None and (layout.island < 1 or layout.replicas % layout.island):
-        problem = f"{layout.replicas} replicas are not whole islands of {layout.island}"
-        problems.append(Violation("layout", problem))
-    if layout.context_parallel < 1 or lanes % layout.context_parallel:
-        problem = f"replicas of {lanes} ranks are not whole groups of {layout.context_parallel} context ranks"
-        problems.append(Violation("layout", problem))
+def _frozen_problems(layout: PipelineLayout) -> list[Violation]:
     last = len(layout.stages) - 1
-    if not 0 <= layout.frozen_stages <= last:
-        problem = f"{layout.frozen_stages} is not one of 0..{last}; one stage must train"
-        problems.append(Violation("frozen stages", problem, str(min(max(layout.frozen_stages, 0), last))))
-    return problems
+    if 0 <= layout.frozen_stages <= last:
+        return []
+    problem = f"{layout.frozen_stages} is not one of 0..{last}; one stage must train"
+    return [Violation("frozen stages", problem, str(min(max(layout.frozen_stages, 0), last)))]
 
 
 def _device_problems(layout: PipelineLayout) -> list[Violation]:
@@ -115,10 +101,6 @@ def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: 
         )
         for stage, devices in enumerate(placement.T.tolist())
     )
-
-
-def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
-    return len(stages) > 1 and sorted(set(stages)) == list(stages) and set(stages) <= set(trained)
 
 
 def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:

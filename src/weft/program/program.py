@@ -21,6 +21,9 @@ from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint64]
 
+# The ranks of each group.
+Groups = tuple[tuple[int, ...], ...]
+
 NONE = -1
 
 
@@ -133,6 +136,16 @@ class Edges:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Owed:
+    """What a program owes one method; each method has a type of its own."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the table of a program says of it."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Obligations:
     """What one cycle of a Program owes, whatever its order.
 
@@ -144,8 +157,7 @@ class Obligations:
         step: rows (stage, replica, iteration) whose optimizer must step exactly once on every rank of the
             replica.
         owners: (stage, replica) to the ranks that run it.
-        tied: the stages that have a copy of each tied weight.
-        gradient_norm: whether every step waits for the norm of the whole gradient.
+        methods: by name of a method what is owed to it.
     """
 
     purpose: str
@@ -154,21 +166,60 @@ class Obligations:
     backward: Ints
     step: Ints
     owners: Mapping[tuple[int, int], tuple[int, ...]]
-    tied: tuple[tuple[int, ...], ...] = ()
-    gradient_norm: bool = False
+    methods: Mapping[str, Owed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupKin:
+    """Which of a program's `count` groups are alike; worked out when first asked for.
+
+    `by_replica` and `by_lane` are tables of groups, -1 where there is none, whose last axis goes over
+    replicas and over lanes.
+    """
+
+    count: int
+    by_replica: tuple[Ints, ...]
+    by_lane: tuple[Ints, ...]
+
+    @cached_property
+    def replicas(self) -> Ints:
+        """The same number for what replicas do each for itself, such as the islands of a stage; (groups,)."""
+        return self._joined(self.by_replica)
+
+    @cached_property
+    def lanes(self) -> Ints:
+        """The same number for what the lanes of replicas do each for itself, in step; (groups,)."""
+        return self._joined(self.by_lane)
+
+    def _joined(self, tables: tuple[Ints, ...]) -> Ints:
+        number = np.arange(self.count, dtype=np.int64)
+        for table in tables:
+            there = table != NONE
+            first = np.where(there, table, self.count).min(axis=-1, keepdims=True)
+            np.minimum.at(number, table[there], np.broadcast_to(first, table.shape)[there])
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Instructions, edges and obligations of all ranks. Build it with a compiler, check it with `verify`."""
+    """Instructions, edges and obligations of all ranks. Build it with a compiler, check it with `verify`.
+
+    Attributes:
+        kin: which groups are alike; None where none are.
+        schedule: the order of micro-batches, for people.
+        kept_replica, kept_lane: the one that is there in place of all (see `weft.program.fold`).
+    """
 
     ranks: int
     steps_per_cycle: int
     columns: Columns
     edges: Edges
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: Groups = ()
     obligations: Obligations
-    meta: Mapping[str, str] = field(default_factory=dict)
+    kin: GroupKin | None = None
+    schedule: str = ""
+    kept_replica: int | None = None
+    kept_lane: int | None = None
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -42,8 +42,19 @@ def format_program(program: Program, max_rows: int | None = None) -> str:
 def _summary(program: Program) -> str:
     facts = [f"purpose {program.obligations.purpose}", f"ranks {program.ranks}"]
     facts += [f"steps per cycle {program.steps_per_cycle}", f"instructions {len(program)}"]
-    facts += [f"{key} {value}" for key, value in sorted(program.meta.items())]
+    facts += [f"{key} {value}" for key, value in sorted(_methods(program).items())]
     return "program: " + ", ".join(facts)
+
+
+def _methods(program: Program) -> dict[str, str]:
+    """The schedule, what was folded, and what is owed to methods."""
+    kept = {"folded": program.kept_replica, "folded_lanes": program.kept_lane}
+    facts = {key: str(value) for key, value in kept.items() if value is not None}
+    if program.schedule:
+        facts["schedule"] = program.schedule
+    for owed in program.obligations.methods.values():
+        facts |= owed.facts
+    return facts
 
 
 def _group_lines(program: Program) -> list[str]:

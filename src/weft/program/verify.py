@@ -1,9 +1,8 @@
 """The verifier: proves a Program whoever built it, before anything is launched.
 
 It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
-read, that messages and collectives match, that shared-out states keep to their buffers, that islands add up
-every gradient once, that copies of tied weights get one gradient, that steps wait for the norm where they owe
-it, and that no order of events under rendezvous sends can hang.
+read, that messages and collectives match, that the program does what it owes to methods, and that no order of
+events under rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ from weft.errors import InputError, Violation
 from weft.program.checks.columns import check_coordinates, check_shape
 from weft.program.checks.deadlock import check_deadlock
 from weft.program.checks.dependencies import check_dependencies
-from weft.program.checks.islands import check_islands
 from weft.program.checks.messages import check_collectives, check_messages
-from weft.program.checks.norm import check_norm
 from weft.program.checks.obligations import check_obligations
-from weft.program.checks.sharding import check_sharding
-from weft.program.checks.tying import check_tying
+from weft.program.passes import ordered_passes
 from weft.program.program import Program
 
 
@@ -34,14 +30,16 @@ def verify(program: Program) -> list[Violation]:
             check_dependencies,
             check_messages,
             check_collectives,
-            check_sharding,
-            check_islands,
-            check_tying,
-            check_norm,
+            _check_methods,
             check_deadlock,
         )
         for violation in check(program)
     ]
+
+
+def _check_methods(program: Program) -> list[Violation]:
+    owed = program.obligations.methods
+    return [problem for one in ordered_passes() for problem in one.check(program, owed.get(one.name))]
 
 
 def require_valid(program: Program) -> None:

@@ -11,12 +11,14 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan, Sharding
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.planning.compile import compile_plan
 from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
-from weft.program.kinds import GATHER, NORM, REDUCE, REDUCE_ACROSS, STEP
+from weft.program.kinds import STEP
 
 GRAPH = layer_graph(MODEL)
 

@@ -13,6 +13,8 @@ from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
@@ -28,7 +30,7 @@ from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
-from weft.program.kinds import BACKWARD, FORWARD, KINDS, NORM, REDUCE, SEND_ACTIVATION, STEP, Kind
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, SEND_ACTIVATION, STEP, Kind
 
 GRAPH = layer_graph(MODEL)
 shapes = st.fixed_dictionaries(

@@ -1,16 +1,19 @@
 """What an instruction of each kind costs.
 
-Each kind of instruction has a cost hook, keyed by the kind's name; whoever registers a kind registers its
-hook. Hooks see all rows of their kind at once and answer by table, not by row.
+Each kind of instruction has a cost hook; whoever adds a kind contributes its hook (`weft.bundles`). Hooks see
+all rows of their kind at once and answer by table, not by row. Each answer says how sure it is and what it
+rests on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.describe.plan import Plan
+from weft.bundles import parts
 from weft.errors import InputError, Violation
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
@@ -20,65 +23,112 @@ from weft.predict.cost.pricing import Pricing, Seconds
 from weft.program.codes import distinct_rows
 from weft.program.program import Ints
 
-CostHook = Callable[[Pricing, Ints], tuple[Seconds, Seconds, Seconds]]
-"""(occupancy, latency, link time) in seconds of the rows given; shape (rows,).
 
-The link time is how long what a row moves keeps a link between nodes busy; it matters where there is one.
-"""
+class Taken(NamedTuple):
+    """What rows take; arrays of shape (rows,).
 
-_HOOKS: dict[str, CostHook] = {}
-
-
-def register_cost_hook(kind: str, hook: CostHook) -> None:
-    """Give a kind of instruction its cost.
-
-    Raises:
-        InputError: when it has one already.
+    Attributes:
+        occupancy: seconds on the row's own stream.
+        latency: further seconds before what waits for it may start.
+        link: seconds in which what a row moves keeps a link between nodes busy.
+        spread: relative half-width of the 90 % interval of the least certain row.
+        sources: what the seconds come from.
     """
-    if kind in _HOOKS:
-        raise InputError(Violation("cost hooks", f"kind {kind!r} already has one"))
-    _HOOKS[kind] = hook
+
+    occupancy: Seconds
+    latency: Seconds
+    link: Seconds
+    spread: float = 0.0
+    sources: frozenset[str] = frozenset()
+
+
+CostHook = Callable[[Pricing, Ints], Taken]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOf:
+    """The cost of a kind of instruction; a method contributes it beside the kind."""
+
+    kind: str
+    hook: CostHook
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedWork:
+    """Seconds that a method adds to a computation of another kind, on each stage and device."""
+
+    kind: str
+    seconds: Callable[[Pricing, StageTimes], float]
+
+
+class Lead(NamedTuple):
+    """How early rows may start, before what they wait for has ended; arrays of shape (rows,).
+
+    Attributes:
+        lead: seconds before that end.
+        rest: seconds that a row with a lead takes at least after it.
+    """
+
+    lead: Seconds
+    rest: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeadOf:
+    """The lead of a kind of instruction, from the occupancy and link time of all rows of the program."""
+
+    kind: str
+    hook: Callable[[Pricing, Ints, Seconds, Seconds], Lead]
 
 
 def hook_of(kind: str) -> CostHook:
     """The cost hook of a kind.
 
     Raises:
-        InputError: when it has none.
+        InputError: when it has none, or two.
     """
-    if kind not in _HOOKS:
-        raise InputError(Violation("program", f"kind {kind!r} has no cost hook; register one"))
-    return _HOOKS[kind]
+    hooks: list[CostHook] = [
+        one.hook for one in (*_COMPUTATIONS_AND_MESSAGES, *parts(CostOf)) if one.kind == kind
+    ]
+    if len(hooks) != 1:
+        number = "no cost hook; contribute one" if not hooks else f"{len(hooks)} cost hooks"
+        raise InputError(Violation("program", f"kind {kind!r} has {number}"))
+    return hooks[0]
 
 
-def _by_table(
-    seconds_of: Callable[..., tuple[float, float, float]], *keys: Ints
-) -> tuple[Seconds, Seconds, Seconds]:
-    """Evaluate each distinct combination of `keys`, columns of one length, once."""
+def by_table(seconds_of: Callable[..., tuple[float, float, float]], *keys: Ints) -> Taken:
+    """Evaluate each distinct combination of `keys`, columns of one length, once.
+
+    `seconds_of` gives occupancy, latency and link time.
+    """
     first, which = distinct_rows(*keys)
     rows = zip(*(key[first].tolist() for key in keys), strict=True)
     table = np.array([seconds_of(*row) for row in rows]).reshape(-1, 3)
-    return table[which, 0], table[which, 1], table[which, 2]
+    return Taken(table[which, 0], table[which, 1], table[which, 2])
 
 
 def _compute_hook(
-    seconds_of: Callable[[Pricing, StageTimes], float],
+    kind: str,
+    seconds_of: Callable[[StageTimes], float],
     exchanged: Callable[[Exchanges], float] = lambda exchanges: 0.0,
     *,
     recomputes: bool = False,
-) -> CostHook:
+) -> CostOf:
     """A stage's time, the executor's own time, and what the ranks of its replica exchange, if several.
 
     `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
     """
 
-    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
+    def hook(pricing: Pricing, rows: Ints) -> Taken:
         columns = pricing.program.columns
         sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
+        added = [one.seconds for one in parts(AddedWork) if one.kind == kind]
 
         def place_s(stage: int, replica: int, devices: int, completes: int) -> tuple[float, float, float]:
             seconds = max(
-                pricing.in_program_s(seconds_of(pricing, times), device, speed)
+                pricing.in_program_s(
+                    seconds_of(times) + sum(more(pricing, times) for more in added), device, speed
+                )
                 for times, device, speed in zip(
                     pricing.placed.stage_times[stage, devices],
                     pricing.placed.device_sets[devices],
@@ -95,28 +145,36 @@ def _compute_hook(
             return seconds, 0.0, 0.0
 
         completes = pricing.completes_gradient[rows]
-        return _by_table(place_s, columns.stage[rows], columns.replica[rows], sets, completes)
+        first = distinct_rows(columns.stage[rows], sets)[0]
+        places = zip(columns.stage[rows][first].tolist(), sets[first].tolist(), strict=True)
+        used = [times for place in places for times in pricing.placed.stage_times[place]]
+        return by_table(place_s, columns.stage[rows], columns.replica[rows], sets, completes)._replace(
+            spread=max(times.half_width for times in used),
+            sources=frozenset(times.source for times in used),
+        )
 
-    return hook
+    return CostOf(kind=kind, hook=hook)
 
 
-def _send(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
+def _send(pricing: Pricing, rows: Ints) -> Taken:
     columns = pricing.program.columns
 
     def pair_s(rank: int, peer: int, moved_bytes: int) -> tuple[float, float, float]:
         occupancy, latency = pricing.placed.links.message_s(rank, peer, moved_bytes)
         return occupancy, latency, occupancy
 
-    return _by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
+    return by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
 
 
-_TimeOf = Callable[[Network, Spread, int], CollectiveTime]
+TimeOf = Callable[[Network, Spread, int], CollectiveTime]
 
 
-def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
-    def hook(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
+def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
+    """The cost of collectives, from the time that one alone takes over ranks that lie on nodes somehow."""
+
+    def hook(pricing: Pricing, rows: Ints) -> Taken:
         columns = pricing.program.columns
-        alone = time_of(pricing.plan)
+        alone = time_of(pricing)
 
         def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
             spreads = pricing.placed.links.spreads_of_group[group]
@@ -126,66 +184,36 @@ def _collective_hook(time_of: Callable[[Plan], _TimeOf]) -> CostHook:
             link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
             return max(taken.seconds, link_s), 0.0, link_s
 
-        return _by_table(group_s, columns.group[rows], columns.bytes[rows])
+        return by_table(group_s, columns.group[rows], columns.bytes[rows])
 
     return hook
 
 
-def _reduction(plan: Plan) -> _TimeOf:
-    """Where optimizer states are shared out each rank only needs its share of the sum."""
-    return Network.all_reduce if plan.sharding == "zero-0" else Network.reduce_scatter
+def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
+    """The cost of what only says that something has happened."""
+    return Taken(np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows)))
 
 
-def _norm(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
-    """A rank reads the gradients that it answers for, of all its stages; then all exchange one number."""
-    columns, groups = pricing.program.columns, pricing.program.groups
-
-    def rank_s(rank: int, group: int, moved_bytes: int) -> tuple[float, float, float]:
-        taken = pricing.model.network.all_reduce(groups[group], moved_bytes)
-        return pricing.placed.read_gradients_s(rank) + taken.seconds, 0.0, taken.link_s
-
-    return _by_table(rank_s, columns.rank[rows], columns.group[rows], columns.bytes[rows])
-
-
-def _step_s(pricing: Pricing, times: StageTimes) -> float:
-    """Where the norm is taken, as if every step were clipped: gradients are read and written once more."""
-    return times.update_s + (2.0 * times.read_gradients_s if pricing.plan.gradient_norm else 0.0)
-
-
-def _nothing(pricing: Pricing, rows: Ints) -> tuple[Seconds, Seconds, Seconds]:
-    return np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
-
-
-register_cost_hook(
-    "forward", _compute_hook(lambda _, times: times.forward_s, lambda exchanges: exchanges.forward_s)
-)
-register_cost_hook(
-    "backward",
+_COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
+    _compute_hook("forward", lambda times: times.forward_s, lambda exchanges: exchanges.forward_s),
     _compute_hook(
-        lambda _, times: times.backward_input_s + times.backward_weight_s,
+        "backward",
+        lambda times: times.backward_input_s + times.backward_weight_s,
         lambda exchanges: exchanges.backward_s,
         recomputes=True,
     ),
-)
-register_cost_hook(
-    "backward_input",
     _compute_hook(
-        lambda _, times: times.backward_input_s, lambda exchanges: exchanges.backward_s, recomputes=True
+        "backward_input",
+        lambda times: times.backward_input_s,
+        lambda exchanges: exchanges.backward_s,
+        recomputes=True,
     ),
+    # The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
+    _compute_hook("backward_weight", lambda times: times.backward_weight_s),
+    _compute_hook("step", lambda times: times.update_s),
+    CostOf(kind="send_activation", hook=_send),
+    CostOf(kind="send_gradient", hook=_send),
+    # A message takes its time on the sender's side.
+    CostOf(kind="receive_activation", hook=takes_nothing),
+    CostOf(kind="receive_gradient", hook=takes_nothing),
 )
-# The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
-register_cost_hook("backward_weight", _compute_hook(lambda _, times: times.backward_weight_s))
-register_cost_hook("step", _compute_hook(_step_s))
-register_cost_hook("send_activation", _send)
-register_cost_hook("send_gradient", _send)
-# A message takes its time on the sender's side.
-register_cost_hook("receive_activation", _nothing)
-register_cost_hook("receive_gradient", _nothing)
-register_cost_hook("reduce", _collective_hook(_reduction))
-# Every holder of a tied weight steps all of it.
-register_cost_hook("reduce_tied", _collective_hook(lambda plan: Network.all_reduce))
-# Of islands all add up what they share out, once more.
-register_cost_hook("reduce_across", _collective_hook(lambda plan: Network.all_reduce))
-register_cost_hook("gather", _collective_hook(lambda plan: Network.all_gather))
-register_cost_hook("free", _nothing)
-register_cost_hook("norm", _norm)

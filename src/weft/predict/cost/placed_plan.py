@@ -21,7 +21,7 @@ from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
 from weft.predict.cost.plan_links import PlanLinks
 from weft.program.codes import distinct_rows
-from weft.program.fold import KEPT_REPLICA, twins_of
+from weft.program.fold import twins_of
 from weft.program.kinds import STEP
 from weft.program.program import Ints, Program
 
@@ -156,7 +156,7 @@ class PlacedPlan:
             self.plan, self.model.graph, self.model.network, self.ranks_of_stage, self._timed
         ).items():
             known = list(kinds.exchanges)
-            if KEPT_REPLICA in self.program.meta:
+            if self.program.kept_replica is not None:
                 timed = [
                     self._timed(stage, int(self.ranks_of_stage[stage][first, 0])) for first in kinds.first
                 ]
@@ -181,9 +181,7 @@ class PlacedPlan:
         """What joins the ranks."""
         return PlanLinks(
             program=self.program,
-            plan=self.plan,
             network=self.model.network,
-            ranks_of_stage=self.ranks_of_stage,
             twins=self.twins,
         )
 

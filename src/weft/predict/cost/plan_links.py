@@ -12,17 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.describe.plan import Plan
 from weft.predict.cost.network import Network
 from weft.predict.cost.places import Spread
 from weft.program.codes import codes, distinct_rows
-from weft.program.fold import KEPT_LANE, KEPT_REPLICA
-from weft.program.groups import counterparts_of, islands_of
-from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, REDUCE_TIED, is_send
-from weft.program.program import NONE, Ints, Program
-
-# What replicas do with those of their own island, or with their counterparts in the others.
-_BY_ISLAND = (GATHER, REDUCE, REDUCE_ACROSS)
+from weft.program.kinds import is_send
+from weft.program.program import NONE, Groups, Ints, Program
 
 
 class Messages(NamedTuple):
@@ -41,41 +35,37 @@ class Messages(NamedTuple):
 class PlanLinks:
     """Tables of groups and messages, made when first asked for.
 
-    `program` is any program of the plan; `ranks_of_stage` and `twins` are as in `PlacedPlan`.
+    `program` is any program of the plan; `twins` are as in `PlacedPlan`.
     """
 
     program: Program
-    plan: Plan
     network: Network
-    ranks_of_stage: tuple[Ints, ...]
     twins: Mapping[int, Ints]
 
     @cached_property
-    def twin_groups(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
-        """By group that the program uses, the ranks of all groups that it stands for, itself first.
+    def twin_groups(self) -> Mapping[int, Groups]:
+        """By group that the program uses, the ranks of all groups that it stands for, itself first."""
+        groups = self.program.groups
+        return {group: tuple(groups[one] for one in twins) for group, twins in self._twins_of_group.items()}
 
-        Where one replica is simulated in place of all, its island stands for the others of its devices, and
-        those that it meets across islands for others that meet.
+    @cached_property
+    def _twins_of_group(self) -> Mapping[int, tuple[int, ...]]:
+        """By group that the program uses, the groups that it stands for, itself first.
+
+        Where one replica is simulated in place of all, its group stands for what the twins of its ranks do in
+        other replicas, such as other islands.
         """
-        columns, groups = self.program.columns, self.program.groups
-        used, first = np.unique(columns.group, return_index=True)
-        found: dict[int, tuple[tuple[int, ...], ...]] = {}
-        for group, row in zip(used.tolist(), first.tolist(), strict=True):
-            if group == NONE:
-                continue
-            found[group] = (groups[group],)
-            kind, stage = int(columns.kind[row]), self.plan.stages[int(columns.stage[row])]
-            if self.plan.island and KEPT_REPLICA in self.program.meta and kind in _BY_ISLAND:
-                replicas = [copy.ranks for copy in stage.replicas]
-                parts = islands_of(replicas, self.plan.island)
-                parts = counterparts_of(parts) if kind == REDUCE_ACROSS else parts
-                lane = next(ranks.index(groups[group][0]) for ranks in replicas if groups[group][0] in ranks)
+        groups, kin = self.program.groups, self.program.kin
+        used = np.unique(self.program.columns.group)
+        found: dict[int, tuple[int, ...]] = {}
+        for group in used[used != NONE].tolist():
+            found[group] = (group,)
+            if self.program.kept_replica is not None and kin is not None:
                 alike = {
                     twin for rank in groups[group] if rank in self.twins for twin in self.twins[rank].tolist()
                 }
-                others = (tuple(replicas[replica][lane] for replica in part) for part in parts)
-                mine = set(groups[group])
-                found[group] += tuple(one for one in others if alike.issuperset(one) and set(one) != mine)
+                others = np.flatnonzero(kin.replicas == kin.replicas[group]).tolist()
+                found[group] += tuple(one for one in others if one != group and alike.issuperset(groups[one]))
         return found
 
     @cached_property
@@ -120,41 +110,19 @@ class PlanLinks:
         Those of the lanes and islands that are folded away run in step with it; where others meet them the
         simulator finds out.
         """
-        return self._in_step(lanes=KEPT_LANE in self.program.meta)
+        return self._in_step(lanes=self.program.kept_lane is not None)
 
     def _in_step(self, *, lanes: bool) -> Ints:
         """Most collectives on one link among those that a group stands for, with or without their `lanes`."""
-        flows = np.ones(len(self.program.groups), dtype=np.int64)
-        columns = self.program.columns
-        tied = set(columns.group[columns.kind == REDUCE_TIED].tolist())
-        for group, twins in self.twin_groups.items():
-            alike = np.array(twins, dtype=np.int64)
-            if lanes:
-                # Copies of tied weights on context ranks are all in one group.
-                alike = (self._shares if group in tied else self._lanes)[alike]
-                alike = alike.transpose(0, 2, 1).reshape(-1, alike.shape[1])
-            links = self.network.places.links_of_rings(alike)[1]
+        groups, kin = self.program.groups, self.program.kin
+        flows = np.ones(len(groups), dtype=np.int64)
+        for group, twins in self._twins_of_group.items():
+            alike: Ints = np.array(twins, dtype=np.int64)
+            if lanes and kin is not None:
+                alike = np.flatnonzero(np.isin(kin.lanes, kin.lanes[alike]))
+            links = self.network.places.links_of_rings([groups[one] for one in alike.tolist()])[1]
             flows[group] = np.bincount(links).max(initial=1)
         return flows
-
-    @cached_property
-    def _lanes(self) -> Ints:
-        """The ranks of the same replica as each rank, itself among them; (ranks, ranks of a replica)."""
-        return self._beside(1)
-
-    @cached_property
-    def _shares(self) -> Ints:
-        """Those of them that compute the same tokens; (ranks, tensor ranks)."""
-        return self._beside(self.plan.context_parallel)
-
-    def _beside(self, parts: int) -> Ints:
-        """The ranks in the same one of `parts` equal parts of its replica as each rank."""
-        width = self.ranks_of_stage[0].shape[1] // parts
-        beside = np.full((self.program.ranks, width), NONE, dtype=np.int64)
-        for ranks in self.ranks_of_stage:
-            part = ranks.reshape(-1, width)
-            beside[part] = part[:, None, :]
-        return beside
 
     @cached_property
     def users_of_group(self) -> Ints:

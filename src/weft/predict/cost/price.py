@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.bundles import parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import SHARED, Plan
 from weft.errors import InputError, Violation
 from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel
-from weft.predict.cost.hooks import hook_of
+from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import PlacedPlan
-from weft.predict.cost.pricing import Pricing, Seconds, reduction_lead
+from weft.predict.cost.pricing import Pricing, Seconds
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
 from weft.predict.profile import LayerProfile, MachineMeasurement
@@ -23,6 +24,7 @@ from weft.program.kinds import KINDS
 from weft.program.program import Ints, Program
 
 TICK_S = 1e-9
+_NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +89,9 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         raise InputError(
             Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
         )
-    costs = _costs_of(Pricing(program=program, placed=placed))
-    times = [time for place in placed.stage_times.values() for time in place]
-    half_width = max(time.half_width for time in times)
+    costs, half_width, sources = _costs_of(Pricing(program=program, placed=placed))
     low_scale, high_scale = 1.0 - half_width, 1.0 + half_width
-    source, shared = ", ".join(sorted({time.source for time in times})), SHARED
+    source, shared = ", ".join(sorted(sources)), SHARED
     if (correction := placed.model.correction) is not None:
         low_scale, high_scale = correction.interval(low_scale, high_scale)
         source, shared = f"{source}, {correction.in_words()}", correction.shared
@@ -105,18 +105,22 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
     )
 
 
-def _costs_of(pricing: Pricing) -> Costs:
-    """What the hooks say of every row, and what rows do to each other."""
+def _costs_of(pricing: Pricing) -> tuple[Costs, float, frozenset[str]]:
+    """What the hooks say of every row and what rows do to each other; their largest spread, their sources."""
     program = pricing.program
-    occupancy = np.zeros(len(program))
-    latency = np.zeros(len(program))
-    link_s = np.zeros(len(program))
-    for code in np.unique(program.columns.kind).tolist():
-        rows = np.flatnonzero(program.columns.kind == code)
-        occupancy[rows], latency[rows], link_s[rows] = hook_of(KINDS[code].name)(pricing, rows)
+    occupancy, latency, link_s = (np.zeros(len(program)) for _ in range(3))
+    spread, sources = 0.0, frozenset[str]()
+    kinds = {code: np.flatnonzero(program.columns.kind == code) for code in _codes(program)}
+    for code, rows in kinds.items():
+        taken = hook_of(KINDS[code].name)(pricing, rows)
+        occupancy[rows], latency[rows], link_s[rows] = taken.occupancy, taken.latency, taken.link
+        spread, sources = max(spread, taken.spread), sources | taken.sources
     synchronous = pricing.model.network.places.synchronous[: program.ranks]
-    lead, rest = reduction_lead(pricing, occupancy, link_s, synchronous)
-    return Costs(
+    lead, rest = np.zeros(len(program)), np.zeros(len(program))
+    for one in parts(LeadOf):
+        rows = kinds.get(KINDS.code(one.kind), _NO_ROWS)
+        lead[rows], rest[rows] = one.hook(pricing, rows, occupancy, link_s)
+    costs = Costs(
         occupancy=_ticks(occupancy),
         latency=_ticks(latency),
         tick_s=TICK_S,
@@ -131,6 +135,12 @@ def _costs_of(pricing: Pricing) -> Costs:
         compute_slowdown=pricing.placed.slowdowns[0],
         communication_slowdown=pricing.placed.slowdowns[1],
     )
+    return costs, spread, sources
+
+
+def _codes(program: Program) -> list[int]:
+    codes: list[int] = np.unique(program.columns.kind).tolist()
+    return codes
 
 
 def _ticks(seconds: Seconds) -> Ints:

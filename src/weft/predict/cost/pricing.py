@@ -12,9 +12,9 @@ from weft.describe.device import Device
 from weft.describe.plan import Plan
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.placed_plan import PlacedPlan
-from weft.program.buffers import MAKES_GRADIENTS, last_gradients
+from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
-from weft.program.kinds import REDUCE, is_any_of, is_send
+from weft.program.kinds import is_send
 from weft.program.program import NONE, Ints, Program
 
 Seconds = npt.NDArray[np.float64]
@@ -64,34 +64,3 @@ class Pricing:
         table = [self.placed.links.messages[pair].links for pair in pairs]
         links[sends] = np.array(table, dtype=np.int64).reshape(-1, 2)[which]
         return links
-
-
-def reduction_lead(
-    pricing: Pricing, occupancy: Seconds, link_s: Seconds, synchronous: npt.NDArray[np.bool_]
-) -> tuple[Seconds, Seconds]:
-    """Seconds before the end of a stage's last backward at which its reduction may start, and those that are
-    left of it at that end; both (instructions,).
-
-    Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but
-    one can be reduced beside the backward, unless they are reduced faster than they become ready. One that
-    meets others on its links takes longer and hides as much more, so that it starts as early as if it met all
-    of them, but the last layer's part always follows. A device that computes on its host posts nothing
-    meanwhile.
-    """
-    program = pricing.program
-    columns, edges = program.columns, program.edges
-    lead, rest = np.zeros(len(program)), np.zeros(len(program))
-    if "reductions" in pricing.plan.blocking:
-        return lead, rest
-    made = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
-    np.maximum.at(lead, edges.target[made], occupancy[edges.source[made]])
-    rows = np.flatnonzero(columns.kind == REDUCE)
-    layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]
-    hidden = np.where(synchronous[columns.rank[rows]], 0.0, 1.0 - 1.0 / layers)
-    group = columns.group[rows]
-    each = link_s[rows] / pricing.placed.links.flows_of_group[group]
-    in_step = np.maximum(occupancy[rows], each * pricing.placed.links.lanes_of_group[group])
-    longest = np.maximum(in_step, each * pricing.placed.links.users_of_group[group])
-    lead[rows] = hidden * np.minimum(lead[rows], longest)
-    rest[rows] = np.where(lead[rows] > 0.0, in_step / layers, 0.0)
-    return lead, rest

@@ -8,67 +8,49 @@ it grows by the allocator's slack.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from weft.bundles import parts
 from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
-from weft.predict.cost.memory import (
-    STACKS,
-    resident_bytes,
-    shared_parameters,
-    stage_parameters,
-    state_bytes,
-    unshared_bytes,
-    with_slack,
-)
+from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
 from weft.program.program import Ints
 
 
+class Held(NamedTuple):
+    """Bytes that every rank of a program holds all the time, without slack; shape (ranks,).
+
+    Attributes:
+        spread: relative half-width of their 90 % interval.
+        source: what they come from.
+    """
+
+    value: Ints
+    spread: float = 0.0
+    source: str = "counted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentBytes:
+    """What a method keeps on every rank all the time; a method contributes it."""
+
+    what: str
+    hook: Callable[[Pricing], Held]
+
+
 def base_bytes(pricing: Pricing) -> Ints:
-    """Per rank of the program: states and buffers of its stages, and room to recompute its largest layer."""
-    plan, ranks = pricing.plan, pricing.program.ranks
-    stages = (
-        (
-            pricing.placed.ranks_of_stage[index].ravel(),
-            stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index)),
-            plan.island or len(stage.replicas),
-        )
-        for index, stage in enumerate(plan.stages)
-    )
-    states, bucket_bytes = state_bytes(plan.precision, stack=plan.stack), STACKS[plan.stack].bucket_bytes
-    resident = resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes)
-    return with_slack(resident + _whole_copies(pricing) + _recomputed_bytes(pricing))
-
-
-def _whole_copies(pricing: Pricing) -> Ints:
-    """What copies of tied weights take beside a share of them: their holders share nothing out; (ranks,)."""
-    more = np.zeros(pricing.program.ranks, dtype=np.int64)
-    plan = pricing.plan
-    states = state_bytes(plan.precision, stack=plan.stack)
-    for index, stage in enumerate(plan.stages):
-        for one in shared_parameters(pricing.model.graph, stage.layers):
-            count = round(one.parameters(pricing.placed.shape(index)))
-            sharers = plan.island or len(stage.replicas)
-            more[pricing.placed.ranks_of_stage[index]] += unshared_bytes(
-                count, sharers, states, plan.sharding
-            )
-    return more
-
-
-def _recomputed_bytes(pricing: Pricing) -> Ints:
-    """Activations of the one layer that a backward pass has run forward again; shape (ranks,)."""
-    room = np.zeros(pricing.program.ranks, dtype=np.int64)
-    if pricing.program.obligations.purpose != "train":
-        return room
-    largest = _per_place(pricing, pricing.model.compute.recomputed_bytes)
-    for index, ranks in enumerate(pricing.placed.ranks_of_stage):
-        room[ranks] = np.maximum(room[ranks], largest[index, pricing.placed.device_set_of_rank[ranks]])
-    return room
+    """Per rank of the program what all methods keep there all the time, with slack."""
+    held = np.zeros(pricing.program.ranks, dtype=np.int64)
+    for one in parts(ResidentBytes):
+        held += one.hook(pricing).value
+    return with_slack(held)
 
 
 def live_bytes(pricing: Pricing) -> Ints:
@@ -79,8 +61,8 @@ def live_bytes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        left = with_slack(_per_place(pricing, pricing.model.compute.kept_bytes))
-        whole = with_slack(_per_place(pricing, pricing.model.compute.all_kept_bytes))
+        left = with_slack(per_place(pricing, pricing.model.compute.kept_bytes))
+        whole = with_slack(per_place(pricing, pricing.model.compute.all_kept_bytes))
         for kind, changes in kept_changes(left, whole).items():
             rows = np.flatnonzero(columns.kind == kind)
             change[rows] += changes[
@@ -102,10 +84,10 @@ def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
     }
 
 
-_BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
+BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
 
 
-def _per_place(pricing: Pricing, bytes_of: _BytesOf) -> Ints:
+def per_place(pricing: Pricing, bytes_of: BytesOf) -> Ints:
     """What a stage takes on the worst device of a device set; shape (stages, device sets)."""
     plan = pricing.plan
     table = np.zeros((len(plan.stages), len(pricing.placed.device_sets)), dtype=np.int64)

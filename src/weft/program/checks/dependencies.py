@@ -16,7 +16,6 @@ from weft.program.kinds import (
     KINDS,
     RECEIVE_ACTIVATION,
     RECEIVE_GRADIENT,
-    REDUCE,
     SEND_ACTIVATION,
     SEND_GRADIENT,
     STEP,
@@ -112,13 +111,14 @@ def _owner_of(program: Program, rows: Ints) -> tuple[Ints, ...]:
 def _check_gradients(program: Program, edges: EdgeSet) -> list[Violation]:
     """Each weight gradient reaches the reduction of its stage, or its step where nothing is reduced."""
     makers = rows_of(program, BACKWARD, BACKWARD_WEIGHT)
-    reduces, steps = rows_of(program, REDUCE), rows_of(program, STEP)
+    reduce = KINDS.code("reduce")
+    reduces, steps = rows_of(program, reduce), rows_of(program, STEP)
     reduced = find(_owner_of(program, reduces), _owner_of(program, makers)) != -1
     empty = find(_owner_of(program, makers), _owner_of(program, reduces)) == -1
     found = violations(
         "dependencies", reduces[empty], lambda row: f"{name(program, row)} has no gradient of its stage"
     )
-    for kind, selected in ((REDUCE, makers[reduced]), (STEP, makers[~reduced])):
+    for kind, selected in ((reduce, makers[reduced]), (STEP, makers[~reduced])):
         # A reduction may come in parts; one that waits for the gradient is enough.
         reached = np.zeros(len(program), dtype=np.bool_)
         mine = program.columns.kind[program.edges.target] == kind

@@ -109,7 +109,7 @@ def check_collectives(program: Program) -> list[Violation]:
             f"{name(program, first[call[np.searchsorted(rows, row)]])} another amount"
         ),
     )
-    if "folded" in program.meta:
+    if program.kept_replica is not None:
         return found
     present = np.bincount(call[np.unique(member, return_index=True)[1]])
     sizes = np.array([len(set(group)) for group in program.groups], dtype=np.int64)

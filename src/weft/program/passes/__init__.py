@@ -1,1 +1,194 @@
-"""Passes over a lowered pipeline: each adds or moves communication and leaves the computations alone."""
+"""Passes: what methods add to a lowered pipeline, and what a program owes them for it.
+
+A pass works on one lowered pipeline, with devices in place of ranks, and leaves the computations alone. A
+method contributes it (`weft.bundles`) together with the groups that its collectives meet in, what the program
+then owes the method, and the check that proves it. The compiler and the verifier know passes and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from weft.bundles import parts
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.errors import InputError, Violation, nearest
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.program import NONE, Columns, GroupKin, Groups, Ints, Owed, Program
+
+Asked = TypeVar("Asked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTable:
+    """Groups of ranks in which the collectives of some kinds meet.
+
+    Attributes:
+        kinds: the kinds of instructions.
+        groups: the ranks of each group.
+        by: the columns that say where an instruction meets.
+        table: index of the group, -1 where there is none; shape (sizes of `by` in their order, lanes).
+    """
+
+    kinds: tuple[int, ...]
+    groups: Groups
+    by: tuple[str, ...]
+    table: Ints
+
+
+def _no_problems(layout: PipelineLayout, asked: Any, others: Mapping[str, Any]) -> Sequence[Violation]:
+    return ()
+
+
+def _no_groups(layout: PipelineLayout, asked: Any) -> Sequence[GroupTable]:
+    return ()
+
+
+def _nothing_owed(layout: PipelineLayout, asked: Any) -> None:
+    return None
+
+
+def _no_check(program: Program, owed: Any) -> Sequence[Violation]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(Generic[Asked]):
+    """What a method does to programs; `Asked` is the type of what a plan asks of it.
+
+    Attributes:
+        name: the method's.
+        asked: what a plan asks of the method; None: nothing, and the pass does not run.
+        apply: the pipeline with the method's rows and edges.
+        default: what is asked of it where programs are built without a plan.
+        after: methods whose passes come before this one.
+        evaluates: whether it runs in forward-only programs, too.
+        refuse: why a layout cannot have this, given what is asked of all methods by name.
+        groups: the groups that its collectives meet in; groups of a program are numbered in this order.
+        owes: what a program owes the method.
+        check: everything that keeps a program from what it owes; None where it owes nothing.
+    """
+
+    name: str
+    asked: Callable[[Plan, LayerGraph], Asked | None]
+    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline]
+    default: Asked | None = None
+    after: tuple[str, ...] = ()
+    evaluates: bool = False
+    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = _no_problems
+    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = _no_groups
+    owes: Callable[[PipelineLayout, Asked], Owed | None] = _nothing_owed
+    check: Callable[[Program, Any], Sequence[Violation]] = _no_check
+
+
+def ordered_passes() -> tuple[Pass[Any], ...]:
+    """All passes in the order that they declare; those that say nothing go by name.
+
+    Raises:
+        InputError: when passes wait for each other.
+    """
+    known = {one.name: one for one in sorted(parts(Pass), key=lambda one: one.name)}
+    sorter = TopologicalSorter({name: [n for n in one.after if n in known] for name, one in known.items()})
+    try:
+        return tuple(known[name] for name in sorter.static_order())
+    except CycleError as error:
+        names = " and ".join(sorted(set(error.args[1])))
+        raise InputError(Violation("methods", f"the passes of {names} wait for each other")) from None
+
+
+def asked_by(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
+    """What a plan asks of each method, by name; methods of which it asks nothing are left out."""
+    found = {one.name: one.asked(plan, graph) for one in parts(Pass)}
+    return {name: asked for name, asked in found.items() if asked is not None}
+
+
+@dataclass(frozen=True)
+class PassList:
+    """The passes of one program, in order, each with what is asked of it."""
+
+    passes: tuple[tuple[Pass[Any], Any], ...]
+
+    @classmethod
+    def of(cls, methods: Mapping[str, Any], layout: PipelineLayout, *, trains: bool) -> PassList:
+        """The passes for what is asked of methods by name.
+
+        Raises:
+            InputError: for a method that nobody contributes, and what does not go with the layout.
+        """
+        ordered = ordered_passes()
+        names = [one.name for one in ordered]
+        problems = [
+            Violation("methods", f"{name!r} is not one of {', '.join(names)}", nearest(name, names))
+            for name in methods
+            if name not in names
+        ]
+        defaults = {one.name: one.default for one in ordered if one.default is not None}
+        asked = {**defaults, **methods}
+        chosen = tuple(
+            (one, asked[one.name]) for one in ordered if one.name in asked and (trains or one.evaluates)
+        )
+        problems += [problem for one, what in chosen for problem in one.refuse(layout, what, asked)]
+        if problems:
+            raise InputError(problems)
+        return cls(chosen)
+
+    def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
+        for one, asked in self.passes:
+            pipeline = one.apply(pipeline, layout, asked)
+        return pipeline
+
+    def owed(self, layout: PipelineLayout) -> dict[str, Owed]:
+        """What a program owes each method, by name."""
+        found = {one.name: one.owes(layout, asked) for one, asked in self.passes}
+        return {name: owed for name, owed in found.items() if owed is not None}
+
+    def groups(self, layout: PipelineLayout) -> ProgramGroups:
+        """The groups of all passes, numbered in the order of the passes."""
+        return ProgramGroups(tuple(_numbered(self._tables(layout))))
+
+    def _tables(self, layout: PipelineLayout) -> Iterator[GroupTable]:
+        for one, asked in self.passes:
+            yield from one.groups(layout, asked)
+
+
+def _numbered(tables: Iterator[GroupTable]) -> Iterator[GroupTable]:
+    """The same tables; numbers in them count the groups of all."""
+    first = 0
+    for one in tables:
+        table = np.where(one.table == NONE, NONE, one.table + first)
+        yield GroupTable(kinds=one.kinds, groups=one.groups, by=one.by, table=table)
+        first += len(one.groups)
+
+
+@dataclass(frozen=True)
+class ProgramGroups:
+    """The groups of a program, and where its instructions find theirs."""
+
+    tables: tuple[GroupTable, ...] = field(default=())
+
+    @property
+    def groups(self) -> Groups:
+        return tuple(group for one in self.tables for group in one.groups)
+
+    def of(self, columns: Columns, lane: int) -> Ints:
+        """The group of each row of one lane, -1 where it meets nobody; shape (rows,)."""
+        group = np.full(len(columns), NONE, dtype=np.int64)
+        for one in self.tables:
+            rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
+            place = tuple(getattr(columns, name)[rows] for name in one.by)
+            group[rows] = one.table[(*place, lane)]
+        return group
+
+    @property
+    def kin(self) -> GroupKin:
+        """Which groups are alike."""
+        by_replica = tuple(
+            np.moveaxis(one.table, one.by.index("replica"), -1) for one in self.tables if "replica" in one.by
+        )
+        return GroupKin(len(self.groups), by_replica, tuple(one.table for one in self.tables))

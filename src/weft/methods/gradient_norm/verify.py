@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.buffers import MAKES_GRADIENTS
+from weft.methods.gradient_norm.kinds import NORM
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.kinds import NORM, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP
-from weft.program.program import Ints, Program
+from weft.program.kinds import MAKES_GRADIENTS, STEP, kinds_writing
+from weft.program.program import Ints, Owed, Program
 
 
-def check_norm(program: Program) -> list[Violation]:
+@dataclass(frozen=True, kw_only=True)
+class TakesNorm(Owed):
+    """Every step waits for the norm of the whole gradient."""
+
+
+def check_norm(program: Program, owed: TakesNorm | None) -> list[Violation]:
+    """Everything that keeps steps from waiting for the norm, and norms that nobody owes."""
     edges, norms = EdgeSet(program), rows_of(program, NORM)
-    if not program.obligations.gradient_norm:
+    if owed is None:
         return violations("norm", norms, lambda row: f"{name(program, row)} takes a norm that nobody owes")
     steps, place = rows_of(program, STEP), _place(program, norms)
     norm_of_step = np.append(norms, -1)[find(place, _place(program, steps))]
@@ -22,7 +30,7 @@ def check_norm(program: Program) -> list[Violation]:
         steps[~edges.has(norm_of_step, steps)],
         lambda row: f"{name(program, row)} does not wait for the norm of the gradient",
     )
-    awaited = np.concatenate([rows_of(program, REDUCE, REDUCE_ACROSS, REDUCE_TIED), _last_makers(program)])
+    awaited = np.concatenate([rows_of(program, *kinds_writing("reduced_gradient")), _last_makers(program)])
     norm = np.append(norms, -1)[find(place, _place(program, awaited))]
     return found + violations(
         "norm",

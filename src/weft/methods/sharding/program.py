@@ -26,42 +26,69 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from weft.describe.plan import Sharding
-from weft.errors import InputError, Violation
-from weft.program.buffers import (
-    MAKES_GRADIENTS,
-    READS_WEIGHTS,
-    SHARDED_BUFFERS,
-    BufferEvent,
-    gathers,
-    reductions,
-)
-from weft.program.kinds import (
-    COLLECTIVES,
-    COMPUTATIONS,
-    FORWARD,
-    FREE,
-    GATHER,
-    KINDS,
-    REDUCE,
-    REDUCE_ACROSS,
-    STEP,
-    is_any_of,
-)
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan, Sharding
+from weft.errors import Violation
+from weft.methods.sharding.groups import group_tables
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS
+from weft.methods.sharding.verify import SharesOut, check_sharding
+from weft.program.buffers import SHARDED_BUFFERS, BufferEvent, gathers, reductions
+from weft.program.kinds import COMPUTATIONS, FORWARD, KINDS, MAKES_GRADIENTS, READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
+from weft.program.passes import Pass
 from weft.program.passes.insert import after_sends, insert, without_edges
 from weft.program.program import Columns, Edges, Ints
 from weft.program.schedules.base import ComputeOrder
 
+NAME = "sharding"
+
 _FREE, _GATHER, _REDUCE, _REDUCE_ACROSS = range(1, 5)
 
 
-def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding) -> LoweredPipeline:
-    """Add the collectives of the replicas to one pipeline of several."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What replicas share out, and among how many of them each does; None: all of them."""
+
+    level: Sharding = "zero-0"
+    island: int | None = None
+
+    def islands(self, layout: PipelineLayout) -> int:
+        """How many islands share a stage out, each all of it."""
+        return 1 if self.island is None else layout.replicas // self.island
+
+
+def asked(plan: Plan, graph: LayerGraph) -> Shared:
+    return Shared(plan.sharding, plan.island)
+
+
+def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) -> list[Violation]:
+    """Islands that are not whole, or share nothing."""
+    island, replicas = shared.island, layout.replicas
+    if island is None:
+        return []
+    if island < 1 or replicas % island:
+        return [Violation("layout", f"{replicas} replicas are not whole islands of {island}")]
+    if shared.level == "zero-0":
+        return [Violation("layout", "zero-0 shares nothing out in islands", "zero-1")]
+    return []
+
+
+def owes(layout: PipelineLayout, shared: Shared) -> SharesOut | None:
+    if shared.level == "zero-0" or layout.replicas == 1:
+        return None
+    return SharesOut(level=shared.level, islands=shared.islands(layout))
+
+
+def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> LoweredPipeline:
+    """Add the collectives of the replicas to one pipeline, where there are several."""
+    if layout.replicas == 1:
+        return pipeline
+    sharding, islands = shared.level, shared.islands(layout)
     columns = pipeline.columns
     added = _Added()
     steps = {
@@ -79,38 +106,8 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, sharding: Sharding)
             _gather_at_start(one, added)
         if one.steps:
             buffers = SHARDED_BUFFERS if sharding in ("zero-2", "zero-3") else len(one.steps)
-            _reduce(one, buffers, added, across=layout.islands > 1)
-    return _put_in(pipeline, layout, added)
-
-
-def require_one_sequence(pipelines: Mapping[int, LoweredPipeline], sharding: Sharding) -> None:
-    """Refuse pipelines, by their number of micro-batches, whose devices would wait for different collectives.
-
-    Raises:
-        InputError: when a device of one has other collectives, or in another order, than the same device of
-            another: buffers may change hands at other places where the shares of the batch differ.
-    """
-    sequences = {
-        count: _collectives(pipeline).tolist() for count, pipeline in sorted(pipelines.items(), reverse=True)
-    }
-    if len({tuple(map(tuple, sequence)) for sequence in sequences.values()}) > 1:
-        counts = ", ".join(str(count) for count in sequences)
-        raise InputError(
-            Violation(
-                "sharding",
-                f"{sharding} in this order of micro-batches gathers and reduces in another sequence for each "
-                f"share of the batch ({counts} micro-batches); equal shares or zero-1 are possible",
-                "zero-1",
-            )
-        )
-
-
-def _collectives(pipeline: LoweredPipeline) -> Ints:
-    """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
-    columns = pipeline.columns
-    rows = np.flatnonzero(is_any_of(columns.kind, COLLECTIVES))
-    names = ("rank", "kind", "stage", "part")
-    return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
+            _reduce(one, buffers, added, across=islands > 1)
+    return _put_in(pipeline, layout, added, islands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +211,9 @@ def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> No
         added.edge(row, device.steps[stage])
 
 
-def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) -> LoweredPipeline:
+def _put_in(
+    pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added, islands: int
+) -> LoweredPipeline:
     """Insert the rows; a gradient then reaches its step through a reduction only."""
     columns, edges = pipeline.columns, pipeline.edges
     kind, stage, part, anchor, turn = _table(added.rows, 5)
@@ -222,7 +221,7 @@ def _put_in(pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added) ->
     payload = np.zeros((len(KINDS), len(layout.stages)), dtype=np.int64)
     payload[GATHER] = [one.weight_bytes for one in layout.stages]
     payload[REDUCE] = [one.gradient_bytes for one in layout.stages]
-    share = layout.replicas // layout.islands
+    share = layout.replicas // islands
     payload[REDUCE_ACROSS] = [-(-one.gradient_bytes // share) for one in layout.stages]
     new = Columns.of(
         len(kind),
@@ -263,3 +262,16 @@ def _replicas(columns: Columns, device: Ints, stage: Ints, stages: int) -> Ints:
     known[columns.rank[forwards], columns.stage[forwards]] = columns.replica[forwards]
     found: Ints = known[device, stage]
     return found
+
+
+PASS = Pass(
+    name=NAME,
+    asked=asked,
+    apply=shard,
+    default=Shared(),
+    evaluates=True,
+    refuse=refuse,
+    groups=lambda layout, shared: group_tables(layout, shared.island),
+    owes=owes,
+    check=check_sharding,
+)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.buffers import MAKES_GRADIENTS
+from weft.methods.tying.kinds import REDUCE_TIED
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.kinds import REDUCE_TIED, STEP
-from weft.program.program import Ints, Program
+from weft.program.kinds import MAKES_GRADIENTS, STEP
+from weft.program.program import Ints, Owed, Program
 
 
-def check_tying(program: Program) -> list[Violation]:
+@dataclass(frozen=True, kw_only=True)
+class TiesStages(Owed):
+    """The stages that have a copy of each tied weight."""
+
+    stages: tuple[tuple[int, ...], ...]
+
+
+def check_tying(program: Program, owed: TiesStages | None) -> list[Violation]:
+    """Everything that keeps copies of a weight from getting one gradient."""
     columns, edges = program.columns, EdgeSet(program)
     reductions = rows_of(program, REDUCE_TIED)
-    tied = program.obligations.tied
+    tied = owed.stages if owed is not None else ()
     found = violations(
         "tying",
         reductions[columns.part[reductions] >= len(tied)],

@@ -15,42 +15,46 @@ implementation is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.describe.plan import Blocking, Sharding
-from weft.errors import InputError, Violation
-from weft.program.kinds import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    COMPUTATIONS,
-    FORWARD,
-    MESSAGES,
-    REDUCE,
-    REDUCE_ACROSS,
-    is_any_of,
-)
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Blocking, Plan
+from weft.errors import Violation
+from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, is_any_of
+from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
+from weft.program.passes import Pass
 from weft.program.program import NONE, Edges, Ints
 
+NAME = "blocking"
+# What reduces during the step, because there is no room for every gradient.
+FEW_GRADIENTS = ("zero-2", "zero-3")
 
-def block(pipeline: LoweredPipeline, blocking: Sequence[Blocking], sharding: Sharding) -> LoweredPipeline:
-    """The pipeline with the named communication taken out of the shadow of the computations.
 
-    Raises:
-        InputError: for reductions of replicas that share out gradients, which must reduce during the step.
-    """
+def asked(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
+    return plan.blocking or None
+
+
+def refuse(
+    layout: PipelineLayout, blocking: tuple[Blocking, ...], others: Mapping[str, Any]
+) -> list[Violation]:
+    """Reductions at the end by replicas that share out gradients."""
+    level = getattr(others.get("sharding"), "level", None)
+    if "reductions" not in blocking or level not in FEW_GRADIENTS:
+        return []
+    problem = f"'reductions' at the step's end need room for every gradient, which {level} has not"
+    return [Violation("blocking", problem, "zero-1")]
+
+
+def block(
+    pipeline: LoweredPipeline, layout: PipelineLayout, blocking: tuple[Blocking, ...]
+) -> LoweredPipeline:
+    """The pipeline with the named communication taken out of the shadow of the computations."""
     if "reductions" in blocking:
-        if sharding in ("zero-2", "zero-3"):
-            raise InputError(
-                Violation(
-                    "blocking",
-                    f"'reductions' at the step's end need room for every gradient, which {sharding} has not",
-                    "zero-1",
-                )
-            )
         pipeline = _reduce_at_end(pipeline)
     if "messages" in blocking:
         pipeline = _exchange_in_turn(pipeline)
@@ -143,3 +147,6 @@ def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredP
     """The pipeline with its rows in the order of `place` within their devices, and further edges."""
     order = np.lexsort((place, pipeline.columns.rank))
     return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))
+
+
+PASS = Pass(name=NAME, asked=asked, apply=block, after=("sharding", "tying"), refuse=refuse)

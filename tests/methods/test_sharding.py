@@ -8,25 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import pipelines, schedule_layout, sharded_program, training_program
+from program.layouts import COLLECTIVES, asked, pipelines, schedule_layout, sharded_program, training_program
 from program.mutations import twice, without_edge, without_row
 from program.rendezvous import stuck_rows
 
 from weft.errors import InputError
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
 from weft.program.build import build_evaluation_program
-from weft.program.kinds import (
-    BACKWARD,
-    BACKWARD_WEIGHT,
-    COLLECTIVES,
-    COMPUTATIONS,
-    FORWARD,
-    FREE,
-    GATHER,
-    MESSAGES,
-    REDUCE,
-    STEP,
-)
+from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, COMPUTATIONS, FORWARD, MESSAGES, STEP
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
 from weft.program.table import compute_orders
@@ -164,7 +154,7 @@ def test_the_first_gather_is_issued_before_anything_else(case: Case, level: str)
 def test_evaluation_reads_gathered_weights_too(case: Case, level: str) -> None:
     name, devices, stages, micro_batches, lanes = case
     layout = schedule_layout(name, devices, stages, micro_batches, lanes)
-    program = build_evaluation_program(layout, sharding=level)
+    program = build_evaluation_program(layout, methods=asked(level))
     assert verify(program) == []
     kinds = Counter(program.columns.kind.tolist())
     assert kinds[GATHER] >= stages * lanes * len(micro_batches)

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.program.buffers import MAKES_GRADIENTS
-from weft.program.kinds import NORM, REDUCE, REDUCE_ACROSS, REDUCE_TIED, STEP, is_any_of
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.gradient_norm.verify import TakesNorm, check_norm
+from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of, kinds_writing
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
+from weft.program.passes import GroupTable, Pass
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
+
+NAME = "gradient-norm"
 
 # One fp64 number: the sum of squares of what a rank answers for.
 NORM_BYTES = 8
 
 
-def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
+def asked(plan: Plan, graph: LayerGraph) -> bool | None:
+    return plan.gradient_norm or None
+
+
+def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -> LoweredPipeline:
     """Add the norm to one pipeline: one row on every device that steps, before its first step.
 
     It has the coordinates of the device's first stage to step, because ids are made of coordinates.
@@ -33,7 +43,7 @@ def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
     norms = len(columns) + np.arange(len(devices), dtype=np.int64)
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
     norm_of[devices] = norms
-    reduced = np.flatnonzero(is_any_of(columns.kind, (REDUCE, REDUCE_ACROSS, REDUCE_TIED)))
+    reduced = np.flatnonzero(is_any_of(columns.kind, kinds_writing("reduced_gradient")))
     makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
     # A device's computations run one after the other, so that its last one speaks for all.
     last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
@@ -55,7 +65,20 @@ def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
     return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), edges)
 
 
-def norm_group(layout: PipelineLayout) -> tuple[int, ...]:
-    """The ranks that take part: all that hold a trained stage, rising."""
+def groups(layout: PipelineLayout, asked: bool) -> tuple[GroupTable, ...]:
+    """One group: all ranks that hold a trained stage, rising."""
     trained = layout.stages[layout.frozen_stages :]
-    return tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
+    ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
+    table = np.zeros(len(layout.stages[0].replicas[0]), dtype=np.int64)
+    return (GroupTable(kinds=(NORM,), groups=(ranks,), by=(), table=table),)
+
+
+PASS = Pass(
+    name=NAME,
+    asked=asked,
+    apply=take_norm,
+    after=("sharding", "tying", "blocking"),
+    groups=groups,
+    owes=lambda layout, asked: TakesNorm(),
+    check=check_norm,
+)

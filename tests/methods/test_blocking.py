@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from predict.programs import costs_of
 from program.layouts import training_program
 
+from weft.methods.sharding.kinds import REDUCE
 from weft.predict.simulator import simulate
-from weft.program.kinds import BACKWARD, COMPUTATIONS, FORWARD, MESSAGES, REDUCE, STEP
+from weft.program.kinds import BACKWARD, COMPUTATIONS, FORWARD, MESSAGES, STEP
 from weft.program.program import Program
 from weft.program.verify import verify
 

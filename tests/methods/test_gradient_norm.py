@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import placed_layout
+from program.layouts import asked, placed_layout
 
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.gradient_norm.program import NORM_BYTES
+from weft.methods.tying.program import TiedWeights
 from weft.program.build import build_evaluation_program, build_training_program
-from weft.program.kinds import NORM, STEP
-from weft.program.layout import PipelineLayout, TiedWeights
-from weft.program.passes.norm import NORM_BYTES
+from weft.program.kinds import STEP
+from weft.program.layout import PipelineLayout
 from weft.program.program import Edges, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
@@ -22,16 +24,17 @@ from weft.program.verify import require_valid, verify
 ORDERS = (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2), ("zb-v", 2), ("chimera", 1))
 
 
-def layout_of(
-    schedule: str, loops: int, devices: int, pipelines: int, *, tied: bool = False
-) -> PipelineLayout:
+def layout_of(schedule: str, loops: int, devices: int, pipelines: int) -> PipelineLayout:
     pipeline = Pipeline(devices=devices, stages=devices * loops, micro_batches=2 * devices)
-    layout = placed_layout(placements(get_schedule(schedule), pipeline), (2 * devices,) * pipelines, 2)
-    return replace(layout, tied=(TiedWeights((0, devices * loops - 1), 96),) if tied else ())
+    return placed_layout(placements(get_schedule(schedule), pipeline), (2 * devices,) * pipelines, 2)
 
 
-def built(layout: PipelineLayout, schedule: str, sharding: str = "zero-0", *, norm: bool = True) -> Program:
-    return build_training_program(layout, get_schedule(schedule), {}, sharding=sharding, gradient_norm=norm)
+def built(
+    layout: PipelineLayout, schedule: str, sharding: str = "zero-0", *, norm: bool = True, tied: bool = False
+) -> Program:
+    weights = [TiedWeights((0, len(layout.stages) - 1), 96)] if tied else []
+    methods = asked(sharding, norm=norm, tied=weights)
+    return build_training_program(layout, get_schedule(schedule), {}, methods=methods)
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,7 +48,7 @@ def built(layout: PipelineLayout, schedule: str, sharding: str = "zero-0", *, no
 def test_every_rank_that_steps_takes_part_once(
     order: tuple[str, int], devices: int, pipelines: int, tied: bool, sharding: str
 ) -> None:
-    program = built(layout_of(*order, devices, pipelines, tied=tied), order[0], sharding)
+    program = built(layout_of(*order, devices, pipelines), order[0], sharding, tied=tied)
     require_valid(program)
     columns = program.columns
     rows = np.flatnonzero(columns.kind == NORM)
@@ -59,12 +62,12 @@ def test_every_rank_that_steps_takes_part_once(
 
 
 def test_nothing_else_of_a_program_changes() -> None:
-    layout = layout_of("1f1b", 1, 4, 2, tied=True)
-    watched, plain = built(layout, "1f1b"), built(layout, "1f1b", norm=False)
+    layout = layout_of("1f1b", 1, 4, 2)
+    watched, plain = built(layout, "1f1b", tied=True), built(layout, "1f1b", norm=False, tied=True)
     kept = watched.columns.kind != NORM
     assert np.array_equal(watched.ids[kept], plain.ids)
     assert watched.groups[:-1] == plain.groups
-    assert not plain.obligations.gradient_norm
+    assert watched.obligations.methods.keys() - plain.obligations.methods.keys() == {"gradient-norm"}
 
 
 def test_ranks_whose_stages_are_frozen_take_no_part() -> None:
@@ -84,7 +87,7 @@ def test_an_evaluation_takes_no_norm() -> None:
 
 @pytest.mark.parametrize(("order", "pipelines"), [(("1f1b", 1), 1), (("breadth-first", 2), 2)])
 def test_every_edge_of_the_norm_is_needed(order: tuple[str, int], pipelines: int) -> None:
-    program = built(layout_of(*order, 2, pipelines, tied=True), order[0])
+    program = built(layout_of(*order, 2, pipelines), order[0], tied=True)
     edges, norm = program.edges, program.columns.kind == NORM
     own = np.flatnonzero(norm[edges.source] | norm[edges.target])
     assert len(own) > 0
@@ -97,5 +100,5 @@ def test_every_edge_of_the_norm_is_needed(order: tuple[str, int], pipelines: int
 
 def test_a_norm_that_nobody_owes_is_refused() -> None:
     program = built(layout_of("1f1b", 1, 2, 1), "1f1b")
-    lighter = replace(program, obligations=replace(program.obligations, gradient_norm=False))
+    lighter = replace(program, obligations=replace(program.obligations, methods={}))
     assert "takes a norm that nobody owes" in str(verify(lighter)[0])

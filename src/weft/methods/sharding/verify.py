@@ -1,33 +1,52 @@
 """Replicas that share out states read gathered weights and keep to their buffers.
 
-`meta["sharding"]` says what is shared out. Every read of weights follows a gather of them in the same step
-and, where weights are freed, precedes their free; a gather takes the room of exactly one free; and no more
-stages accumulate gradients at once than there are buffers for them.
+Every read of weights follows a gather of them in the same step and, where weights are freed, precedes their
+free; a gather takes the room of exactly one free; and no more stages accumulate gradients at once than there
+are buffers for them. Islands add up what they reduce (`weft.methods.sharding.verify_islands`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.plan import Sharding
 from weft.errors import Violation
-from weft.program.buffers import MAKES_GRADIENTS, READS_WEIGHTS, SHARDED_BUFFERS
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE
+from weft.methods.sharding.verify_islands import check_islands
+from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
 from weft.program.codes import codes
-from weft.program.kinds import COMPUTATIONS, FREE, GATHER, REDUCE, STEP
-from weft.program.program import Ints, Program
+from weft.program.kinds import COMPUTATIONS, MAKES_GRADIENTS, READS_WEIGHTS, STEP
+from weft.program.program import Ints, Owed, Program
 
 
-def check_sharding(program: Program) -> list[Violation]:
-    sharding = program.meta.get("sharding", "zero-0")
-    if sharding == "zero-0":
-        return []
-    found = _check_reads(program, everywhere=sharding == "zero-3")
-    if sharding == "zero-3":
+@dataclass(frozen=True, kw_only=True)
+class SharesOut(Owed):
+    """Replicas share something out, in so many islands."""
+
+    level: Sharding
+    islands: int = 1
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        islands = {"islands": str(self.islands)} if self.islands > 1 else {}
+        return {"sharding": self.level, **islands}
+
+
+def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
+    """Everything that keeps replicas from sharing out what they should."""
+    if owed is None:
+        return check_islands(program, 1)
+    found = _check_reads(program, everywhere=owed.level == "zero-3")
+    if owed.level == "zero-3":
         found += _check_room(program)
-    if sharding in ("zero-2", "zero-3"):
+    if owed.level in ("zero-2", "zero-3"):
         found += _check_gradient_buffers(program)
-    return found
+    return found + check_islands(program, owed.islands)
 
 
 def _check_reads(program: Program, *, everywhere: bool) -> list[Violation]:

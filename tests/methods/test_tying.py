@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import placed_layout
+from program.layouts import asked, placed_layout, ring_layout
 
 from weft.errors import InputError
+from weft.methods.tying.kinds import REDUCE_TIED
+from weft.methods.tying.program import Tied, TiedWeights, groups
 from weft.program.build import build_evaluation_program, build_training_program
-from weft.program.kinds import REDUCE_TIED, STEP
-from weft.program.layout import PipelineLayout, TiedWeights
-from weft.program.program import Edges, Program
+from weft.program.kinds import STEP
+from weft.program.layout import PipelineLayout
+from weft.program.program import Edges, Groups, Ints, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.program.verify import require_valid, verify
@@ -23,15 +25,25 @@ ORDERS = (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2), ("zb-v", 2), ("chimer
 
 
 def tied_layout(schedule: str, loops: int, devices: int, pipelines: int, lanes: int = 1) -> PipelineLayout:
-    """The first and the last of the stages share a weight of 96 bytes."""
     pipeline = Pipeline(devices=devices, stages=devices * loops, micro_batches=2 * devices)
     table = placements(get_schedule(schedule), pipeline)
-    layout = placed_layout(table, (2 * devices,) * pipelines, lanes)
-    return replace(layout, tied=(TiedWeights((0, devices * loops - 1), 96),))
+    return placed_layout(table, (2 * devices,) * pipelines, lanes)
 
 
-def built(layout: PipelineLayout, schedule: str, sharding: str = "zero-0") -> Program:
-    return build_training_program(layout, get_schedule(schedule), {}, sharding=sharding)
+def ends_of(layout: PipelineLayout) -> tuple[TiedWeights, ...]:
+    """A weight of 96 bytes that the first and the last of the stages share."""
+    return (TiedWeights((0, len(layout.stages) - 1), 96),)
+
+
+def built(
+    layout: PipelineLayout,
+    schedule: str,
+    sharding: str = "zero-0",
+    *,
+    weights: tuple[TiedWeights, ...] | None = None,
+) -> Program:
+    tied = ends_of(layout) if weights is None else weights
+    return build_training_program(layout, get_schedule(schedule), {}, methods=asked(sharding, tied=tied))
 
 
 layouts = st.tuples(
@@ -50,7 +62,7 @@ def test_every_device_with_a_copy_takes_part_once(
     require_valid(program)
     columns = program.columns
     rows = np.flatnonzero(columns.kind == REDUCE_TIED)
-    [one] = layout.tied
+    [one] = ends_of(layout)
     holders = {rank for stage in one.stages for ranks in layout.stages[stage].replicas for rank in ranks}
     assert sorted(columns.rank[rows].tolist()) == sorted(holders)
     assert set(columns.bytes[rows].tolist()) == {96}
@@ -66,7 +78,7 @@ def test_every_device_with_a_copy_takes_part_once(
 
 def test_nothing_else_of_a_program_changes() -> None:
     layout = tied_layout("1f1b", 1, 4, 2)
-    tied, plain = built(layout, "1f1b"), built(replace(layout, tied=()), "1f1b")
+    tied, plain = built(layout, "1f1b"), built(layout, "1f1b", weights=())
     kept = tied.columns.kind != REDUCE_TIED
     assert np.array_equal(tied.ids[kept], plain.ids)
     assert tied.groups[: len(plain.groups)] == plain.groups
@@ -97,12 +109,37 @@ def test_the_verifier_finds_what_is_missing() -> None:
     ]
     assert "no reduction of tied weight 0 waits for rank 0 W0" in texts[0]
     assert "does not wait for the reduction of tied weight 0" in texts[1]
-    unknown = replace(program, obligations=replace(program.obligations, tied=()))
+    unknown = replace(program, obligations=replace(program.obligations, methods={}))
     assert "reduces a weight that no stages share" in " ".join(map(str, verify(unknown)))
 
 
 @pytest.mark.parametrize("stages", [(0,), (1, 0), (0, 2), (0, 0)])
 def test_impossible_ties_are_refused(stages: tuple[int, ...]) -> None:
-    layout = replace(tied_layout("1f1b", 1, 2, 1), tied=(TiedWeights(stages, 8),))
     with pytest.raises(InputError, match="tied weights must have two or more trained stages, rising"):
-        layout.require_valid()
+        built(tied_layout("1f1b", 1, 2, 1), "1f1b", weights=(TiedWeights(stages, 8),))
+
+
+def test_context_ranks_are_whole_groups_of_lanes() -> None:
+    layout = tied_layout("1f1b", 1, 2, 1, lanes=2)
+    with pytest.raises(InputError, match="replicas of 2 ranks are not whole groups of 3 context ranks"):
+        build_training_program(
+            layout, get_schedule("1f1b"), {}, methods={"tying": Tied(ends_of(layout), context_parallel=3)}
+        )
+
+
+def tied_groups(context_parallel: int, lanes: int = 2) -> tuple[Groups, Ints]:
+    tied = Tied((TiedWeights((0, 1), 8),), context_parallel)
+    [table] = groups(ring_layout(2, 2, (1, 1), lanes=lanes), tied)
+    return table.groups, table.table
+
+
+def test_lanes_with_the_same_weights_add_up_tied_ones_together() -> None:
+    lanes, table = tied_groups(1)
+    assert lanes == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert table.tolist() == [[0, 1]]
+    together, table = tied_groups(2)
+    assert [sorted(group) for group in together] == [list(range(8))]
+    assert table.tolist() == [[0, 0]]
+    halves, table = tied_groups(2, lanes=4)
+    assert [sorted(group) for group in halves] == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    assert table.tolist() == [[0, 1, 0, 1]]

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.layouts import pipelines, schedule_layout, training_program
+from program.layouts import COLLECTIVES, asked, pipelines, schedule_layout, training_program
 from program.mutations import twice, without_edge, without_row
 from program.rendezvous import stuck_rows
 
 from weft.describe.plan import Sharding
 from weft.errors import InputError
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS
 from weft.program.build import build_evaluation_program, build_training_program
-from weft.program.kinds import COLLECTIVES, FREE, GATHER, NORM, REDUCE, REDUCE_ACROSS, STEP
+from weft.program.kinds import STEP
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.verify import verify
@@ -37,9 +39,9 @@ levels = st.sampled_from(LEVELS)
 
 def program_of(case: Case, *, gradient_norm: bool = False) -> Program:
     name, devices, stages, micro_batches, lanes, island, sharding = case
-    layout = replace(schedule_layout(name, devices, stages, micro_batches, lanes), island=island)
+    layout = schedule_layout(name, devices, stages, micro_batches, lanes)
     return build_training_program(
-        layout, get_schedule(name), {}, sharding=sharding, gradient_norm=gradient_norm
+        layout, get_schedule(name), {}, methods=asked(sharding, island=island, norm=gradient_norm)
     )
 
 
@@ -88,7 +90,7 @@ def test_one_island_is_the_program_without_islands(schedule: str, sharding: Shar
     plain = training_program(schedule, 2, stages, (4, 4), sharding=sharding)
     one = program_of((schedule, 2, stages, (4, 4), 1, 4 if schedule == "chimera" else 2, sharding))
     assert one.groups == plain.groups
-    assert one.meta == plain.meta
+    assert one.obligations.methods == plain.obligations.methods
     assert one.ids.tolist() == plain.ids.tolist()
     assert one.columns.group.tolist() == plain.columns.group.tolist()
 
@@ -138,7 +140,7 @@ def test_what_does_not_wait_is_named() -> None:
 
 def test_a_sum_across_islands_needs_several() -> None:
     program = four_replicas()
-    text = text_of(replace(program, meta={"sharding": "zero-1"}))
+    text = text_of(replace(program, obligations=replace(program.obligations, methods={})))
     assert "islands: rank 0 RA0 crosses islands, and there is one" in text
 
 
@@ -177,18 +179,17 @@ def test_a_rank_is_in_one_island() -> None:
 
 @pytest.mark.parametrize("sharding", LEVELS)
 def test_evaluation_gathers_inside_islands(sharding: Sharding) -> None:
-    layout = replace(schedule_layout("breadth-first", 2, 4, (2,) * 4), island=2)
-    program = build_evaluation_program(layout, sharding=sharding)
+    layout = schedule_layout("breadth-first", 2, 4, (2,) * 4)
+    program = build_evaluation_program(layout, methods=asked(sharding, island=2))
     assert verify(program) == []
     used = {program.groups[group] for group in program.columns.group.tolist() if group >= 0}
     assert used == {(0, 1), (2, 3), (4, 5), (6, 7)}
 
 
 def test_reductions_at_the_steps_end_come_before_the_sums_over_islands() -> None:
-    layout = replace(schedule_layout("1f1b", 2, 2, (2,) * 4), island=2)
-    program = build_training_program(
-        layout, get_schedule("1f1b"), {}, sharding="zero-1", blocking=("reductions", "messages")
-    )
+    layout = schedule_layout("1f1b", 2, 2, (2,) * 4)
+    methods = asked("zero-1", island=2, blocking=("reductions", "messages"))
+    program = build_training_program(layout, get_schedule("1f1b"), {}, methods=methods)
     assert verify(program) == []
 
 

@@ -1,6 +1,6 @@
 """Replicas that share out in islands add up the gradients of all islands, each once, before they step.
 
-`meta["islands"]` says how many there are. Every reduction inside an island is followed by the one reduction
+Every reduction inside an island is followed by the one reduction
 of its stage across them, for which the stage's step waits. Islands are disjoint, together they hold every
 replica, and those that meet across them own the same share: so every gradient is in every sum once.
 """
@@ -13,15 +13,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from weft.errors import Violation
+from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.fold import KEPT_REPLICA
-from weft.program.kinds import GATHER, REDUCE, REDUCE_ACROSS, STEP
+from weft.program.kinds import STEP
 from weft.program.program import NONE, Ints, Program
 
 
-def check_islands(program: Program) -> list[Violation]:
+def check_islands(program: Program, islands: int) -> list[Violation]:
+    """Everything that keeps so many islands from adding up each gradient once."""
     across = rows_of(program, REDUCE_ACROSS)
-    if program.meta.get("islands", "1") == "1":
+    if islands == 1:
         return violations(
             "islands", across, lambda row: f"{name(program, row)} crosses islands, and there is one"
         )
@@ -46,7 +47,7 @@ def check_islands(program: Program) -> list[Violation]:
         lambda row: f"no sum over all islands waits for {name(program, row)}",
     )
     # A folded program has the rows of one replica only.
-    return found if found or KEPT_REPLICA in program.meta else _check_members(program, across)
+    return found if found or program.kept_replica is not None else _check_members(program, across)
 
 
 def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> bool:

@@ -1,0 +1,90 @@
+"""Bundles: what each method adds to the rooms of the house, found by folder and by entry point.
+
+A method is one folder, `weft/methods/NAME/`, whose `BUNDLE` lists everything it adds: kinds of instructions,
+a pass, costs, cards, run-file tables. Each room defines the type of what can be added to it and asks for the
+contributions of that type; it never names a method. A package of another author names its `BUNDLE` in the
+entry-point group `weft.methods`.
+
+What a method adds to the runtime needs torch. It stands in a module of its own, which is imported only where
+a program is executed.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import TypeVar
+
+from weft.errors import InputError, Violation
+
+HOME = "weft.methods"
+ENTRY_POINTS = "weft.methods"
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """One method.
+
+    Attributes:
+        name: what users, files and tables call it.
+        parts: its contributions; each room picks those of the types that it defines.
+        runtime: the module whose `PARTS` it adds to the runtime; None where it only plans.
+    """
+
+    name: str
+    parts: tuple[object, ...] = ()
+    runtime: str | None = None
+
+
+@cache
+def bundles() -> Mapping[str, Bundle]:
+    """All methods of this installation by name: weft's own by folder, then those of other packages.
+
+    Raises:
+        InputError: when two methods have one name.
+    """
+    found: dict[str, Bundle] = {}
+    for origin, bundle in (*_own(), *_of_others()):
+        if not isinstance(bundle, Bundle):
+            raise InputError(Violation("methods", f"{origin} names a {type(bundle).__name__}, not a Bundle"))
+        if bundle.name in found:
+            raise InputError(Violation("methods", f"two methods are called {bundle.name!r}"))
+        found[bundle.name] = bundle
+    return found
+
+
+@cache
+def parts(kind: type[Part]) -> tuple[Part, ...]:
+    """What all methods contribute of one type, in the order of the methods."""
+    return _of_type(kind, (part for bundle in bundles().values() for part in bundle.parts))
+
+
+@cache
+def runtime_parts(kind: type[Part]) -> tuple[Part, ...]:
+    """What all methods contribute of one type to the runtime; imports torch."""
+    modules = (bundle.runtime for bundle in bundles().values() if bundle.runtime is not None)
+    return _of_type(kind, (part for module in modules for part in import_module(module).PARTS))
+
+
+def _of_type(kind: type[Part], candidates: Iterable[object]) -> tuple[Part, ...]:
+    return tuple(part for part in candidates if isinstance(part, kind))
+
+
+def _own() -> Iterable[tuple[str, object]]:
+    home = find_spec(HOME)
+    assert home is not None, "the folder of methods is part of weft"
+    folders = pkgutil.iter_modules(home.submodule_search_locations)
+    for name in sorted(module.name for module in folders if module.ispkg):
+        yield name, import_module(f"{HOME}.{name}").BUNDLE
+
+
+def _of_others() -> Iterable[tuple[str, object]]:
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        yield entry.value, entry.load()

@@ -1,0 +1,28 @@
+"""What the norm of the whole gradient costs: a look at the gradient, a number exchanged, and the clipping."""
+
+from __future__ import annotations
+
+from weft.methods.gradient_norm.program import asked
+from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.hooks import AddedWork, CostOf, Taken, by_table
+from weft.predict.cost.pricing import Pricing
+from weft.program.program import Ints
+
+
+def _norm(pricing: Pricing, rows: Ints) -> Taken:
+    """A rank reads the gradients that it answers for, of all its stages; then all exchange one number."""
+    columns, groups = pricing.program.columns, pricing.program.groups
+
+    def rank_s(rank: int, group: int, moved_bytes: int) -> tuple[float, float, float]:
+        taken = pricing.model.network.all_reduce(groups[group], moved_bytes)
+        return pricing.placed.read_gradients_s(rank) + taken.seconds, 0.0, taken.link_s
+
+    return by_table(rank_s, columns.rank[rows], columns.group[rows], columns.bytes[rows])
+
+
+def _clipped(pricing: Pricing, times: StageTimes) -> float:
+    """As if every step were clipped: gradients are read and written once more."""
+    return 2.0 * times.read_gradients_s if asked(pricing.plan, pricing.model.graph) else 0.0
+
+
+COSTS = (CostOf(kind="norm", hook=_norm), AddedWork(kind="step", seconds=_clipped))

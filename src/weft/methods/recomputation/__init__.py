@@ -1,0 +1,8 @@
+"""Backward passes that run layers forward again, to keep less."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.recomputation.costs import COSTS
+
+BUNDLE = Bundle(name="recomputation", parts=COSTS)

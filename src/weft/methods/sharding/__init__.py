@@ -1,0 +1,9 @@
+"""What replicas share out instead of each holding all of it: optimizer states, gradients, weights (ZeRO)."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.sharding import program
+from weft.methods.sharding.costs import COSTS
+
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *COSTS))

@@ -1,0 +1,71 @@
+"""What sharing states out costs: collectives, how early they may start, and bytes that stay on a rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.methods.sharding.kinds import REDUCE
+from weft.predict.cost.hooks import CostOf, Lead, LeadOf, TimeOf, collective_hook, takes_nothing
+from weft.predict.cost.memory import STACKS, resident_bytes, stage_parameters, state_bytes
+from weft.predict.cost.network import Network
+from weft.predict.cost.pricing import Pricing, Seconds
+from weft.predict.cost.residency import Held, ResidentBytes
+from weft.program.kinds import MAKES_GRADIENTS, is_any_of
+from weft.program.program import Ints
+
+
+def _reduction(pricing: Pricing) -> TimeOf:
+    """Where optimizer states are shared out each rank only needs its share of the sum."""
+    return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
+
+
+def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Seconds, link_s: Seconds) -> Lead:
+    """How long before the end of a stage's last backward its reduction may start.
+
+    Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but
+    one can be reduced beside the backward, unless they are reduced faster than they become ready. One that
+    meets others on its links takes longer and hides as much more, so that it starts as early as if it met all
+    of them, but the last layer's part always follows. A device that computes on its host posts nothing
+    meanwhile.
+    """
+    if "reductions" in pricing.plan.blocking:
+        return Lead(np.zeros(len(rows)), np.zeros(len(rows)))
+    columns, edges, links = pricing.program.columns, pricing.program.edges, pricing.placed.links
+    made = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
+    made_s = np.zeros(len(columns))
+    np.maximum.at(made_s, edges.target[made], occupancy[edges.source[made]])
+    layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]
+    synchronous = pricing.model.network.places.synchronous[columns.rank[rows]]
+    hidden = np.where(synchronous, 0.0, 1.0 - 1.0 / layers)
+    group = columns.group[rows]
+    each = link_s[rows] / links.flows_of_group[group]
+    in_step = np.maximum(occupancy[rows], each * links.lanes_of_group[group])
+    longest = np.maximum(in_step, each * links.users_of_group[group])
+    lead = hidden * np.minimum(made_s[rows], longest)
+    return Lead(lead, np.where(lead > 0.0, in_step / layers, 0.0))
+
+
+def _states(pricing: Pricing) -> Held:
+    """States and buffers of a rank's stages, or of its share of them."""
+    plan, ranks = pricing.plan, pricing.program.ranks
+    stages = (
+        (
+            pricing.placed.ranks_of_stage[index].ravel(),
+            stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index)),
+            plan.island or len(stage.replicas),
+        )
+        for index, stage in enumerate(plan.stages)
+    )
+    states, bucket_bytes = state_bytes(plan.precision, stack=plan.stack), STACKS[plan.stack].bucket_bytes
+    return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
+
+
+COSTS = (
+    CostOf(kind="reduce", hook=collective_hook(_reduction)),
+    # Islands all add up what they share out, once more.
+    CostOf(kind="reduce_across", hook=collective_hook(lambda pricing: Network.all_reduce)),
+    CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
+    CostOf(kind="free", hook=takes_nothing),
+    LeadOf(kind="reduce", hook=reduction_lead),
+    ResidentBytes(what="states and buffers", hook=_states),
+)

@@ -1,0 +1,9 @@
+"""Tied weights: copies on several stages get one gradient, and stay equal."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.tying import program
+from weft.methods.tying.costs import COSTS
+
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *COSTS))

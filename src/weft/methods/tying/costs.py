@@ -1,0 +1,33 @@
+"""What copies of a weight cost: their reductions, and states of which nobody has a share only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.predict.cost.hooks import CostOf, collective_hook
+from weft.predict.cost.memory import shared_parameters, state_bytes, unshared_bytes
+from weft.predict.cost.network import Network
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import Held, ResidentBytes
+
+
+def _whole_copies(pricing: Pricing) -> Held:
+    """What copies of tied weights take beside a share of them: their holders share nothing out."""
+    more = np.zeros(pricing.program.ranks, dtype=np.int64)
+    plan = pricing.plan
+    states = state_bytes(plan.precision, stack=plan.stack)
+    for index, stage in enumerate(plan.stages):
+        for one in shared_parameters(pricing.model.graph, stage.layers):
+            count = round(one.parameters(pricing.placed.shape(index)))
+            sharers = plan.island or len(stage.replicas)
+            more[pricing.placed.ranks_of_stage[index]] += unshared_bytes(
+                count, sharers, states, plan.sharding
+            )
+    return Held(more)
+
+
+COSTS = (
+    # Every holder of a tied weight steps all of it.
+    CostOf(kind="reduce_tied", hook=collective_hook(lambda pricing: Network.all_reduce)),
+    ResidentBytes(what="whole copies of tied weights", hook=_whole_copies),
+)

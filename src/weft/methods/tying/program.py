@@ -1,0 +1,158 @@
+"""Weights that several stages use at once: copies whose gradients are added before any of them steps.
+
+Every holder of a copy adds its gradients to those of all other holders, in all replicas, by a reduction of
+their own beside those of the stages. It comes last of a device's collectives, when everything it waits for
+is under way; all copies then step with the same gradient and stay equal bit by bit (Narayanan et al.,
+Megatron-LM, arXiv 2104.04473, for the embedding on the first and the last stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan, context_groups_of
+from weft.errors import Violation
+from weft.methods.tying.kinds import REDUCE_TIED
+from weft.methods.tying.verify import TiesStages, check_tying
+from weft.predict.cost.memory import gradient_element_bytes
+from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes import GroupTable, Pass
+from weft.program.passes.insert import insert
+from weft.program.program import Columns, Edges, Ints
+
+NAME = "tying"
+
+
+@dataclass(frozen=True, slots=True)
+class TiedWeights:
+    """A weight of which each of several stages has a copy.
+
+    Attributes:
+        stages: who has one, rising.
+        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients are without it.
+    """
+
+    stages: tuple[int, ...]
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """The weights that stages share; all of them are trained.
+
+    `context_parallel` is how many ranks of a replica hold the same weights and compute other tokens.
+    """
+
+    weights: tuple[TiedWeights, ...]
+    context_parallel: int = 1
+
+
+def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
+    """The parameters that layers of several stages use, with these stages; None where there are none."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    element = gradient_element_bytes(plan)
+    weights = []
+    for one in graph.tied:
+        stages = tuple(sorted({stage_of[layer] for layer in one.layers}))
+        if len(stages) > 1:
+            parameters = round(one.parameters(plan.shape(stages[0])))
+            weights.append(TiedWeights(stages, element * parameters))
+    return Tied(tuple(weights), plan.context_parallel) if weights else None
+
+
+def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:
+    """Ties that do not join stages, and lanes that are not whole groups of context ranks."""
+    trained = range(layout.frozen_stages, len(layout.stages))
+    problems = [
+        Violation("layout", f"tied weights must have two or more trained stages, rising, not {one.stages}")
+        for one in tied.weights
+        if not _are_trained_stages(one.stages, trained)
+    ]
+    lanes, parts = len(layout.stages[0].replicas[0]), tied.context_parallel
+    if parts < 1 or lanes % parts:
+        problem = f"replicas of {lanes} ranks are not whole groups of {parts} context ranks"
+        problems.append(Violation("layout", problem))
+    return problems
+
+
+def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
+    return len(stages) > 1 and sorted(set(stages)) == list(stages) and set(stages) <= set(trained)
+
+
+def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
+    """The ranks with a copy of each weight; lanes that divide the tokens are in one group."""
+    shares = len(layout.stages[0].replicas[0]) // tied.context_parallel
+    found = []
+    for one in tied.weights:
+        replicas = (ranks for stage in one.stages for ranks in layout.stages[stage].replicas)
+        alike = zip(*(context_groups_of(ranks, tied.context_parallel) for ranks in replicas), strict=True)
+        found += [tuple(dict.fromkeys(chain.from_iterable(copies))) for copies in alike]
+    table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), shares)
+    whole = np.tile(table, (1, tied.context_parallel))
+    return (GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=("part",), table=whole),)
+
+
+def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> LoweredPipeline:
+    """Add the reductions of tied weights to one pipeline: one on every device with a copy.
+
+    A device with several copies has added them up before; its reduction has the coordinates of the first.
+    """
+    columns = pipeline.columns
+    steps = np.flatnonzero(columns.kind == STEP)
+    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    edges: list[Edges] = []
+    for part, weights in enumerate(tied.weights):
+        stepped = steps[np.isin(columns.stage[steps], weights.stages)]
+        made = makers[np.isin(columns.stage[makers], weights.stages)]
+        for device in np.unique(columns.rank[stepped]).tolist():
+            here = stepped[columns.rank[stepped] == device]
+            first = here[np.argmin(columns.stage[here])]
+            anchor = steps[np.searchsorted(columns.rank[steps], device)]
+            new = len(columns) + len(rows)
+            rows.append(
+                (
+                    int(columns.stage[first]),
+                    int(columns.replica[first]),
+                    part,
+                    device,
+                    weights.gradient_bytes,
+                    int(anchor),
+                )
+            )
+            before = made[columns.rank[made] == device]
+            edges += [
+                Edges.of(before, np.full(len(before), new)),
+                Edges.of(np.full(len(here), new), here),
+            ]
+    stage, replica, number, device_of, size, anchors = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    added = Columns.of(
+        len(rows), kind=REDUCE_TIED, stage=stage, replica=replica, part=number, rank=device_of, bytes=size
+    )
+    return insert(pipeline, added, anchors, _before(anchors), Edges.join(edges))
+
+
+def _before(anchors: Ints) -> Ints:
+    """Turns that keep rows in their order, all before their anchors."""
+    turns: Ints = np.arange(len(anchors), dtype=np.int64) - len(anchors)
+    return turns
+
+
+PASS = Pass(
+    name=NAME,
+    asked=asked,
+    apply=tie,
+    after=("sharding",),
+    refuse=refuse,
+    groups=groups,
+    owes=lambda layout, tied: TiesStages(stages=tuple(one.stages for one in tied.weights)),
+    check=check_tying,
+)
