@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan, Recompute
-from weft.program.kinds import FORWARD, GATHER, MESSAGES, REDUCE, REDUCE_ACROSS, REDUCE_TIED
+from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
@@ -100,8 +100,8 @@ def make_resources(
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
-    reducing = _groups_of_stages(program, rank, GATHER, REDUCE)
-    crossing = _groups_of_stages(program, rank, REDUCE_ACROSS)
+    reducing = _groups_of_stages(program, rank, "gather", "reduce")
+    crossing = _groups_of_stages(program, rank, "reduce_across")
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
@@ -175,9 +175,10 @@ def make_resources(
     )
 
 
-def _groups_of_stages(program: Program, rank: int, *kinds: int) -> dict[int, int]:
+def _groups_of_stages(program: Program, rank: int, *names: str) -> dict[int, int]:
     """By stage, the index of the group over which a rank runs instructions of these kinds, if it does."""
     columns = program.columns
+    kinds = [KINDS.code(name) for name in names]
     rows = np.isin(columns.kind, kinds) & (columns.rank == rank)
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
@@ -204,10 +205,12 @@ def _tied_gradients(
     """By the part of their reductions, the weights that stages of this rank share, all copies made equal."""
     columns = program.columns
     tied = {}
-    for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
+    for row in np.flatnonzero(
+        (columns.kind == KINDS.code("reduce_tied")) & (columns.rank == groups.rank)
+    ).tolist():
         part, group = int(columns.part[row]), int(columns.group[row])
         members = program.groups[group]
-        copies = copies_of(program.obligations.tied, part, stages)
+        copies = copies_of(program.obligations.methods["tying"].stages, part, stages)
         tied[part] = TiedGradient(copies, len(members), leads=members[0] == groups.rank)
         tied[part].equalise(groups.collective[group], members[0])
     return tied
@@ -259,8 +262,8 @@ def _own_gradients(
     Of tied weights the first copy of the first holder counts, of what tensor ranks all have the first one's,
     of what all islands have an equal part on each.
     """
-    reducing = _groups_of_stages(program, groups.rank, GATHER, REDUCE)
-    crossing, found = _groups_of_stages(program, groups.rank, REDUCE_ACROSS), {}
+    reducing = _groups_of_stages(program, groups.rank, "gather", "reduce")
+    crossing, found = _groups_of_stages(program, groups.rank, "reduce_across"), {}
     for stage, layout in layouts.items():
         copies = [one for one in tied.values() if stage in one.stages]
         flats = tuple(one.gradient(stage) for one in copies)

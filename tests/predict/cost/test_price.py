@@ -16,9 +16,10 @@ from weft.errors import InputError
 from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
+from weft.predict.cost import hooks
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
-from weft.predict.cost.hooks import register_cost_hook
+from weft.predict.cost.hooks import CostOf, takes_nothing
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     stage_input_bytes,
@@ -336,7 +337,7 @@ def test_a_plan_larger_than_its_cluster_is_refused() -> None:
         price(compile_plan(plan, GRAPH), plan, GRAPH, cluster(nodes=1, devices=2))
 
 
-def test_a_kind_without_a_hook_is_refused_and_one_with_a_hook_is_not_replaced() -> None:
+def test_a_kind_without_a_hook_is_refused_and_so_is_one_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
     where = cluster()
     plan = plan_of(GRAPH, where, pp=1)
     program = compile_plan(plan, GRAPH)
@@ -344,8 +345,10 @@ def test_a_kind_without_a_hook_is_refused_and_one_with_a_hook_is_not_replaced() 
     kind = np.where(program.columns.kind == STEP, code, program.columns.kind)
     with pytest.raises(InputError, match="'unpriced in this test' has no cost hook"):
         price(replace(program, columns=replace(program.columns, kind=kind)), plan, GRAPH, where)
-    with pytest.raises(InputError, match="already has one"):
-        register_cost_hook("forward", lambda pricing, rows: (np.zeros(len(rows)),) * 3)
+    again = CostOf(kind="forward", hook=takes_nothing)
+    monkeypatch.setattr(hooks, "parts", lambda kind: (again,) if kind is CostOf else ())
+    with pytest.raises(InputError, match="'forward' has 2 cost hooks"):
+        price(program, plan, GRAPH, where)
 
 
 @given(shapes, st.sampled_from(["zero-0", "zero-1"]))
