@@ -10,6 +10,17 @@ from pathlib import Path
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors in the block name this file where they name none: writing to a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a path to write to, which takes the place of `path` when the block ends well.
 
@@ -17,7 +28,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        yield unfinished
+        with naming(path):
+            yield unfinished
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from weft.errors import RunError
-from weft.files import write_whole
+from weft.files import naming, write_whole
 from weft.run.runtime import StepResult
 from weft.training.agreement import meeting_peers
 from weft.training.history import plan_since
@@ -124,7 +124,8 @@ class Journal:
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line, and first end a line that a kill has torn."""
-        with open(self._run_dir / name, "ab+") as file:
+        path = self._run_dir / name
+        with naming(path), open(path, "ab+") as file:
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
