@@ -7,6 +7,7 @@ Nothing here imports torch; the launcher calls it.
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
       evaluation.json                                       written when a checkpoint is evaluated
+      run.lock                                              locked while the run is being trained
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,23 @@ from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
 from weft.run.supported import unsupported
 from weft.training.loggers import require_loggers
+from weft.training.resuming import kept_if_refused
 from weft.training.run_directory import RunDirectory
+from weft.training.run_lock import only_run
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation_worker"
 
 
-def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
-    """Write the run directory of a planned job.
+@contextmanager
+def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
+    """Write the run directory of a planned job; nobody else can do so or train in it while the block lasts.
+
+    When the block is refused, the files of a former start come back.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute, or a logger is not installed.
+        InputError: when its plan asks for what the runtime does not execute, a logger is not installed, or
+            somebody else trains in the directory.
     """
     require_loggers(planned.run.report.log)
     problems = unsupported(planned.plan)
@@ -36,8 +43,9 @@ def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
-    directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
-    return directory
+    with only_run(path), kept_if_refused(path):
+        directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
+        yield directory
 
 
 def reopen(path: Path) -> PlannedJob:
