@@ -17,6 +17,7 @@ from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
 from weft.run.supported import unsupported
+from weft.training.hang import HangWatch
 from weft.training.loggers import require_loggers
 from weft.training.resuming import kept_if_refused
 from weft.training.run_directory import RunDirectory
@@ -67,16 +68,33 @@ def execute(
 
     Raises:
         InputError: when a lab around this process has other devices than the plan.
-        RunError: when a worker failed, in one line with the path of its log.
+        RunError: when a worker failed or, with `[report] hang = "stop"`, hangs, in one line with the path of
+            its log.
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
     require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
         entry = enter_prediction(planned, ledger)
-        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
+        poll = _watching(planned, directory, on_poll)
+        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
         summary = directory.finish(planned.plan, planned.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def _watching(
+    planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None
+) -> Callable[[], None]:
+    assert planned.plan.prediction is not None, "a plan that runs carries its prediction"
+    step_s = planned.plan.prediction.step_s
+    watch = HangWatch(directory, planned.program, step_s=step_s, report=planned.run.report)
+
+    def poll() -> None:
+        if on_poll is not None:
+            on_poll()
+        watch.look()
+
+    return poll
 
 
 def evaluate(
