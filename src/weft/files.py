@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -39,6 +41,18 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one line of JSON to a file, and first end a line that a kill has torn."""
+    with naming(path), open(path, "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            torn = file.read(1) != b"\n"
+        else:
+            torn = False
+        file.write((b"\n" if torn else b"") + json.dumps(record).encode() + b"\n")
 
 
 @contextmanager

@@ -173,10 +173,17 @@ class CheckpointTable(TomlTable):
 
 
 class ReportTable(TomlTable):
-    """`[report]`: where the figures of every step go besides the run's own files."""
+    """`[report]`: where the figures of every step go besides the run's own files, and what is told."""
 
     log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
         default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
+    )
+    hang: Literal["warn", "stop"] = Field(
+        default="warn",
+        description="what a step does in which no instruction ends any more: a line, or the end",
+    )
+    hang_after_s: Annotated[float, Field(ge=1)] = Field(
+        default=30.0, description="nothing has ended for so long, and not for the time of ten steps"
     )
 
     @model_validator(mode="after")
