@@ -27,10 +27,11 @@ def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
     """Write the run directory of a planned job.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute, or a logger is not installed.
+        InputError: when its plan asks for what the runtime does not execute or counts less than it will hold,
+            or a logger is not installed.
     """
     require_loggers(planned.run.report.log)
-    problems = unsupported(planned.plan)
+    problems = unsupported(planned.plan) + planned.uncounted
     if planned.run.train.compile:
         problems += compile_problems(planned.plan, planned.program)
     if problems:
