@@ -1,5 +1,7 @@
 """Optimizers: closed forms of their steps, what decays, what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch import nn
 from weft.describe.optimizers import OptimizerWork
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
+from weft.planning.planned import given_plan, plan_run
 from weft.run.stepped import require_elementwise
 from weft.training.optimizers import (
     OptimizerSettings,
@@ -17,6 +20,7 @@ from weft.training.optimizers import (
     set_learning_rate,
     settings_of,
 )
+from weft.training.session import prepare
 
 
 def settings_with(**changes: object) -> OptimizerSettings:
@@ -194,3 +198,13 @@ def test_what_a_maker_says_is_said_of_its_optimizers() -> None:
 def test_what_is_no_optimizer_for_weft_is_refused(name: str, words: str) -> None:
     with pytest.raises(InputError, match=f"^optimizer.name: 'own_optimizers:{name}' {words}"):
         optimizer_factory(settings_with(name=f"own_optimizers:{name}"))(stage())
+
+
+def test_a_plan_that_counts_less_than_its_run_keeps_is_not_trained(tmp_path: Path) -> None:
+    record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "1xt4"}, "optimizer": {"name": "sgd"}}
+    frugal = plan_run(parse_run(record))
+    costly = plan_run(parse_run({**record, "optimizer": {}}))
+    prepare(given_plan(frugal.run, costly.plan), tmp_path / "counts-more")
+    with pytest.raises(InputError, match="counts 4 bytes of states per parameter; adamw keeps 8"):
+        prepare(given_plan(costly.run, frugal.plan), tmp_path / "counts-less")
+    assert not (tmp_path / "counts-less").exists()
