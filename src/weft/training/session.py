@@ -34,11 +34,11 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     When the block is refused, the files of a former start come back.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute, a logger is not installed, or
-            somebody else trains in the directory.
+        InputError: when its plan asks for what the runtime does not execute or counts less than it will hold,
+            a logger is not installed, or somebody else trains in the directory.
     """
     require_loggers(planned.run.report.log)
-    problems = unsupported(planned.plan)
+    problems = unsupported(planned.plan) + planned.uncounted
     if planned.run.train.compile:
         problems += compile_problems(planned.plan, planned.program)
     if problems:

@@ -17,10 +17,10 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
 from weft.predict.cost.memory import (
     STACKS,
+    plan_states,
     resident_bytes,
     shared_parameters,
     stage_parameters,
-    state_bytes,
     unshared_bytes,
     with_slack,
 )
@@ -40,7 +40,7 @@ def base_bytes(pricing: Pricing) -> Ints:
         )
         for index, stage in enumerate(plan.stages)
     )
-    states, bucket_bytes = state_bytes(plan.precision, stack=plan.stack), STACKS[plan.stack].bucket_bytes
+    states, bucket_bytes = plan_states(plan), STACKS[plan.stack].bucket_bytes
     resident = resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes)
     return with_slack(resident + _whole_copies(pricing) + _recomputed_bytes(pricing))
 
@@ -49,7 +49,7 @@ def _whole_copies(pricing: Pricing) -> Ints:
     """What copies of tied weights take beside a share of them: their holders share nothing out; (ranks,)."""
     more = np.zeros(pricing.program.ranks, dtype=np.int64)
     plan = pricing.plan
-    states = state_bytes(plan.precision, stack=plan.stack)
+    states = plan_states(plan)
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.model.graph, stage.layers):
             count = round(one.parameters(pricing.placed.shape(index)))
