@@ -112,9 +112,13 @@ _WEIGHTS = (
         otherwise=Read("weights", at=places.kept_whole),
     ),
 )
+_ARRIVED = Read("message", at=places.there, consumes=True)
+_FREED_WEIGHTS = Read("gathered_weights", waits="first", consumes=True)
 _OUTPUT_GRADIENT = Read(
     "output_gradient", at=places.from_next, otherwise=Read("input_gradient", at=places.of_next)
 )
+_SAVED = Read("saved", consumes=True)
+_SAVED_FOR_WEIGHT = Read("saved_for_weight", consumes=True)
 _WEIGHT_GRADIENT = ("weight_gradient", Use("tied_gradient", at=places.tied))
 
 FORWARD = KINDS.register(
@@ -135,7 +139,7 @@ BACKWARD = KINDS.register(
         name="backward",
         symbol="B",
         stream="compute",
-        reads=(Read("saved", consumes=True), _OUTPUT_GRADIENT, *_WEIGHTS),
+        reads=(_SAVED, _OUTPUT_GRADIENT, *_WEIGHTS),
         writes=("input_gradient", *_WEIGHT_GRADIENT),
         tensor_reduced=True,
     )
@@ -145,7 +149,7 @@ BACKWARD_INPUT = KINDS.register(
         name="backward_input",
         symbol="I",
         stream="compute",
-        reads=(Read("saved", consumes=True), _OUTPUT_GRADIENT, *_WEIGHTS),
+        reads=(_SAVED, _OUTPUT_GRADIENT, *_WEIGHTS),
         writes=("input_gradient", "saved_for_weight"),
         tensor_reduced=True,
     )
@@ -155,7 +159,7 @@ BACKWARD_WEIGHT = KINDS.register(
         name="backward_weight",
         symbol="W",
         stream="compute",
-        reads=(Read("saved_for_weight", consumes=True),),
+        reads=(_SAVED_FOR_WEIGHT,),
         writes=_WEIGHT_GRADIENT,
     )
 )
@@ -169,7 +173,7 @@ RECEIVE_ACTIVATION = KINDS.register(
         name="receive_activation",
         symbol="RF",
         stream="receive_activation",
-        reads=(Read("message", at=places.there, consumes=True),),
+        reads=(_ARRIVED,),
         writes=("activation",),
     )
 )
@@ -187,7 +191,7 @@ RECEIVE_GRADIENT = KINDS.register(
         name="receive_gradient",
         symbol="RB",
         stream="receive_gradient",
-        reads=(Read("message", at=places.there, consumes=True),),
+        reads=(_ARRIVED,),
         writes=("output_gradient",),
     )
 )
@@ -201,14 +205,7 @@ GATHER = KINDS.register(
         collective=True,
     )
 )
-FREE = KINDS.register(
-    Kind(
-        name="free",
-        symbol="f",
-        stream="compute",
-        reads=(Read("gathered_weights", waits="first", consumes=True),),
-    )
-)
+FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=(_FREED_WEIGHTS,)))
 REDUCE = KINDS.register(
     Kind(
         name="reduce",

@@ -81,8 +81,10 @@ class Read(Use):
 class ValueRegistry:
     """Values by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *values: Value) -> None:
         self._values: dict[str, Value] = {}
+        for value in values:
+            self.register(value)
 
     def register(self, value: Value) -> Value:
         """Add a value and return it.
@@ -114,9 +116,7 @@ class ValueRegistry:
         return iter(self._values.values())
 
 
-VALUES = ValueRegistry()
-
-for _value in (
+VALUES = ValueRegistry(
     Value(name="activation", scope=(*PER_MICRO_BATCH, "part"), until="read"),
     Value(name="output", scope=PER_MICRO_BATCH, until="step"),
     Value(name="saved", scope=PER_MICRO_BATCH, until="freed"),
@@ -134,5 +134,4 @@ for _value in (
     Value(name="tied_gradient", scope=("part",), until="freed", accumulates=True),
     Value(name="reduced_tied_gradient", scope=("part",), until="read"),
     Value(name="gradient_norm", scope=PER_RANK, until="read"),
-):
-    VALUES.register(_value)
+)
