@@ -1,7 +1,8 @@
 """The open registry of instruction kinds.
 
 A kind names its stream, the values it reads and writes and what it owes to the runtime; engine, verifier
-and simulator treat all kinds alike. A new kind is registered, never special-cased.
+and simulator treat all kinds alike. A new kind is registered, never special-cased: from its values alone the
+verifier proves that it stands at its place in a program.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, Violation
+from weft.program import places
+from weft.program.values import VALUES, Read, Use, ValueRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,8 @@ class Kind:
         name: how run files, tables and handlers call it.
         symbol: one or two letters for tables and pictures.
         stream: instructions of one rank, stream and peer run one after the other; different streams overlap.
-        reads, writes: names of the values it needs and makes, for people and for the verifier.
+        reads, writes: the values it needs and makes, which the verifier follows; a name alone is a use at
+            the instruction's own coordinates.
         collective: all ranks of its group take part and end together.
         tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
         spans_stages: a collective whose members may run it for different stages.
@@ -33,17 +37,28 @@ class Kind:
     name: str
     symbol: str
     stream: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[str | Read, ...] = ()
+    writes: tuple[str | Use, ...] = ()
     collective: bool = False
     tensor_reduced: bool = False
     spans_stages: bool = False
+
+    @property
+    def all_reads(self) -> tuple[Read, ...]:
+        """What it reads, and where."""
+        return tuple(Read(use) if isinstance(use, str) else use for use in self.reads)
+
+    @property
+    def all_writes(self) -> tuple[Use, ...]:
+        """What it makes, and where."""
+        return tuple(Use(use) if isinstance(use, str) else use for use in self.writes)
 
 
 class KindRegistry:
     """Kinds by name and by code; codes count up in order of registration and never leave the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: ValueRegistry) -> None:
+        self._values = values
         self._kinds: list[Kind] = []
         self._codes: dict[str, int] = {}
 
@@ -51,8 +66,13 @@ class KindRegistry:
         """Add a kind and return its code.
 
         Raises:
-            InputError: when the name is taken by a different kind.
+            InputError: when the name is taken by a different kind, or a value has not been declared.
         """
+        for use in kind.all_writes:
+            self._values.require(use.value, f"{kind.name} writes")
+        for read in kind.all_reads:
+            for choice in read.choices:
+                self._values.require(choice.value, f"{kind.name} reads")
         known = self._codes.get(kind.name)
         if known is not None:
             if self._kinds[known] != kind:
@@ -80,15 +100,37 @@ def name_hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-KINDS = KindRegistry()
+KINDS = KindRegistry(VALUES)
+
+# Weights that are shared out must be gathered; others may be.
+_WEIGHTS = (
+    Read("gathered_weights", at=places.gathered, waits="first"),
+    Read(
+        "gathered_weights",
+        at=places.kept_whole,
+        waits="first",
+        otherwise=Read("weights", at=places.kept_whole),
+    ),
+)
+_ARRIVED = Read("message", at=places.there, consumes=True)
+_FREED_WEIGHTS = Read("gathered_weights", waits="first", consumes=True)
+_OUTPUT_GRADIENT = Read(
+    "output_gradient", at=places.from_next, otherwise=Read("input_gradient", at=places.of_next)
+)
+_SAVED = Read("saved", consumes=True)
+_SAVED_FOR_WEIGHT = Read("saved_for_weight", consumes=True)
+_WEIGHT_GRADIENT = ("weight_gradient", Use("tied_gradient", at=places.tied))
 
 FORWARD = KINDS.register(
     Kind(
         name="forward",
         symbol="F",
         stream="compute",
-        reads=("activation", "weights"),
-        writes=("output", "saved"),
+        reads=(
+            Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous)),
+            *_WEIGHTS,
+        ),
+        writes=("output", Use("saved", at=places.trained)),
         tensor_reduced=True,
     )
 )
@@ -97,8 +139,8 @@ BACKWARD = KINDS.register(
         name="backward",
         symbol="B",
         stream="compute",
-        reads=("saved", "output_gradient"),
-        writes=("input_gradient", "weight_gradient"),
+        reads=(_SAVED, _OUTPUT_GRADIENT, *_WEIGHTS),
+        writes=("input_gradient", *_WEIGHT_GRADIENT),
         tensor_reduced=True,
     )
 )
@@ -107,7 +149,7 @@ BACKWARD_INPUT = KINDS.register(
         name="backward_input",
         symbol="I",
         stream="compute",
-        reads=("saved", "output_gradient"),
+        reads=(_SAVED, _OUTPUT_GRADIENT, *_WEIGHTS),
         writes=("input_gradient", "saved_for_weight"),
         tensor_reduced=True,
     )
@@ -117,8 +159,8 @@ BACKWARD_WEIGHT = KINDS.register(
         name="backward_weight",
         symbol="W",
         stream="compute",
-        reads=("saved_for_weight",),
-        writes=("weight_gradient",),
+        reads=(_SAVED_FOR_WEIGHT,),
+        writes=_WEIGHT_GRADIENT,
     )
 )
 SEND_ACTIVATION = KINDS.register(
@@ -131,7 +173,7 @@ RECEIVE_ACTIVATION = KINDS.register(
         name="receive_activation",
         symbol="RF",
         stream="receive_activation",
-        reads=("message",),
+        reads=(_ARRIVED,),
         writes=("activation",),
     )
 )
@@ -149,7 +191,7 @@ RECEIVE_GRADIENT = KINDS.register(
         name="receive_gradient",
         symbol="RB",
         stream="receive_gradient",
-        reads=("message",),
+        reads=(_ARRIVED,),
         writes=("output_gradient",),
     )
 )
@@ -158,18 +200,18 @@ GATHER = KINDS.register(
         name="gather",
         symbol="G",
         stream="collective",
-        reads=("shard",),
-        writes=("weights",),
+        reads=("weights",),
+        writes=("gathered_weights",),
         collective=True,
     )
 )
-FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=("weights",)))
+FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=(_FREED_WEIGHTS,)))
 REDUCE = KINDS.register(
     Kind(
         name="reduce",
         symbol="R",
         stream="collective",
-        reads=("weight_gradient",),
+        reads=(Read("weight_gradient", consumes=True),),
         writes=("reduced_gradient",),
         collective=True,
     )
@@ -180,7 +222,7 @@ REDUCE_ACROSS = KINDS.register(
         symbol="RA",
         stream="collective",
         reads=("reduced_gradient",),
-        writes=("reduced_gradient",),
+        writes=("island_sum",),
         collective=True,
     )
 )
@@ -189,8 +231,8 @@ REDUCE_TIED = KINDS.register(
         name="reduce_tied",
         symbol="T",
         stream="collective",
-        reads=("weight_gradient",),
-        writes=("reduced_gradient",),
+        reads=(Read("tied_gradient", consumes=True),),
+        writes=("reduced_tied_gradient",),
         collective=True,
         spans_stages=True,
     )
@@ -200,7 +242,15 @@ NORM = KINDS.register(
         name="norm",
         symbol="N",
         stream="collective",
-        reads=("reduced_gradient",),
+        reads=(
+            Read(
+                "reduced_gradient",
+                at=places.stepped_on_rank,
+                otherwise=Read("weight_gradient", at=places.stepped_on_rank, waits="last"),
+            ),
+            Read("island_sum", at=places.stepped_between_islands),
+            Read("reduced_tied_gradient", at=places.tied_on_rank),
+        ),
         writes=("gradient_norm",),
         collective=True,
         spans_stages=True,
@@ -211,7 +261,12 @@ STEP = KINDS.register(
         name="step",
         symbol="O",
         stream="compute",
-        reads=("reduced_gradient",),
+        reads=(
+            Read("reduced_gradient", consumes=True, otherwise=Read("weight_gradient", consumes=True)),
+            Read("island_sum", at=places.between_islands, consumes=True),
+            Read("reduced_tied_gradient", at=places.tied),
+            Read("gradient_norm", at=places.norm_owed),
+        ),
         writes=("weights",),
     )
 )

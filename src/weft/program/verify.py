@@ -1,9 +1,9 @@
 """The verifier: proves a Program whoever built it, before anything is launched.
 
-It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
-read, that messages and collectives match, that shared-out states keep to their buffers, that islands add up
-every gradient once, that copies of tied weights get one gradient, that steps wait for the norm where they owe
-it, and that no order of events under rendezvous sends can hang.
+It proves that every obligation is met exactly once on the right ranks; that every value that a kind declares,
+known or not, is made before it is read, whole until then and used up; that messages and collectives agree at
+all ends; that shared-out states keep to their buffers; that islands add up every gradient once; and that no
+order of events under rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 from weft.errors import InputError, Violation
 from weft.program.checks.columns import check_coordinates, check_shape
 from weft.program.checks.deadlock import check_deadlock
-from weft.program.checks.dependencies import check_dependencies
 from weft.program.checks.islands import check_islands
 from weft.program.checks.messages import check_collectives, check_messages
-from weft.program.checks.norm import check_norm
 from weft.program.checks.obligations import check_obligations
 from weft.program.checks.sharding import check_sharding
-from weft.program.checks.tying import check_tying
+from weft.program.checks.values import check_values
 from weft.program.program import Program
 
 
@@ -31,13 +29,11 @@ def verify(program: Program) -> list[Violation]:
         for check in (
             check_coordinates,
             check_obligations,
-            check_dependencies,
+            check_values,
             check_messages,
             check_collectives,
             check_sharding,
             check_islands,
-            check_tying,
-            check_norm,
             check_deadlock,
         )
         for violation in check(program)

@@ -1,8 +1,7 @@
-"""Replicas that share out states read gathered weights and keep to their buffers.
+"""Replicas that share out states keep to their buffers.
 
-`meta["sharding"]` says what is shared out. Every read of weights follows a gather of them in the same step
-and, where weights are freed, precedes their free; a gather takes the room of exactly one free; and no more
-stages accumulate gradients at once than there are buffers for them.
+`meta["sharding"]` says what is shared out. A gather takes the room of exactly one free, and no more stages
+accumulate gradients at once than there are buffers for them.
 """
 
 from __future__ import annotations
@@ -11,74 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
-from weft.program.buffers import MAKES_GRADIENTS, READS_WEIGHTS, SHARDED_BUFFERS
-from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.codes import codes
-from weft.program.kinds import COMPUTATIONS, FREE, GATHER, REDUCE, STEP
-from weft.program.program import Ints, Program
+from weft.program.buffers import MAKES_GRADIENTS, SHARDED_BUFFERS
+from weft.program.checks.report import name, rows_of, violations
+from weft.program.kinds import COMPUTATIONS, FREE, GATHER, REDUCE
+from weft.program.program import Program
 
 
 def check_sharding(program: Program) -> list[Violation]:
     sharding = program.meta.get("sharding", "zero-0")
-    if sharding == "zero-0":
-        return []
-    found = _check_reads(program, everywhere=sharding == "zero-3")
-    if sharding == "zero-3":
-        found += _check_room(program)
+    found = _check_room(program) if sharding == "zero-3" else []
     if sharding in ("zero-2", "zero-3"):
         found += _check_gradient_buffers(program)
     return found
-
-
-def _check_reads(program: Program, *, everywhere: bool) -> list[Violation]:
-    """Weights are there when they are read; `everywhere`: also those that no step changes."""
-    columns = program.columns
-    rows = rows_of(program, GATHER, FREE, *READS_WEIGHTS)
-    if not everywhere:
-        owed = program.obligations.step
-        stepped = find((owed[:, 0], owed[:, 1]), (columns.stage[rows], columns.replica[rows])) != -1
-        rows = rows[stepped | (len(owed) == 0)]
-    place = codes(columns.rank[rows], columns.stage[rows], columns.replica[rows], columns.iteration[rows])
-    rows = rows[np.argsort(place, kind="stable")]
-    place = np.sort(place)
-    kind = columns.kind[rows]
-    change = np.where(kind == GATHER, 1, np.where(kind == FREE, -1, 0))
-    first = np.searchsorted(place, place)
-    total = np.cumsum(change)
-    held = total - (total - change)[first]
-    reads = np.isin(kind, READS_WEIGHTS)
-    found = violations(
-        "sharding",
-        rows[(reads & (held != 1)) | ~np.isin(held, (0, 1))],
-        lambda row: f"{name(program, row)} is not between a gather of its weights and their free",
-    )
-    after_gather = np.flatnonzero(reads[1:] & (kind[:-1] == GATHER) & (place[1:] == place[:-1]))
-    gather, read = rows[after_gather], rows[after_gather + 1]
-    edges = EdgeSet(program)
-    found += violations(
-        "sharding",
-        read[~edges.has(gather, read)],
-        lambda row: f"{name(program, row)} does not wait for the gather of its weights",
-    )
-    opens = np.flatnonzero((kind == GATHER) & (first == np.arange(len(rows))))
-    return found + _check_fresh(program, edges, rows[opens])
-
-
-def _check_fresh(program: Program, edges: EdgeSet, gathers: Ints) -> list[Violation]:
-    """The first gather of a step gets what the step before has made of the weights."""
-    columns, steps = program.columns, rows_of(program, STEP)
-    keys = [
-        (columns.stage[rows], columns.replica[rows], columns.rank[rows], columns.iteration[rows])
-        for rows in (steps, gathers)
-    ]
-    before = (keys[1][3] - 1) % program.steps_per_cycle
-    step = np.append(steps, -1)[find(keys[0], (*keys[1][:3], before))]
-    distance = (columns.iteration[gathers] == 0).astype(np.int64)
-    return violations(
-        "sharding",
-        gathers[(step != -1) & ~edges.has(step, gathers, distance)],
-        lambda row: f"{name(program, row)} does not wait for the optimizer step before it",
-    )
 
 
 def _check_room(program: Program) -> list[Violation]:

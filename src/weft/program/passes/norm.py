@@ -34,10 +34,12 @@ def take_norm(pipeline: LoweredPipeline) -> LoweredPipeline:
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
     norm_of[devices] = norms
     reduced = np.flatnonzero(is_any_of(columns.kind, (REDUCE, REDUCE_ACROSS, REDUCE_TIED)))
-    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
-    # A device's computations run one after the other, so that its last one speaks for all.
-    last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
-    awaited = np.concatenate([reduced, last])
+    awaited = reduced
+    if not (columns.kind == REDUCE).any():
+        makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
+        # A device's computations run one after the other, so that its last one speaks for all.
+        last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
+        awaited = np.concatenate([reduced, last])
     added = Columns.of(
         len(devices),
         kind=NORM,
