@@ -24,8 +24,9 @@ from weft.planning.compile import compile_plan
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
-from weft.run.recorder import Recorder, read_slots
+from weft.run.recorder import Recorder
 from weft.run.runtime import Runtime
+from weft.run.slots import read_slots
 
 # A late wake-up shorter than this does not move the next deadline.
 JITTER_S = 0.005

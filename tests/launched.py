@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from weft.errors import InputError, RunError, Violation
+from weft.files import naming
 
 
 def main(run_dir: Path) -> None:
@@ -31,8 +32,14 @@ def main(run_dir: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL if rank == 1 else signal.SIGSTOP)
     elif behaviour == "save":
         stop_and_save(run_dir, rank)
+    elif behaviour == "fill" and rank == 1:
+        with naming(run_dir / "filler"), open(run_dir / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+    elif behaviour == "hang":
+        hang(run_dir, rank)
     else:
-        meet_and_fall_out(rank, behaviour)
+        meet_and_fall_out(run_dir, rank, behaviour)
 
 
 def stopped(pid_file: Path) -> bool:
@@ -50,7 +57,17 @@ def stop_and_save(run_dir: Path, rank: int) -> None:
     (run_dir / f"saved-{rank}").write_text(str(stopped[0]))
 
 
-def meet_and_fall_out(rank: int, behaviour: str) -> None:
+def hang(run_dir: Path, rank: int) -> None:
+    """Both know how to stop; rank 1 does not answer, and rank 0 waits for it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    (run_dir / f"ready-{rank}").touch()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        time.sleep(600)
+
+
+def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -61,12 +78,26 @@ def meet_and_fall_out(rank: int, behaviour: str) -> None:
     value = torch.tensor([rank])
     dist.all_reduce(value)
     print(f"rank {rank} of {context.world_size} on {context.threads} threads: {value.item()}", flush=True)
+    if behaviour == "listen":
+        listen(run_dir, rank)
     if behaviour == "lose a peer":
         channels = open_channels({1 - rank}, 60.0)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         channels.receive((2,), torch.float32, 1, "activation", "F0.0", lambda start, end: None).wait()
     context.close()
+
+
+def listen(run_dir: Path, rank: int) -> None:
+    """Rank 0 waits for connections of rank 1, which believes that it has no peers."""
+    from weft.run.channels import open_channels
+
+    if rank == 0:
+        (run_dir / "ready-0").touch()
+        open_channels({1}, 600.0)
+    open_channels(set(), 60.0)
+    (run_dir / "ready-1").touch()
+    time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from weft.planning.planners import Candidate
 from weft.run.launch import require_torch
 from weft.timeline.compare import Comparison, compare
 from weft.timeline.timeline import Timeline
-from weft.training.resuming import as_in, kept_if_refused, require_job_of, require_not_started
+from weft.training.resuming import as_in, require_job_of, require_not_started
 from weft.training.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, prepare, reopen
@@ -189,10 +189,9 @@ def train(
     """
     require_torch()
     planned, path = _job_and_path(source, data, steps, directory, resume)
-    with kept_if_refused(path):
-        run_directory = prepare(planned, path)
+    with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
-    write_run_report(run_directory, planned)
+        write_run_report(run_directory, planned)
     return Run(run_directory.path, summary)
 
 
@@ -228,7 +227,8 @@ def prepared(
         InputError: when the input is refused.
     """
     planned, path = _job_and_path(source, data, steps, directory, resume)
-    return planned, prepare(planned, path)
+    with prepare(planned, path) as run_directory:
+        return planned, run_directory
 
 
 def finished(path: str | Path) -> Run:

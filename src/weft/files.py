@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors in the block name this file where they name none: writing to a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -17,7 +30,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        yield unfinished
+        with naming(path):
+            yield unfinished
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -27,6 +41,18 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one line of JSON to a file, and first end a line that a kill has torn."""
+    with naming(path), open(path, "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            torn = file.read(1) != b"\n"
+        else:
+            torn = False
+        file.write((b"\n" if torn else b"") + json.dumps(record).encode() + b"\n")
 
 
 @contextmanager

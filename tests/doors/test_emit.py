@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ PIPELINE = {"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"}
 
 def lost(stack: str, job: PlannedJob) -> list[str]:
     return [str(loss) for loss in emit(job, stack).losses]
+
+
+def with_optimizer(job: PlannedJob, **table: Any) -> PlannedJob:
+    optimizer = job.run.optimizer.model_copy(update=table)
+    return replace(job, run=job.run.model_copy(update={"optimizer": optimizer}))
 
 
 def pipelined(**choices: Any) -> PlannedJob:
@@ -475,3 +481,14 @@ def test_files_with_comments_say_which_plan_they_are_and_what_is_lost(stack: str
 def test_stacks_that_start_wefts_own_runtime_lose_nothing_of_the_order() -> None:
     for stack in OWN_RUNS:
         assert not any("schedule" in line for line in lost(stack, pipelined(schedule="zb-h1")))
+
+
+@pytest.mark.parametrize("stack", ["deepspeed", "megatron", "torchtitan", "torchtitan-toml"])
+def test_another_packages_optimizer_is_lost_aloud(stack: str) -> None:
+    run = run_of("llama-3-8b")
+    job = planned(run, data_parallel=16, sharding="zero-3")
+    told = "lost: optimizer lion.torch:Lion of another package; nearest: AdamW"
+    assert told not in lost(stack, job)
+    other = with_optimizer(job, name="lion.torch:Lion")
+    assert told in lost(stack, other)
+    assert emit(other, stack).text.replace(f"# {told}\n", "") == emit(job, stack).text

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from lab.clusters import mixed
+from listeners import listeners
 
 from weft.cli.main import run
 from weft.describe.cluster_tables import to_toml
@@ -21,6 +22,7 @@ from weft.errors import InputError
 from weft.lab.cgroups import find_controller
 from weft.lab.lab import open_lab
 from weft.lab.network import lab_namespaces
+from weft.lab.scheme import HUB_ADDRESS
 
 pytestmark = pytest.mark.processes
 
@@ -45,6 +47,10 @@ with socket.create_connection((sys.argv[1], 7000)) as line:
     line.recv(1)
     print(3_000_000 / (time.perf_counter() - began))
 """
+LAUNCH = (
+    "import sys; from pathlib import Path; from weft.run.launch import launch_workers; "
+    'launch_workers(Path(sys.argv[1]), 2, "launched")'
+)
 SPIN = """
 import time
 began = time.perf_counter()
@@ -178,18 +184,34 @@ def test_commands_on_nodes_know_their_rank_and_the_first_failure_is_the_answer(
 
 def test_ranks_meet_on_their_nodes(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(to_toml(mixed()))
-    launch = (
-        "import sys; from pathlib import Path; from weft.run.launch import launch_workers; "
-        "launch_workers(Path(sys.argv[1]), 2, 'launched')"
-    )
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "behaviour").write_text("meet")
     search = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     words = ["lab", str(tmp_path / "c.toml"), "--", "env", f"PYTHONPATH={search}", sys.executable]
-    assert run([*words, "-c", launch, str(run_dir)]) == 0
+    assert run([*words, "-c", LAUNCH, str(run_dir)]) == 0
     for rank in range(2):
         assert f"rank {rank} of 2 on 1 threads: 1" in (run_dir / "logs" / f"rank-{rank}.log").read_text()
+
+
+def test_ranks_listen_on_the_labs_own_addresses_only(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(to_toml(mixed()))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "behaviour").write_text("listen")
+    search = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    lab = start(
+        tmp_path / "c.toml",
+        f"echo begun $$; PYTHONPATH={search} exec {sys.executable} -c '{LAUNCH}' {run_dir}",
+    )
+    try:
+        wait_for(lambda: all((run_dir / f"ready-{rank}").exists() for rank in range(2)))
+        found = listeners(psutil.Process(lab.pid))
+    finally:
+        lab.terminate()
+        lab.wait(LIMIT_S)
+    assert {address for _, address in found} == {HUB_ADDRESS, "10.213.0.1", "10.213.0.2"}
+    assert left(lab.pid) == []
 
 
 def test_a_command_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

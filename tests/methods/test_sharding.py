@@ -200,7 +200,7 @@ def test_a_read_of_weights_that_were_not_gathered_is_named() -> None:
     program = training_program("1f1b", 2, 2, (2, 2), sharding="zero-1")
     gather = int(np.flatnonzero(program.columns.kind == GATHER)[0])
     text = "\n".join(str(problem) for problem in verify(without_row(program, gather)))
-    assert "rank 0 F0.0 is not between a gather of its weights and their free" in text
+    assert "rank 0 F0.0 reads 'gathered_weights', which nothing makes on rank 0" in text
 
 
 def test_one_replica_has_nothing_to_share_out() -> None:

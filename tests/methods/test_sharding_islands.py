@@ -130,18 +130,18 @@ def test_what_does_not_wait_is_named() -> None:
     program = four_replicas()
     row = int(only(program, REDUCE_ACROSS)[0])
     text = text_of(without_row(program, row))
-    assert "islands: rank 0 O0 does not wait for the sum over all islands" in text
-    assert "islands: no sum over all islands waits for rank 0 R0" in text
+    assert "rank 0 O0 reads 'island_sum', which nothing makes on rank 0" in text
     part = np.where(np.arange(len(program) + 1) == row + 1, 1, 0)
     again = twice(program, row)
     again = replace(again, columns=replace(again.columns, part=again.columns.part + part))
-    assert "islands: rank 0 RA0 adds up all islands again" in text_of(again)
+    text = text_of(again)
+    assert "rank 0 RA0 makes 'island_sum' again before anything has read that of rank 0 RA0" in text
 
 
 def test_a_sum_across_islands_needs_several() -> None:
     program = four_replicas()
     text = text_of(replace(program, obligations=replace(program.obligations, methods={})))
-    assert "islands: rank 0 RA0 crosses islands, and there is one" in text
+    assert "nothing consumes the 'island_sum' that rank 0 RA0 makes" in text
 
 
 @pytest.mark.parametrize("across", [((0, 3), (1, 2)), ((0, 1), (2, 3))])

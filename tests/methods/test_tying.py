@@ -107,10 +107,12 @@ def test_the_verifier_finds_what_is_missing() -> None:
         " ".join(map(str, verify(broken)))
         for broken in (without(program, into=True), without(program, into=False))
     ]
-    assert "no reduction of tied weight 0 waits for rank 0 W0" in texts[0]
-    assert "does not wait for the reduction of tied weight 0" in texts[1]
+    assert "rank 0 T0 does not wait for rank 0 W0.0, which makes its 'tied_gradient'" in texts[0]
+    assert "rank 0 O0 does not wait for rank 0 T0, which makes its 'reduced_tied_gradient'" in texts[1]
     unknown = replace(program, obligations=replace(program.obligations, methods={}))
-    assert "reduces a weight that no stages share" in " ".join(map(str, verify(unknown)))
+    assert "rank 0 T0 reads 'tied_gradient', which nothing makes on rank 0" in " ".join(
+        map(str, verify(unknown))
+    )
 
 
 @pytest.mark.parametrize("stages", [(0,), (1, 0), (0, 2), (0, 0)])

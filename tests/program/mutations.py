@@ -83,3 +83,27 @@ def with_value(program: Program, column: str, row: int, value: int) -> Program:
     values[column][row] = value
     changed = replace(program, columns=Columns(**values))
     return reorder(changed, np.argsort(values["rank"], kind="stable"))
+
+
+def moved(program: Program, row: int, place: int) -> Program:
+    """One instruction at the place of another one."""
+    return reorder(program, np.insert(np.delete(np.arange(len(program)), row), place, row))
+
+
+def with_row(program: Program, like: int, place: int, **values: int) -> Program:
+    """One instruction more at `place`, which has the coordinates of `like` but for `values`, and no edges."""
+    order = np.insert(np.arange(len(program)), place, like)
+    columns = program.columns.take(order)
+    changed = {name: getattr(columns, name).copy() for name in values}
+    for name, value in values.items():
+        changed[name][place] = value
+    edges = program.edges
+    return replace(
+        program,
+        columns=replace(columns, **changed),
+        edges=replace(
+            edges,
+            source=edges.source + (edges.source >= place),
+            target=edges.target + (edges.target >= place),
+        ),
+    )

@@ -1,4 +1,4 @@
-"""An executor that runs a program by the letter, as an oracle for the proof of freedom from deadlock.
+"""An executor that runs a program by the letter, as an oracle for what waits for what.
 
 Hosts are synchronous: they post rows in order and wait inside a computation. Queues are first in, first
 out. A send and its receive end together, and so do the members of a collective.
@@ -6,15 +6,20 @@ out. A send and its receive end together, and so do the members of a collective.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from weft.program.kinds import KINDS, MESSAGES
 from weft.program.program import Program
 
 
-def stuck_rows(program: Program) -> set[int]:
-    """Rows that never end when one cycle of `program` is executed."""
+def stuck_rows(program: Program, *, never: Collection[int] = (), eager: bool = False) -> set[int]:
+    """Rows that never end when one cycle of `program` is executed, and those of `never` do not end.
+
+    `eager`: a send ends by itself, before its receive.
+    """
     rows = range(len(program))
     kind = [KINDS[code] for code in program.columns.kind.tolist()]
-    together = _together(program)
+    together = ended_together(program, eager=eager)
     before: list[set[int]] = [set() for _ in rows]
     for source, target, distance in zip(
         program.edges.source.tolist(),
@@ -39,13 +44,14 @@ def stuck_rows(program: Program) -> set[int]:
     progress = True
     while progress:
         ready = {row for row in left if not before[row] & left}
-        ended = {row for row in ready if together[row] <= ready}
+        ended = {row for row in ready if together[row] <= ready and not together[row] & set(never)}
         left -= ended
         progress = bool(ended)
     return left
 
 
-def _together(program: Program) -> list[frozenset[int]]:
+def ended_together(program: Program, *, eager: bool = False) -> list[frozenset[int]]:
+    """With which rows each row ends: the other end of its message, the members of its collective."""
     columns = program.columns
     calls: dict[object, set[int]] = {}
     sends = dict(MESSAGES)
@@ -57,7 +63,9 @@ def _together(program: Program) -> list[frozenset[int]]:
             int(columns.micro_batch[row]),
         )
         key: object = row
-        if kind in sends:
+        if eager and kind in {*sends, *sends.values()}:
+            pass
+        elif kind in sends:
             key = (sends[kind], rank, peer, stage, part, micro_batch)
         elif kind in sends.values():
             key = (kind, peer, rank, part, stage, micro_batch)

@@ -167,10 +167,10 @@ def test_a_long_cycle_is_cut() -> None:
 
 def test_messages_name_both_ranks() -> None:
     program = training_program("gpipe", 2, 2, (1,))
-    assert "rank 0 SF0.0 to rank 1 has no matching receive" in say(
+    assert "nothing consumes the 'message' that rank 0 SF0.0 to rank 1 makes" in say(
         without_row(program, row_of(program, 1, "RF1.0"))
     )
-    assert "rank 1 RF1.0 from rank 0 has no matching send" in say(
+    assert "rank 1 RF1.0 from rank 0 reads 'message' of stage 0, which nothing makes on rank 0" in say(
         without_row(program, row_of(program, 0, "SF0.0"))
     )
 
@@ -215,7 +215,9 @@ def test_the_next_forward_must_wait_for_the_step_before() -> None:
     )
     assert verify(program) == []
     early = reorder(program, np.array([0, 1, 3, 2, 4, 5]))
-    assert "rank 0 F0.0 of step 1 does not wait for the optimizer step before it" in say(early)
+    assert "rank 0 F0.0 of step 1 does not wait for rank 0 O0 of step 0, which makes its 'weights'" in say(
+        early
+    )
 
 
 def test_a_fold_is_only_a_fold_when_it_says_so() -> None:

@@ -70,6 +70,24 @@ def stay_away(rank: int, ranks: int) -> str:
     return str(caught.value)
 
 
+def meet_a_stranger(rank: int, ranks: int, forged: bool) -> bool:
+    """Whether rank 0 lets in the stranger, rank 1, who greets as itself and for the right purpose."""
+    if rank == 0:
+        try:
+            found = connect({1}, ("only",), 2.0)
+        except RunError:
+            return False
+        found[1, "only"].close()
+        return True
+    with socket.create_server((own_address(), 0)) as own:
+        host, port, token = connections._tell_all(*own.getsockname()[:2], bytes(16))[0]
+    if forged:
+        token = bytes([token[0] ^ 1]) + token[1:]
+    with socket.create_connection((host, port)) as line:
+        line.sendall(connections._GREETING.pack(token, 1, 0))
+        return receive_end(line)
+
+
 def receive_end(line: socket.socket) -> bool:
     try:
         return line.recv(1) == b""
@@ -80,6 +98,12 @@ def receive_end(line: socket.socket) -> bool:
 @pytest.mark.processes
 def test_strangers_are_not_let_in_and_who_is_missing_is_named(worker_pool: WorkerPool) -> None:
     assert worker_pool.run(stay_away, ranks=2)[0] == "rank 0: ranks 1 did not connect within 1 s"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_stranger_who_knows_all_but_the_token_is_not_let_in(worker_pool: WorkerPool, forged: bool) -> None:
+    assert worker_pool.run(meet_a_stranger, forged, ranks=2) == [not forged, True]
 
 
 def test_ranks_of_several_machines_need_addresses_that_lead_to_them() -> None:

@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import pytest
 
 from weft.errors import InputError, RunError, Violation
-from weft.run.failures import PeerLostError, clear_failures, first_failure, logs_folder, write_failure
+from weft.run.failures import PeerLostError, first_failure, leave_word
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    logs_folder(tmp_path).mkdir()
-    return tmp_path
+def word(rank: int, error: BaseException) -> bytes:
+    """What the agent reads."""
+    ours, theirs = os.pipe()
+    leave_word(theirs, rank, error)
+    with os.fdopen(ours, "rb") as pipe:
+        return pipe.read()
 
 
-def test_the_earliest_own_error_comes_first(run_dir: Path) -> None:
-    write_failure(run_dir, 0, PeerLostError("lost rank 2"))
-    write_failure(run_dir, 2, RunError("the\nreason"))
-    write_failure(run_dir, 1, ValueError("later"))
-    failure = first_failure(run_dir, {0: 1, 1: 1, 2: 1, 3: -9})
+def test_the_earliest_own_error_comes_first() -> None:
+    words = {0: word(0, PeerLostError("lost rank 2")), 2: word(2, RunError("the\nreason"))}
+    words[1] = word(1, ValueError("later"))
+    failure = first_failure(words, {0: 1, 1: 1, 2: 1, 3: -9})
     assert (failure.rank, failure.lines, failure.refused) == (2, ("the reason",), False)
 
 
-def test_a_silent_death_explains_a_lost_peer(run_dir: Path) -> None:
-    write_failure(run_dir, 0, PeerLostError("lost rank 2"))
-    failure = first_failure(run_dir, {0: 1, 1: -15, 2: -9, 3: -15})
+def test_a_silent_death_explains_a_lost_peer() -> None:
+    failure = first_failure({0: word(0, PeerLostError("lost rank 2"))}, {0: 1, 1: -15, 2: -9, 3: -15})
     assert failure.lines == ("rank 2 was killed by signal 9 (SIGKILL)",)
 
 
-def test_of_silent_deaths_the_first_one_counts(run_dir: Path) -> None:
-    failure = first_failure(run_dir, {2: -9, 0: -9, 1: -9})
+def test_of_silent_deaths_the_first_one_counts() -> None:
+    failure = first_failure({}, {2: -9, 0: -9, 1: -9})
     assert failure.lines == ("rank 2 was killed by signal 9 (SIGKILL)",)
 
 
-def test_an_exit_without_a_word_is_named(run_dir: Path) -> None:
-    assert first_failure(run_dir, {1: 7}).lines == ("rank 1 ended with exit code 7 and left no error",)
+def test_an_exit_without_a_word_is_named() -> None:
+    assert first_failure({}, {1: 7}).lines == ("rank 1 ended with exit code 7 and left no error",)
 
 
-def test_other_errors_carry_their_type(run_dir: Path) -> None:
-    write_failure(run_dir, 0, ValueError("bad\nvalue"))
-    assert first_failure(run_dir, {0: 1}).lines == ("ValueError: bad value",)
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("bad\nvalue"), "ValueError: bad value"),
+        (OSError(28, "No space left on device", "/run/a"), "rank 0: /run/a: No space left on device"),
+        (OSError(5, "Input/output error"), "rank 0: a file: Input/output error"),
+        (OSError("odd"), "rank 0: a file: odd"),
+    ],
+)
+def test_other_errors_carry_their_type_or_their_file(error: Exception, line: str) -> None:
+    assert first_failure({0: word(0, error)}, {0: 1}).lines == (line,)
 
 
-def test_a_refusal_keeps_its_violations(run_dir: Path) -> None:
-    write_failure(run_dir, 0, InputError([Violation("a", "first"), Violation("b", "second")]))
-    failure = first_failure(run_dir, {0: 2})
+def test_a_refusal_keeps_its_violations() -> None:
+    refusal = InputError([Violation("a", "first"), Violation("b", "second")])
+    failure = first_failure({0: word(0, refusal)}, {0: 2})
     assert failure.refused
     assert failure.lines == ("a: first", "b: second")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"refused": true}'])
-def test_a_half_written_word_counts_as_none(run_dir: Path, content: str) -> None:
-    (logs_folder(run_dir) / "rank-0.failure.json").write_text(content)
-    assert first_failure(run_dir, {0: -9}).silent
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"refused": true}', b"\xff"])
+def test_a_half_written_word_counts_as_none(content: bytes) -> None:
+    assert first_failure({0: content}, {0: -9}).silent
 
 
-def test_earlier_attempts_are_forgotten(run_dir: Path) -> None:
-    write_failure(run_dir, 0, RunError("of an earlier attempt"))
-    clear_failures(run_dir)
-    assert first_failure(run_dir, {0: -9}).silent
+def test_a_word_to_an_agent_that_is_gone_is_no_further_error() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    leave_word(theirs, 0, RunError("too late"))

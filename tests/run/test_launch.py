@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from listeners import is_loopback, listeners
+from small_disk import small_disk
 
 from weft.errors import InputError, RunError
 from weft.run.launch import launch_workers
@@ -111,7 +114,7 @@ def test_a_rank_that_is_stopped_is_killed_soon_when_another_one_has_failed(run_d
     behave(run_dir, "stop and die")
     launcher = start_launcher(run_dir, "pid")
     stopped = psutil.Process(int((run_dir / "pid-0").read_text()))
-    assert launcher.wait(timeout=20) == 1  # torch elastic would wait 30 s for the rank
+    assert launcher.wait(timeout=20) == 1
     _, error = launcher.communicate()
     assert "RunError: rank 1 was killed by signal 9 (SIGKILL) (log: " in error.decode()
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
@@ -124,6 +127,90 @@ def test_a_stop_reaches_the_workers_which_save(run_dir: Path, number: int, exit_
     launcher.send_signal(number)
     assert launcher.wait(timeout=30) == exit_code
     assert [(run_dir / f"saved-{rank}").read_text() for rank in range(2)] == [str(int(number))] * 2
+
+
+def test_a_local_run_listens_on_loopback_only(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Left in a shell by who starts runs of many machines from there.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", other_interface())
+    behave(run_dir, "listen")
+    launcher = start_launcher(run_dir, "ready")
+    found = listeners(psutil.Process(launcher.pid))
+    workers = [int((run_dir / f"pid-{rank}").read_text()) for rank in range(2)]
+    launcher.kill()
+    launcher.communicate()
+    assert [address for _, address in found if not is_loopback(address)] == []
+    # The store of the job, gloo of both ranks, and the connections that rank 0 waits for.
+    holders = [pid for pid, _ in found]
+    assert set(workers) < set(holders)
+    assert holders.count(workers[0]) > holders.count(workers[1])
+
+
+NODE = """
+ip link set lo up
+ip link add node0 type veth peer name other0
+ip address add 10.9.0.1/24 dev node0
+ip link set node0 up
+ip link set other0 up
+exec {python} -m torch.distributed.run --nproc-per-node 2 --master-addr 10.9.0.1 --master-port 29500 \
+    -m launched {run_dir}
+"""
+
+
+def test_ranks_of_many_machines_listen_on_the_interface_named_only(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subprocess.run(
+        ["unshare", "--net", "ip", "link", "add", "a0", "type", "veth"], check=False
+    ).returncode:
+        pytest.skip("needs the right to make a network")
+    behave(run_dir, "listen")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "node0")
+    script = NODE.format(python=sys.executable, run_dir=run_dir)
+    with subprocess.Popen(["unshare", "--net", "sh", "-ec", script], stderr=subprocess.DEVNULL) as torchrun:
+        try:
+            wait_for(lambda: all((run_dir / f"ready-{rank}").exists() for rank in range(2)))
+            workers = [psutil.Process(int((run_dir / f"pid-{rank}").read_text())) for rank in range(2)]
+            found = [address for worker in workers for _, address in listeners(worker)]
+        finally:
+            torchrun.terminate()
+    # gloo of both ranks, and the connections that rank 0 waits for.
+    assert set(found) == {"10.9.0.1"}
+    assert len(found) >= 3
+
+
+def other_interface() -> str:
+    """One that is no loopback, where there is any."""
+    addresses = {
+        name: [one.address for one in found if one.family == socket.AF_INET]
+        for name, found in psutil.net_if_addrs().items()
+    }
+    return next((name for name, ips in addresses.items() if ips and not is_loopback(ips[0])), "lo")
+
+
+def test_a_stop_that_one_worker_does_not_answer_ends_all(run_dir: Path) -> None:
+    behave(run_dir, "hang")
+    launcher = start_launcher(run_dir, "ready")
+    workers = [psutil.Process(int((run_dir / f"pid-{rank}").read_text())) for rank in range(2)]
+    wait_for(lambda: workers[1].status() == psutil.STATUS_STOPPED)
+    launcher.send_signal(signal.SIGTERM)
+    try:
+        _, error = launcher.communicate(timeout=100)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 143
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert len(gone) + len(alive) == 2
+    assert error.decode() == ""
+
+
+def test_a_full_disk_is_told_with_the_rank_and_the_file(run_dir: Path) -> None:
+    with small_disk(run_dir.parent, 1 << 20):
+        behave(run_dir, "fill")
+        with pytest.raises(RunError) as caught:
+            launch_workers(run_dir, 2, "launched")
+    line = f"rank 1: {run_dir}/filler: No space left on device"
+    assert str(caught.value) == f"{line} (log: {run_dir}/logs/rank-1.log)"
 
 
 def test_a_worker_under_plain_torchrun(run_dir: Path) -> None:

@@ -18,13 +18,8 @@ from weft.methods.sharding.kinds import REDUCE
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.program.kinds import BACKWARD, FORWARD, STEP
 from weft.program.program import Program
-from weft.run.recorder import (
-    HEADER_BYTES,
-    Recorder,
-    collect_timeline,
-    read_slots,
-    slots_path,
-)
+from weft.run.recorder import Recorder, collect_timeline
+from weft.run.slots import HEADER_BYTES, Pulse, read_ended, read_pulse, read_slots, slots_path
 
 PLAN_ID = "0123456789abcdef"
 RECORD_BYTES = 40
@@ -118,6 +113,36 @@ def test_a_record_cut_off_while_it_is_written_is_dropped(
     # Either nothing of the new record shows, or it is not there.
     assert not ((found["step"] == 1) & (found["position"] == row)).any() or written > 32
     assert all(record["posted_ns"] % 100 == 0 for record in found) or written > 32
+
+
+def test_a_pulse_and_what_has_ended_are_read_while_the_rank_runs(tmp_path: Path, program: Program) -> None:
+    path = slots_path(tmp_path, 1)
+    assert read_pulse(path) is None
+    recorder = Recorder(tmp_path, program=program, rank=1, plan_id=PLAN_ID, steps=2)
+    first, end = program.rank_starts[1:].tolist()
+    assert read_pulse(path) == Pulse(beats=0, steps_begun=0, step=0)
+    for step in (7, 8, 9):
+        recorder.beat()
+        recorder.begin(step)
+        for position in range(first, end):
+            recorder.record(step, position, 1, 2, 3)
+    recorder.begin(10)
+    recorder.record(10, first + 2, 1, 2, 3)
+    assert read_pulse(path) == Pulse(beats=3, steps_begun=4, step=10)
+    assert read_ended(path, 9).all()
+    assert len(read_ended(path, 9)) == end - first
+    assert np.flatnonzero(read_ended(path, 10)).tolist() == [2]
+    # The ring holds two steps: 7 has been overwritten, so that it has ended.
+    assert read_ended(path, 7).all()
+    assert not read_ended(path, 11).any()
+    recorder.rest()
+    assert read_pulse(path) == Pulse(beats=None, steps_begun=4, step=10)
+    assert len(read_slots(path).records) == 2 * (end - first)
+    recorder.close()
+    path.write_bytes(b"")
+    assert read_pulse(path) is None
+    with pytest.raises(RunError, match="not a slot file"):
+        read_ended(path, 0)
 
 
 def test_records_survive_sigkill(tmp_path: Path, program: Program) -> None:

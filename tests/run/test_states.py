@@ -14,6 +14,7 @@ from small_jobs import batch_of, make_plan, make_program, make_runtime, paramete
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters, state_bytes
@@ -27,15 +28,21 @@ from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
 
-ADAMW = OptimizerSettings(
-    name="adamw", learning_rate=0.01, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
+# Name and momentum.
+OPTIMIZERS = (
+    ("adamw", 0.9),
+    ("adam", 0.9),
+    ("sgd", 0.9),
+    ("sgd", 0.0),
+    ("own_optimizers:SignMomentum", 0.9),
+    ("own_optimizers:momentum_sgd", 0.9),
 )
 
 
-def looped(sharding: str, precision: str = "fp32") -> Plan:
+def looped(sharding: str, precision: str = "fp32", optimizer: OptimizerWork = ADAMW) -> Plan:
     """Two replicas with four stages each, on two buffers where they share out enough."""
     plan = make_plan(tiny(), dp=2, loops=4, schedule="breadth-first", precision=precision)
-    return plan.model_copy(update={"sharding": sharding})
+    return plan.model_copy(update={"sharding": sharding, "optimizer": optimizer})
 
 
 def tensors_of(runtime: Runtime) -> Iterator[torch.Tensor]:
@@ -52,16 +59,19 @@ def tensors_of(runtime: Runtime) -> Iterator[torch.Tensor]:
             yield from (state for state in states.values() if state.ndim)
 
 
-def held(rank: int, ranks: int, config: ModelConfig, plans: list[Plan]) -> list[int]:
+def held(
+    rank: int, ranks: int, config: ModelConfig, plans: list[Plan], name: str = "adamw", momentum: float = 0.9
+) -> list[int]:
     """Bytes of a rank's distinct tensors after a step of every plan."""
     found = []
+    settings = OptimizerSettings(name=name, learning_rate=0.01, weight_decay=0.2, momentum=momentum)
     for generation, plan in enumerate(plans):
         runtime = make_runtime(
             rank,
             config,
             plan,
             make_program(config, plan),
-            optimizer_factory=optimizer_factory(ADAMW),
+            optimizer_factory=optimizer_factory(settings),
             generation=generation,
         )
         runtime.step(0, batch_of(config, plan, 0))
@@ -75,7 +85,7 @@ def predicted(config: ModelConfig, plan: Plan) -> int:
     """What every rank holds in states and buffers, without the room for what a reduction brings."""
     graph, shape = layer_graph(config), Shape(plan.micro_batch_size, plan.sequence, 1)
     sizes = [stage_parameters(graph, stage.layers, shape) for stage in plan.stages]
-    states = state_bytes(plan.precision)
+    states = state_bytes(plan.precision, plan.optimizer)
     resident = resident_bytes([(np.arange(2), size, 2) for size in sizes], 2, states, plan.sharding)
     assert resident[0] == resident[1]
     return int(resident[0]) - max(sizes) * states.gradients
@@ -86,6 +96,17 @@ def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool)
     plans = [looped(level, precision) for precision in ("fp32", "bf16") for level in SHARDINGS]
     expected = [predicted(config, plan) for plan in plans]
     assert worker_pool.run(held, config, plans, ranks=2) == [expected] * 2
+
+
+@pytest.mark.parametrize(("name", "momentum"), OPTIMIZERS)
+def test_states_of_every_optimizer_take_the_predicted_bytes(
+    worker_pool: WorkerPool, name: str, momentum: float
+) -> None:
+    config, work = tiny(), counted_work(name, momentum=momentum).work
+    levels = [(level, precision) for precision in ("fp32", "bf16", "fp64") for level in ("zero-0", "zero-1")]
+    plans = [looped(level, precision, work) for level, precision in levels]
+    expected = [predicted(config, plan) for plan in plans]
+    assert worker_pool.run(held, config, plans, name, momentum, ranks=2) == [expected] * 2
 
 
 def unfilled(workspace: Workspace, instruction: Instruction) -> Compute | Transfer:

@@ -1,11 +1,14 @@
 """Agreement: one rank's failure or request is everyone's."""
 
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from pool import RankError, WorkerPool
 
 from weft.errors import InputError, RunError, Violation
@@ -64,7 +67,7 @@ def lose_rank_one(rank: int, ranks: int, report: Path) -> None:
     [
         ("input", "InputError: a: one\nb: two (nearest valid: three)"),
         ("run", "RunError: broken"),
-        ("disk", "RunError: /absent: No such file or directory"),
+        ("disk", "RunError: rank 1: /absent: No such file or directory"),
     ],
 )
 def test_a_failure_on_one_rank_is_raised_on_all(worker_pool: WorkerPool, kind: str, expected: str) -> None:
@@ -73,6 +76,42 @@ def test_a_failure_on_one_rank_is_raised_on_all(worker_pool: WorkerPool, kind: s
 
 def test_values_reach_every_rank(worker_pool: WorkerPool) -> None:
     assert worker_pool.run(succeed, ranks=3) == [([0, 10, 20], 7)] * 3
+
+
+class Calls:
+    """Pickles as a call that leaves a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.open, (str(self._trace), os.O_CREAT)
+
+
+def send_a_pickle(rank: int, ranks: int, trace: Path, how: str) -> str:
+    """Rank 0 sends a pickle where rank 1 gathers values, or takes the first rank's; it is as good as a
+    stranger who has got between the ranks."""
+    if rank == 1:
+        with pytest.raises(RunError) as caught:
+            gather(1) if how == "gather" else from_first_rank(1)
+        return str(caught.value)
+    content = torch.frombuffer(bytearray(pickle.dumps(Calls(trace))), dtype=torch.uint8)
+    size = torch.tensor([len(content)])
+    if how == "gather":
+        dist.all_gather([torch.zeros_like(size) for _ in range(ranks)], size)
+        dist.all_gather([torch.zeros_like(content) for _ in range(ranks)], content)
+    else:
+        dist.broadcast(size, src=0)
+        dist.broadcast(content, src=0)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["gather", "first rank"])
+def test_a_pickle_among_the_values_calls_nothing(worker_pool: WorkerPool, tmp_path: Path, how: str) -> None:
+    trace = tmp_path / "trace"
+    said = worker_pool.run(send_a_pickle, trace, how, ranks=2)[1]
+    assert not trace.exists()
+    assert said.startswith("rank 1 was sent what no rank sends: ")
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(worker_pool: WorkerPool) -> None:

@@ -13,6 +13,7 @@ from pool import WorkerPool
 from safetensors.torch import load_file
 from small_jobs import tiny
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from weft.errors import RunError
 from weft.run.stages import build_stage
@@ -163,6 +164,42 @@ def test_what_is_loaded_is_what_was_saved(worker_pool: WorkerPool, tmp_path: Pat
     assert [(equal, state) for equal, state, _ in answers] == [(True, state_at(3))] * ranks
     # Per stage: two pairs of parameters with three states each, four buffers.
     assert answers[0][2] == min(ranks, 2) * (4 * 4 + 4)
+
+
+def save_and_load_without_pickles(rank: int, ranks: int, directory: Path) -> bool:
+    """With torch's own ways to pickle for another rank, and to unpickle, taken away."""
+    ways = ("_object_to_tensor", "_tensor_to_object")
+    former = {name: getattr(distributed_c10d, name) for name in ways}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a pickle was sent")
+
+    for name in ways:
+        setattr(distributed_c10d, name, refuse)
+    try:
+        return save_and_load(rank, ranks, directory)[0]
+    finally:
+        for name in ways:
+            setattr(distributed_c10d, name, former[name])
+
+
+def test_no_rank_sends_a_pickle(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    answers = worker_pool.run(save_and_load_without_pickles, tmp_path / "checkpoints", ranks=2)
+    assert answers == [True, True]
+
+
+def save_misfit(rank: int, ranks: int, directory: Path) -> str:
+    """Two ranks have a tensor of one name and another shape each."""
+    stages = {0: stage_of(0, 5 + rank)}
+    with pytest.raises(RunError) as failed:
+        checkpoints.save(directory, state_at(1), stages, {0: optimizer_factory(SETTINGS)(stages[0])}, keep=1)
+    return str(failed.value)
+
+
+def test_tensors_that_do_not_fit_together_are_refused_by_all(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    first, second = worker_pool.run(save_misfit, tmp_path, ranks=2)
+    assert first == second
+    assert "rank 1: layer0.weight is torch.float32 [7, 6], elsewhere torch.float32 [7, 5]" in first
 
 
 def test_only_the_newest_are_kept(worker_pool: WorkerPool, tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def go_on(rank: int, ranks: int, settings: OptimizerSettings, directory: Path) -
     return all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-@pytest.mark.parametrize(("name", "momentum"), [("adam", 0.0), ("sgd", 0.9), ("sgd", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "momentum"),
+    [("adam", 0.0), ("sgd", 0.9), ("sgd", 0.0), ("own_optimizers:SignMomentum", 0.9)],
+)
 def test_a_resumed_optimizer_steps_as_if_nothing_had_happened(
     worker_pool: WorkerPool, tmp_path: Path, name: str, momentum: float
 ) -> None:

@@ -1,19 +1,26 @@
 """Optimizers: closed forms of their steps, what decays, what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from own_optimizers import SignMomentum
 from torch import nn
 
+from weft.describe.optimizers import OptimizerWork
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
+from weft.planning.planned import given_plan, plan_run
+from weft.run.stepped import require_elementwise
 from weft.training.optimizers import (
     OptimizerSettings,
     optimizer_factory,
     set_learning_rate,
     settings_of,
 )
+from weft.training.session import prepare
 
 
 def settings_with(**changes: object) -> OptimizerSettings:
@@ -155,3 +162,49 @@ def test_a_rate_is_set_in_every_group() -> None:
 def test_an_unknown_optimizer_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="nearest valid: adam"):
         optimizer_factory(settings_with(name="adamv"))
+
+
+def test_another_packages_optimizer_steps_with_weft_s_groups() -> None:
+    layer = nn.Linear(2, 3)
+    before = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+    settings = settings_with(name="own_optimizers:SignMomentum", learning_rate=0.25, weight_decay=0.5)
+    optimizer = optimizer_factory(settings)(layer)
+    assert type(optimizer) is SignMomentum
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert torch.equal(layer.weight, before["weight"] * 0.875 - 0.25)
+    assert torch.equal(layer.bias, before["bias"] - 0.25)
+
+
+def test_what_a_maker_says_is_said_of_its_optimizers() -> None:
+    optimizer = optimizer_factory(settings_with(name="own_optimizers:momentum_sgd"))(stage())
+    assert optimizer.weft_work == OptimizerWork(states=1, elementwise=True)  # type: ignore[attr-defined]
+    require_elementwise([optimizer], "a share")
+    silent = optimizer_factory(settings_with(name="own_optimizers:Silent"))(stage())
+    with pytest.raises(InputError, match="Silent is not known to step every element by itself"):
+        require_elementwise([silent], "a share")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_optimizer", "made str, which is no torch optimizer"),
+        ("unlike", "does not take parameter groups and lr"),
+        ("Eager", "makes its states before its first step, which weft cannot share out"),
+        ("Nothing", "cannot be imported"),
+    ],
+)
+def test_what_is_no_optimizer_for_weft_is_refused(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=f"^optimizer.name: 'own_optimizers:{name}' {words}"):
+        optimizer_factory(settings_with(name=f"own_optimizers:{name}"))(stage())
+
+
+def test_a_plan_that_counts_less_than_its_run_keeps_is_not_trained(tmp_path: Path) -> None:
+    record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "1xt4"}, "optimizer": {"name": "sgd"}}
+    frugal = plan_run(parse_run(record))
+    costly = plan_run(parse_run({**record, "optimizer": {}}))
+    prepare(given_plan(frugal.run, costly.plan), tmp_path / "counts-more")
+    with pytest.raises(InputError, match="counts 4 bytes of states per parameter; adamw keeps 8"):
+        prepare(given_plan(costly.run, frugal.plan), tmp_path / "counts-less")
+    assert not (tmp_path / "counts-less").exists()

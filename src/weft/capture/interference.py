@@ -37,8 +37,9 @@ from weft.planning.compile import compile_plan
 from weft.program.kinds import is_compute
 from weft.program.program import Program
 from weft.run.channels import ACTIVATION, Channels, open_channels
-from weft.run.recorder import Recorder, read_slots
+from weft.run.recorder import Recorder
 from weft.run.runtime import TIMEOUT_S, Runtime
+from weft.run.slots import read_slots
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
 from weft.run.work_queue import unstamped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,9 @@ def train(
         run = train_run(
             source, data=data, steps=steps, directory=directory, resume=resume, on_poll=progress.update
         )
-    except (RunError, KeyboardInterrupt):
+    except (RunError, KeyboardInterrupt, SystemExit) as stop:
+        for note in getattr(stop, "__notes__", ()):
+            print(f"weft: {note}", file=sys.stderr)
         progress.resume_hint()
         raise
     progress.finish()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
+from weft.describe.optimizers import ADAMW, OptimizerWork
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
@@ -90,7 +91,7 @@ class Plan(_Record):
     names communication that is not overlapped with computation, as other frameworks ship it: messages that a
     device waits for, gradients reduced at the step's end. `stack` says whose program runs the plan, which
     decides what it holds besides. `gradient_norm` is the job's: every step waits for the norm of the whole
-    gradient, to clip it or to leave a step out.
+    gradient, to clip it or to leave a step out. `optimizer` is the job's, too: what it keeps and moves.
     """
 
     version: Literal[1] = 1
@@ -111,6 +112,7 @@ class Plan(_Record):
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
     gradient_norm: bool = False
+    optimizer: OptimizerWork = ADAMW
     sync: Choice = Choice(name="dense")
     prediction: Prediction | None = None
 
@@ -156,8 +158,8 @@ class Plan(_Record):
         return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
 
     def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
-        """The fields but islands, context ranks and stacks that are not given, so that plans without them
-        keep the id they had."""
+        """The fields but islands, context ranks, stacks and optimizers that are not given, so that plans
+        without them keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
         if self.island is None:
             del record["island"]
@@ -165,6 +167,8 @@ class Plan(_Record):
             del record["context_parallel"]
         if self.stack == "weft":
             del record["stack"]
+        if self.optimizer == ADAMW:
+            del record["optimizer"]
         return record
 
 

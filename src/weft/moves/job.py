@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.moves.move import Context
 
 
@@ -13,7 +14,7 @@ from weft.moves.move import Context
 class Job:
     """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
 
-    `gradient_norm`: steps wait for the norm of the whole gradient.
+    `gradient_norm`: steps wait for the norm of the whole gradient. `optimizer`: what steps keep and move.
     """
 
     graph: LayerGraph
@@ -22,6 +23,7 @@ class Job:
     sequence: int
     precision: str = "fp32"
     gradient_norm: bool = False
+    optimizer: OptimizerWork = ADAMW
 
 
 def job_of(context: Context) -> Job:
@@ -34,4 +36,5 @@ def job_of(context: Context) -> Job:
         sequence=plan.sequence,
         precision=plan.precision,
         gradient_norm=plan.gradient_norm,
+        optimizer=plan.optimizer,
     )

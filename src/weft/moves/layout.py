@@ -187,6 +187,8 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return (
             f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
         )
+    if (refused_share := _refuse_share(job, layout)) is not None:
+        return refused_share
     if "selective" in layout.recomputes and not job.graph.knows_products:
         return "the model does not say what its products leave; nearest recompute: full"
     return (
@@ -210,6 +212,18 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
     if reason is None and layout.rank_order is not None:
         reason = uneven.refuse_order(layout.rank_order, layout.ranks, layout.width)
     return reason
+
+
+def _refuse_share(job: Job, layout: Layout) -> str | None:
+    """Why ranks cannot step a share of a parameter each."""
+    if job.optimizer.elementwise:
+        return None
+    reason = "the optimizer is not known to step every element by itself"
+    if layout.sharding != "zero-0":
+        return f"{layout.sharding} shares out what is stepped, and {reason}; nearest sharding: zero-0"
+    if layout.tensor_parallel > 1:
+        return f"tensor ranks step a share of every matrix, and {reason}; nearest tp: 1"
+    return None
 
 
 def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
@@ -253,6 +267,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         context_parallel=layout.context_parallel,
         blocking=layout.blocking,
         gradient_norm=job.gradient_norm,
+        optimizer=job.optimizer,
         sync=Choice(name=layout.sync),
     )
 

@@ -19,6 +19,7 @@ from weft.planning.prices import require_prices
 from weft.planning.problem import Pins, Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
+from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
 from weft.program.verify import require_valid
@@ -58,6 +59,17 @@ class PlannedJob:
             profile=self.problem.profile,
             correction=self.problem.correction,
         )
+
+    @property
+    def uncounted(self) -> list[Violation]:
+        """One line where the run's optimizer keeps more of every parameter than its plan counts."""
+        kept = self.problem.job.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
+        counted = self.plan.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
+        if kept <= counted:
+            return []
+        name = self.run.optimizer.name
+        problem = f"counts {counted} bytes of states per parameter; {name} keeps {kept}; plan the run again"
+        return [Violation("plan: optimizer", problem)]
 
     @cached_property
     def step_breakdown(self) -> dict[str, float]:

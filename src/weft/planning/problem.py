@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -15,6 +15,7 @@ from weft.describe.home import weft_home
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -81,8 +82,9 @@ class Problem:
 class Asked(TypedDict, total=False):
     """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `sequence`: tokens per sample. `gradient_norm`: steps wait for the norm of the whole gradient. `home`:
-    where measurements are kept (default: `weft_home()`).
+    `sequence`: tokens per sample. `gradient_norm`: steps wait for the norm of the whole gradient.
+    `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
+    `weft_home()`).
     """
 
     global_batch: int | None
@@ -91,6 +93,7 @@ class Asked(TypedDict, total=False):
     pins: Pins | None
     minimise: str
     gradient_norm: bool
+    optimizer: OptimizerWork
     home: Path | None
 
 
@@ -134,6 +137,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             sequence=config.sequence,
             precision=precision,
             gradient_norm=asked.get("gradient_norm", False),
+            optimizer=asked.get("optimizer", ADAMW),
         ),
         model=config,
         pins=asked.get("pins") or Pins(),
@@ -155,6 +159,8 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     if run.train.precision == ANY_PRECISION:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
         raise InputError(Violation("train.precision", problem, "bf16"))
+    table = run.optimizer
+    counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
     posed = problem_of(
         model=run.model.preset or run.model.hf or run.model.build or "",
         on=run.cluster.use,
@@ -175,9 +181,12 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             sync=run.sync.method,
         ),
         minimise=run.goal.minimise,
-        gradient_norm=run.optimizer.needs_norm,
+        gradient_norm=table.needs_norm,
+        optimizer=counted.work,
         home=home,
     )
+    if counted.assumed:
+        posed = replace(posed, assumed={**posed.assumed, "optimizer": counted.assumed})
     if problems := task_problems(run.task.kind, posed.model):
         raise InputError(problems)
     return posed

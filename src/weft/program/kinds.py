@@ -1,7 +1,8 @@
 """The open registry of instruction kinds.
 
 A kind names its stream, the values it reads and writes and what it owes to the runtime; engine, verifier
-and simulator treat all kinds alike. A new kind is registered, never special-cased.
+and simulator treat all kinds alike. A new kind is registered, never special-cased: from its values alone the
+verifier proves that it stands at its place in a program.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.bundles import bundles
+from weft.bundles import bundles, parts
 from weft.errors import InputError, Violation
+from weft.program import places
+from weft.program.values import VALUES, Read, Use, ValueRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class Kind:
         name: how run files, tables and handlers call it.
         symbol: one or two letters for tables and pictures.
         stream: instructions of one rank, stream and peer run one after the other; different streams overlap.
-        reads, writes: names of the values it needs and makes, for people and for the verifier.
+        reads, writes: the values it needs and makes, which the verifier follows; a name alone is a use at
+            the instruction's own coordinates.
         collective: all ranks of its group take part and end together.
         tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
         spans_stages: a collective whose members may run it for different stages.
@@ -34,17 +38,39 @@ class Kind:
     name: str
     symbol: str
     stream: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[str | Read, ...] = ()
+    writes: tuple[str | Use, ...] = ()
     collective: bool = False
     tensor_reduced: bool = False
     spans_stages: bool = False
+
+    @property
+    def all_reads(self) -> tuple[Read, ...]:
+        """What it reads, and where; what methods have it read, too."""
+        added = (use for one in parts(AddedUses) if self.name in one.kinds for use in one.reads)
+        return tuple(Read(use) if isinstance(use, str) else use for use in (*self.reads, *added))
+
+    @property
+    def all_writes(self) -> tuple[Use, ...]:
+        """What it makes, and where; what methods have it make, too."""
+        added = (use for one in parts(AddedUses) if self.name in one.kinds for use in one.writes)
+        return tuple(Use(use) if isinstance(use, str) else use for use in (*self.writes, *added))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedUses:
+    """What a method has instructions of other kinds read and make; the method contributes it."""
+
+    kinds: tuple[str, ...]
+    reads: tuple[str | Read, ...] = ()
+    writes: tuple[str | Use, ...] = ()
 
 
 class KindRegistry:
     """Kinds by name and by code; codes count up in order of registration and never leave the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: ValueRegistry) -> None:
+        self._values = values
         self._kinds: list[Kind] = []
         self._codes: dict[str, int] = {}
 
@@ -52,8 +78,13 @@ class KindRegistry:
         """Add a kind and return its code.
 
         Raises:
-            InputError: when the name is taken by a different kind.
+            InputError: when the name is taken by a different kind, or a value has not been declared.
         """
+        for use in kind.writes:
+            self._values.require(use if isinstance(use, str) else use.value, f"{kind.name} writes")
+        for read in kind.reads:
+            for choice in read.choices if isinstance(read, Read) else (Read(read),):
+                self._values.require(choice.value, f"{kind.name} reads")
         known = self._codes.get(kind.name)
         if known is not None:
             if self._kinds[known] != kind:
@@ -84,15 +115,25 @@ def name_hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-KINDS = KindRegistry()
+KINDS = KindRegistry(VALUES)
+
+_ARRIVED = Read("message", at=places.there, consumes=True)
+_OUTPUT_GRADIENT = Read(
+    "output_gradient", at=places.from_next, otherwise=Read("input_gradient", at=places.of_next)
+)
+_SAVED = Read("saved", consumes=True)
+_SAVED_FOR_WEIGHT = Read("saved_for_weight", consumes=True)
 
 FORWARD = KINDS.register(
     Kind(
         name="forward",
         symbol="F",
         stream="compute",
-        reads=("activation", "weights"),
-        writes=("output", "saved"),
+        reads=(
+            Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous)),
+            "weights",
+        ),
+        writes=("output", Use("saved", at=places.trained)),
         tensor_reduced=True,
     )
 )
@@ -101,7 +142,7 @@ BACKWARD = KINDS.register(
         name="backward",
         symbol="B",
         stream="compute",
-        reads=("saved", "output_gradient"),
+        reads=(_SAVED, _OUTPUT_GRADIENT, "weights"),
         writes=("input_gradient", "weight_gradient"),
         tensor_reduced=True,
     )
@@ -111,7 +152,7 @@ BACKWARD_INPUT = KINDS.register(
         name="backward_input",
         symbol="I",
         stream="compute",
-        reads=("saved", "output_gradient"),
+        reads=(_SAVED, _OUTPUT_GRADIENT, "weights"),
         writes=("input_gradient", "saved_for_weight"),
         tensor_reduced=True,
     )
@@ -121,7 +162,7 @@ BACKWARD_WEIGHT = KINDS.register(
         name="backward_weight",
         symbol="W",
         stream="compute",
-        reads=("saved_for_weight",),
+        reads=(_SAVED_FOR_WEIGHT,),
         writes=("weight_gradient",),
     )
 )
@@ -135,7 +176,7 @@ RECEIVE_ACTIVATION = KINDS.register(
         name="receive_activation",
         symbol="RF",
         stream="receive_activation",
-        reads=("message",),
+        reads=(_ARRIVED,),
         writes=("activation",),
     )
 )
@@ -153,7 +194,7 @@ RECEIVE_GRADIENT = KINDS.register(
         name="receive_gradient",
         symbol="RB",
         stream="receive_gradient",
-        reads=("message",),
+        reads=(_ARRIVED,),
         writes=("output_gradient",),
     )
 )
@@ -162,7 +203,7 @@ STEP = KINDS.register(
         name="step",
         symbol="O",
         stream="compute",
-        reads=("reduced_gradient",),
+        reads=(Read("reduced_gradient", consumes=True, otherwise=Read("weight_gradient", consumes=True)),),
         writes=("weights",),
     )
 )
@@ -182,13 +223,19 @@ MAKES_GRADIENTS: tuple[int, ...] = (BACKWARD, BACKWARD_WEIGHT)
 
 
 def kinds_reading(value: str) -> tuple[int, ...]:
-    """The codes of the kinds that read a value."""
-    return tuple(code for code, kind in enumerate(KINDS) if value in kind.reads)
+    """The codes of the kinds that read a value, or may."""
+    return tuple(
+        code
+        for code, kind in enumerate(KINDS)
+        if any(choice.value == value for read in kind.all_reads for choice in read.choices)
+    )
 
 
-def kinds_writing(value: str) -> tuple[int, ...]:
-    """The codes of the kinds that write a value."""
-    return tuple(code for code, kind in enumerate(KINDS) if value in kind.writes)
+def kinds_writing(*values: str) -> tuple[int, ...]:
+    """The codes of the kinds that write one of the values."""
+    return tuple(
+        code for code, kind in enumerate(KINDS) if any(use.value in values for use in kind.all_writes)
+    )
 
 
 _Codes = npt.NDArray[np.int64]

@@ -1,8 +1,8 @@
 """The verifier: proves a Program whoever built it, before anything is launched.
 
-It proves that every obligation is met exactly once on the right ranks, that every value is made before it is
-read, that messages and collectives match, that the program does what it owes to methods, and that no order of
-events under rendezvous sends can hang.
+It proves that every obligation is met exactly once on the right ranks; that every value that a kind declares,
+known or not, is made before it is read, whole until then and used up; that messages and collectives agree at
+all ends; that what is owed to methods is done; and that no order of events under rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from weft.errors import InputError, Violation
 from weft.program.checks.columns import check_coordinates, check_shape
 from weft.program.checks.deadlock import check_deadlock
-from weft.program.checks.dependencies import check_dependencies
 from weft.program.checks.messages import check_collectives, check_messages
 from weft.program.checks.obligations import check_obligations
+from weft.program.checks.values import check_values
 from weft.program.passes import ordered_passes
 from weft.program.program import Program
 
@@ -27,7 +27,7 @@ def verify(program: Program) -> list[Violation]:
         for check in (
             check_coordinates,
             check_obligations,
-            check_dependencies,
+            check_values,
             check_messages,
             check_collectives,
             _check_methods,

@@ -41,6 +41,7 @@ class Executor:
         require_supported(program, handlers)
         self._workspace = workspace
         self._record: Record = recorder.record if recorder is not None else _forget
+        self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
         device = workspace.resources.device
         self._settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
         self._posted: list[Handle] = []
@@ -59,6 +60,7 @@ class Executor:
         """
         workspace = self._workspace
         workspace.step, workspace.batch, workspace.loss = step, batch, 0.0
+        self._begin(step)
         reached: Instruction | None = None
         try:
             for reached, action in self._actions:  # noqa: B007
@@ -146,6 +148,10 @@ def require_supported(program: Program, handlers: Mapping[str, Handler] = HANDLE
 
 def _forget(step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
     """Times that nobody asked for."""
+
+
+def _forget_step(step: int) -> None:
+    """A step that nobody follows."""
 
 
 def _nothing() -> None:

@@ -1,11 +1,13 @@
-"""What went wrong in a worker, in a file that the agent reads after the worker is gone. No torch here."""
+"""What went wrong in a worker, in a word that it leaves through a pipe: a disk may be full. No torch here."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,48 +47,44 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return logs_folder(run_dir) / f"rank-{rank}.log"
 
 
-def write_failure(run_dir: Path, rank: int, error: BaseException) -> None:
-    """Leave word of the error that ends this worker."""
-    refused = isinstance(error, InputError)
-    if isinstance(error, InputError):
-        lines = tuple(str(violation) for violation in error.violations)
-    elif isinstance(error, RunError):
-        lines = (_one_line(str(error)),)
-    else:
-        lines = (_one_line(f"{type(error).__name__}: {error}"),)
+def leave_word(pipe: int, rank: int, error: BaseException) -> None:
+    """Write down the error that ends this worker, for the agent at the other end of the pipe."""
     record = {
-        "refused": refused,
+        "refused": isinstance(error, InputError),
         "consequence": isinstance(error, PeerLostError),
         "time_ns": time.time_ns(),
-        "lines": list(lines),
+        "lines": _lines(rank, error),
     }
-    _failure_path(run_dir, rank).write_text(json.dumps(record))
+    # Who is to read it may be gone.
+    with suppress(OSError), os.fdopen(pipe, "wb") as file:
+        file.write(json.dumps(record).encode())
 
 
-def clear_failures(run_dir: Path) -> None:
-    """Forget the failures of earlier attempts."""
-    for path in logs_folder(run_dir).glob("rank-*.failure.json"):
-        path.unlink()
+def disk_problem(rank: int, error: OSError) -> str:
+    """One line about a file that could not be read or written."""
+    return _one_line(f"rank {rank}: {error.filename or 'a file'}: {error.strerror or error}")
 
 
-def first_failure(run_dir: Path, exit_codes: Mapping[int, int]) -> Failure:
+def first_failure(words: Mapping[int, bytes], exit_codes: Mapping[int, int]) -> Failure:
     """The failure that most likely caused the others.
 
-    `exit_codes` maps each failed rank, in the order in which they ended, to its exit code, negative for a
-    signal. A rank's own error comes before a silent end, which comes before a lost peer and before SIGTERM,
-    with which the agent ends the ranks that are left; then the earliest counts.
+    `words` maps ranks to what they left. `exit_codes` maps each failed rank, in the order in which they
+    ended, to its exit code, negative for a signal. A rank's own error comes before a silent end, which comes
+    before a lost peer and before SIGTERM, with which the agent ends the ranks that are left; then the
+    earliest counts.
     """
 
     def order(failure: Failure) -> tuple[bool, bool, int]:
         ended_by_agent = failure.silent and exit_codes[failure.rank] == -signal.SIGTERM
         return (failure.consequence or ended_by_agent, failure.silent, failure.time_ns)
 
-    return min((_failure_of(run_dir, rank, code) for rank, code in exit_codes.items()), key=order)
+    found = (_failure_of(rank, words.get(rank, b""), code) for rank, code in exit_codes.items())
+    return min(found, key=order)
 
 
-def _failure_of(run_dir: Path, rank: int, exit_code: int) -> Failure:
+def _failure_of(rank: int, word: bytes, exit_code: int) -> Failure:
     try:
-        record = json.loads(_failure_path(run_dir, rank).read_text())
+        record = json.loads(word)
         return Failure(
             rank=rank,
             refused=bool(record["refused"]),
@@ -95,20 +93,26 @@ def _failure_of(run_dir: Path, rank: int, exit_code: int) -> Failure:
             time_ns=int(record["time_ns"]),
             lines=tuple(str(line) for line in record["lines"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         # Killed before or while it wrote: its exit code is all there is.
         line = f"rank {rank} {_ending(exit_code)}"
         return Failure(rank=rank, refused=False, consequence=False, silent=True, time_ns=0, lines=(line,))
+
+
+def _lines(rank: int, error: BaseException) -> list[str]:
+    if isinstance(error, InputError):
+        return [str(violation) for violation in error.violations]
+    if isinstance(error, RunError):
+        return [_one_line(str(error))]
+    if isinstance(error, OSError):
+        return [disk_problem(rank, error)]
+    return [_one_line(f"{type(error).__name__}: {error}")]
 
 
 def _ending(exit_code: int) -> str:
     if exit_code < 0:
         return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"ended with exit code {exit_code} and left no error"
-
-
-def _failure_path(run_dir: Path, rank: int) -> Path:
-    return logs_folder(run_dir) / f"rank-{rank}.failure.json"
 
 
 def _one_line(text: str) -> str:

@@ -27,7 +27,8 @@ def launch_workers(
     Inside a lab (`weft lab`) each rank runs on its device of the lab.
 
     What a worker prints goes to `RUN_DIR/logs/rank-N.log`. Ctrl-C and SIGTERM are passed on, and the workers
-    given time to save; a second Ctrl-C kills. No kill of this process leaves a worker behind.
+    given time to save; a second Ctrl-C kills. Where one failed then, or they had to be killed, the exception
+    has a note that says so. No kill of this process leaves a worker behind.
 
     Args:
         on_poll: called several times a second while the workers run.
@@ -62,16 +63,15 @@ def launch_workers(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as agent,
     ):
         try:
-            _wait(agent, on_poll)
+            report = _wait(agent, on_poll)
         except (KeyboardInterrupt, SystemExit) as stop:
             agent.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
-            agent.wait()
+            if report := agent.communicate()[0]:
+                stop.add_note(json.loads(report)["lines"][0])
             raise
         finally:
             # Nothing but the agent's own end, or this function's failure, leads here; killing it ends all.
             agent.kill()
-        assert agent.stdout is not None
-        report = agent.stdout.read().decode(errors="replace")
     if agent.returncode != 0:
         raise _failure(agent.returncode, report, logs / "agent.log")
 
@@ -86,18 +86,17 @@ def require_torch() -> None:
         raise InputError('torch is not installed, and this needs it: pip install "weft[torch]"')
 
 
-def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> None:
+def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> bytes:
+    """What the agent has said when it has ended."""
     while True:
         try:
-            agent.wait(timeout=POLL_S)
+            return agent.communicate(timeout=POLL_S)[0]
         except subprocess.TimeoutExpired:
             if on_poll is not None:
                 on_poll()
-        else:
-            return
 
 
-def _failure(exit_code: int, report: str, agent_log: Path) -> InputError | RunError:
+def _failure(exit_code: int, report: bytes, agent_log: Path) -> InputError | RunError:
     try:
         record = json.loads(report)
     except ValueError:

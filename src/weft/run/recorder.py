@@ -1,10 +1,10 @@
 """Measured times of every instruction, in slots that survive the process.
 
-Each rank owns one file, `RUN_DIR/slots/rank-N.slots`: a header and a ring of fixed-size records mapped into
-memory. A record belongs to one (step, instruction) and is written by one thread, so nothing is locked, and
-since the pages belong to the file the kernel keeps them when the process is killed.
+Each rank owns one file, `RUN_DIR/slots/rank-N.slots` (`weft.run.slots`), mapped into memory. A record is
+written by one thread, so nothing is locked, and since the pages belong to the file the kernel keeps them when
+the process is killed.
 
-No torch here: the launcher reads these files too.
+No torch here: the launcher merges these files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,53 +22,22 @@ from weft.errors import RunError
 from weft.program.checks.messages import collective_codes
 from weft.program.kinds import MESSAGES, is_collective
 from weft.program.program import NONE, Program
+from weft.run.slots import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    NO_MORE_BEATS,
+    PULSE_OFFSET,
+    RECORD,
+    VERSION,
+    Slots,
+    read_slots,
+    slots_path,
+)
 from weft.timeline.timeline import Timeline
 
 CLOCK = "monotonic"
-HEADER_BYTES = 4096
 SLOT_FILE_BYTES = 64 * 2**20
-
-_MAGIC = b"weftslot"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQQQ16sqq")
-# `complete` comes last and holds step + 1: a record whose writer died half way, over an older one or over
-# nothing, does not carry the number of its own step.
-_RECORD = struct.Struct("<iiqqqq")
-_RECORD_TYPE = np.dtype(
-    [
-        ("step", "<i4"),
-        ("position", "<i4"),
-        ("posted_ns", "<i8"),
-        ("start_ns", "<i8"),
-        ("end_ns", "<i8"),
-        ("complete", "<i8"),
-    ]
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slots:
-    """What one rank recorded.
-
-    Attributes:
-        first_position, rows: the rank's rows in the Program.
-        capacity_steps: how many steps the ring holds before it overwrites the oldest.
-        monotonic_ns, realtime_ns: both clocks, read together when the file was made.
-        records: the complete records, in no order; times in nanoseconds of `time.monotonic_ns`.
-    """
-
-    rank: int
-    plan_id: str
-    first_position: int
-    rows: int
-    capacity_steps: int
-    monotonic_ns: int
-    realtime_ns: int
-    records: npt.NDArray[np.void]
-
-
-def slots_path(run_dir: Path, rank: int) -> Path:
-    return Path(run_dir) / "slots" / f"rank-{rank}.slots"
 
 
 class Recorder:
@@ -86,11 +54,11 @@ class Recorder:
         self.path = slots_path(run_dir, rank)
         self._first = int(program.rank_starts[rank])
         self._rows = int(program.rank_starts[rank + 1]) - self._first
-        step_bytes = max(1, self._rows) * _RECORD.size
+        step_bytes = max(1, self._rows) * RECORD.size
         self._capacity = max(1, min(steps, SLOT_FILE_BYTES // step_bytes))
-        header = _HEADER.pack(
-            _MAGIC,
-            _VERSION,
+        header = HEADER.pack(
+            MAGIC,
+            VERSION,
             rank,
             self._first,
             self._rows,
@@ -100,13 +68,28 @@ class Recorder:
             time.time_ns(),
         )
         self._map = _mapped_file(self.path, header, HEADER_BYTES + self._capacity * step_bytes)
+        self._beats = self._steps_begun = 0
+
+    def begin(self, step: int) -> None:
+        """Note that the step is under way."""
+        self._steps_begun += 1
+        struct.pack_into("<qq", self._map, PULSE_OFFSET + 8, self._steps_begun, step)
+
+    def beat(self) -> None:
+        """Note that the process gets to run."""
+        self._beats += 1
+        struct.pack_into("<q", self._map, PULSE_OFFSET, self._beats)
+
+    def rest(self) -> None:
+        """Note that no more beats come."""
+        struct.pack_into("<q", self._map, PULSE_OFFSET, NO_MORE_BEATS)
 
     def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
         """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the Program."""
         row = step % self._capacity * self._rows + position - self._first
-        _RECORD.pack_into(
+        RECORD.pack_into(
             self._map,
-            HEADER_BYTES + row * _RECORD.size,
+            HEADER_BYTES + row * RECORD.size,
             step,
             position,
             posted_ns,
@@ -117,42 +100,6 @@ class Recorder:
 
     def close(self) -> None:
         self._map.close()
-
-
-def read_slots(path: Path) -> Slots:
-    """Read a slot file, also while its rank runs and after it was killed.
-
-    Raises:
-        RunError: when the file is missing, cut short or not a slot file.
-    """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror or error}") from None
-    if len(content) < HEADER_BYTES:
-        raise RunError(f"{path}: not a slot file: {len(content)} bytes, a header alone has {HEADER_BYTES}")
-    magic, version, rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _HEADER.unpack_from(
-        content
-    )
-    if magic != _MAGIC:
-        raise RunError(f"{path}: not a slot file: it does not begin with {_MAGIC.decode()!r}")
-    if version != _VERSION:
-        raise RunError(f"{path}: version {version} of the slot file is not {_VERSION}")
-    expected = HEADER_BYTES + rows * capacity * _RECORD.size
-    if len(content) < expected:
-        raise RunError(f"{path}: cut short: {len(content)} of {expected} bytes")
-    records = np.frombuffer(content, _RECORD_TYPE, count=rows * capacity, offset=HEADER_BYTES)
-    inside = (records["position"] >= first) & (records["position"] < first + rows)
-    return Slots(
-        rank=rank,
-        plan_id=plan_id.rstrip(b"\0").decode("ascii", errors="replace"),
-        first_position=first,
-        rows=rows,
-        capacity_steps=capacity,
-        monotonic_ns=monotonic_ns,
-        realtime_ns=realtime_ns,
-        records=records[inside & (records["complete"] == records["step"].astype(np.int64) + 1)],
-    )
 
 
 def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) -> Timeline:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from weft.describe.optimizers import declared_work
 from weft.errors import InputError, Violation
 from weft.run.bucket import FlatLayout
 from weft.run.precision import give
@@ -144,7 +145,7 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
     Raises:
         InputError: one line for every kind of optimizer that may look at a parameter as a whole.
     """
-    names = {type(one).__name__ for one in optimizers if type(one) not in ELEMENTWISE}
+    names = {type(one).__name__ for one in optimizers if not _is_elementwise(one)}
     problems = [
         Violation(
             "optimizer",
@@ -156,6 +157,12 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
     ]
     if problems:
         raise InputError(problems)
+
+
+def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is known to step every element by itself, or says so."""
+    said = declared_work(optimizer, type(optimizer).__name__)
+    return said.elementwise if said is not None else type(optimizer) in ELEMENTWISE
 
 
 def narrow(optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]) -> None:

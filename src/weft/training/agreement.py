@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import FrameType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import InputError, RunError, Violation
-from weft.run.failures import PeerLostError
+from weft.run.failures import PeerLostError, disk_problem
 
 # Later signals win when ranks have received different ones: a user's Ctrl-C reaches the ranks as SIGINT and,
 # passed on by whoever started them, as SIGTERM too.
@@ -41,13 +42,12 @@ def together(
     except RunError as error:
         failed = str(error)
     except OSError as error:
-        failed = f"{error.filename or 'disk'}: {error.strerror or error}"
+        failed = disk_problem(dist.get_rank(), error)
     if meet is not None:
         meet()
-    # Parts and not the exception itself: an InputError does not survive being copied to another process.
-    for violations, text in gather((refused, failed), group):
+    for violations, text in gather([[astuple(one) for one in refused], failed], group):
         if violations:
-            raise InputError(violations)
+            raise InputError([Violation(*fields) for fields in violations])
         if text:
             raise RunError(text)
 
@@ -69,19 +69,47 @@ def meeting_peers() -> Iterator[None]:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every rank's value, in the order of the ranks; small picklable values only."""
-    values: list[Any] = [None] * dist.get_world_size(group)
+    """Every rank's value, in the order of the ranks; small values that JSON knows.
+
+    No pickle, as torch's own would be: who gets between the ranks could have any function called.
+    """
+    ranks = dist.get_world_size(group)
+    own = _packed(value)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
     with meeting_peers():
-        dist.all_gather_object(values, value, group=group)
-    return values
+        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+        room = max(int(size) for size in sizes)
+        found = [torch.zeros(room, dtype=torch.uint8) for _ in range(ranks)]
+        dist.all_gather(found, torch.cat([own, own.new_zeros(room - len(own))]), group=group)
+    return [_unpacked(content[: int(size)]) for content, size in zip(found, sizes, strict=True)]
 
 
 def from_first_rank(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Rank 0's value on every rank; the others' is ignored."""
-    values = [value]
+    """Rank 0's value, one that JSON knows, on every rank; the others' is ignored."""
+    first = dist.get_rank() == 0
+    content = _packed(value if first else None)
+    size = torch.tensor([len(content)])
     with meeting_peers():
-        dist.broadcast_object_list(values, src=0, group=group)
-    return values[0]
+        dist.broadcast(size, src=0, group=group)
+        content = content if first else content.new_zeros(int(size))
+        dist.broadcast(content, src=0, group=group)
+    return _unpacked(content)
+
+
+def _packed(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _unpacked(content: torch.Tensor) -> Any:
+    """What another rank has packed.
+
+    Raises:
+        RunError: when it is something else.
+    """
+    try:
+        return json.loads(content.numpy().tobytes())
+    except ValueError as error:
+        raise RunError(f"rank {dist.get_rank()} was sent what no rank sends: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
+from weft.files import naming
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.attendance import Attendance
 from weft.training.manifest import (
@@ -179,8 +180,8 @@ def agree_on_newest(
     with together(group, meet):
         if dist.get_rank() == 0:
             found = newest_complete(directory, progress)
-    agreed: tuple[Path | None, list[str]] = from_first_rank(found, group)
-    return agreed
+    path, skipped = from_first_rank([found[0] and str(found[0]), found[1]], group)
+    return path and Path(path), skipped
 
 
 def load(
@@ -226,7 +227,7 @@ def _waiting(
 
 
 def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
+    with naming(path), open(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -44,6 +44,8 @@ def warnings(directory: RunDirectory, since_s: float) -> list[str]:
     texts = {
         "checkpoint skipped": "skipped a checkpoint: {reason}",
         "data warning": "{warning}",
+        "hang": "{problem}",
+        "hang over": "goes on after {after_s:.0f} s",
         "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
     }
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import resource
 import statistics
 import sys
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from weft.errors import RunError
-from weft.files import write_whole
+from weft.files import append_record, write_whole
 from weft.run.runtime import StepResult
 from weft.training.agreement import meeting_peers
 from weft.training.history import plan_since
@@ -82,14 +81,14 @@ class Journal:
             self.event("diverged", step=result.step)
             raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
         record = {"step": result.step, "loss": loss, **metrics}
-        self._append("metrics.jsonl", record)
+        append_record(self._run_dir / "metrics.jsonl", record)
         self._feeds.step(record)
 
     def event(self, event: str, **details: Any) -> None:
         """Write an event; one with a `held_out_loss` goes to the loggers, too, after all steps before it."""
         if not self._writes:
             return
-        self._append("events.jsonl", {"time_s": time.time(), "event": event, **details})
+        RunDirectory(self._run_dir).tell(event, **details)
         held_out = held_out_record(details)
         if held_out is not None:
             self.flush()
@@ -121,17 +120,6 @@ class Journal:
             "max_rss_bytes": list(rss_bytes),
         }
         write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
-
-    def _append(self, name: str, record: dict[str, Any]) -> None:
-        """Add one line, and first end a line that a kill has torn."""
-        with open(self._run_dir / name, "ab+") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end:
-                file.seek(end - 1)
-                torn = file.read(1) != b"\n"
-            else:
-                torn = False
-            file.write((b"\n" if torn else b"") + json.dumps(record).encode() + b"\n")
 
 
 def max_rss_bytes() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
+from weft.run.heartbeat import beating
 from weft.run.runtime import StepResult
 from weft.run.worker_start import WorkerContext
 from weft.training.agreement import StopRequest, gather, meeting_peers, together
@@ -45,7 +46,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         RunError: when a rank failed, or there are checkpoints and none is whole.
     """
     run = open_run(job, run_dir, context)
-    with run.journal:
+    with beating(run.recorder), run.journal:
         state = _resume(run, run.newest) if run.newest else _start(run)
         _tell_data(run, state)
         stopped_by = _train_steps(run, state)

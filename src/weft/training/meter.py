@@ -32,7 +32,7 @@ class Meter:
         """The task's loss, mean over one micro-batch."""
         if self._open and self._metrics is not None:
             for name, value in self._metrics(outputs.detach(), targets).items():
-                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._sums[name] = self._sums.get(name, 0.0) + float(value)
             self._micro_batches += 1
         return self._task.loss(outputs, targets)
 

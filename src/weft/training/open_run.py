@@ -49,6 +49,7 @@ class OpenRun:
     meter: Meter
     evaluation: Program
     runtime: Runtime
+    recorder: Recorder | None
     journal: Journal
 
     @property
@@ -133,6 +134,7 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
         meter=meter,
         evaluation=evaluation,
         runtime=runtime,
+        recorder=recorder,
         journal=journal,
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.errors import RunError
 from weft.run.stepped import SteppedWeights
 from weft.training.tensor_shares import shares_of
 
@@ -67,6 +68,9 @@ def optimizer_slots(
     """Room for those of the `known` states, described by name, of which this rank steps a part.
 
     Optimizers make their states at their first step, so a fresh one has none to fill.
+
+    Raises:
+        RunError: for a state that is neither a number nor as its parameter, which ranks cannot share out.
     """
     owners = {name: found[-1] for name, found in owners_by_name(stages, optimizers, shards).items()}
     divided = shares_of(stages)
@@ -82,6 +86,9 @@ def optimizer_slots(
             size = metadata.size
             if size and name in divided:
                 size = divided[name].own_shape(size)
+            if size and (size != owner.parameter.shape or not metadata.properties.dtype.is_floating_point):
+                has = f"{metadata.properties.dtype} of shape {list(size)}"
+                raise RunError(f"{key}: {has} cannot be given back to an optimizer; states are as parameters")
             whole = torch.empty(size, dtype=dtype, device=device)
             state = owner.optimizer.state[owner.stepped]
             slots[key] = Slot(state, leaf, whole, owner.start, owner.end, owner.stepped.shape)
@@ -93,6 +100,7 @@ class Owner:
     """The optimizer that steps elements `start` to `end` of a parameter on this rank, as `stepped`."""
 
     optimizer: torch.optim.Optimizer
+    parameter: nn.Parameter
     stepped: nn.Parameter
     start: int
     end: int
@@ -114,7 +122,7 @@ def _owners(
     names = {parameter: name for name, parameter in stages[stage].named_parameters()}
     if stage not in shards:
         for parameter, name in names.items():
-            yield name, Owner(optimizer, parameter, 0, parameter.numel())
+            yield name, Owner(optimizer, parameter, parameter, 0, parameter.numel())
         return
     for piece in shards[stage].pieces:
-        yield names[piece.parameter], Owner(optimizer, piece.stepped, piece.start, piece.end)
+        yield names[piece.parameter], Owner(optimizer, piece.parameter, piece.stepped, piece.start, piece.end)

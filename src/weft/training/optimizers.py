@@ -1,4 +1,7 @@
-"""Optimizers by name: each turns a stage's parameters into a torch optimizer."""
+"""Optimizers by name: each turns a stage's parameters into a torch optimizer.
+
+Another package's is called with parameter groups, each with its `weight_decay`, and `lr`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
-from weft.errors import require_choice
+from weft.errors import InputError, Violation
 from weft.training.learning_rates import Schedule
 
 # What a key of the run file that is left out means.
@@ -128,8 +132,36 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torc
     """A function that makes the named optimizer for one stage.
 
     Raises:
-        InputError: when there is no optimizer of that name.
+        InputError: when there is no optimizer of that name, or it cannot be imported.
     """
-    require_choice("optimizer.name", settings.name, OPTIMIZERS)
-    make = OPTIMIZERS[settings.name]
-    return lambda stage: make(stage, settings)
+    require_optimizer(settings.name, "optimizer.name")
+    if settings.name in OPTIMIZERS:
+        make = OPTIMIZERS[settings.name]
+        return lambda stage: make(stage, settings)
+    own = own_optimizer(settings.name)
+    return lambda stage: _made_by(own, stage, settings)
+
+
+def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """What another package makes of a stage; it says as much of itself as its maker does.
+
+    Raises:
+        InputError: when it takes something else, is no optimizer or has made its states already.
+    """
+
+    def refusal(problem: str) -> InputError:
+        return InputError(Violation("optimizer.name", f"{settings.name!r} {problem}"))
+
+    try:
+        optimizer = own(parameter_groups(stage, settings), lr=settings.learning_rate)
+    except TypeError as error:
+        raise refusal(f"does not take parameter groups and lr: {error}") from None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refusal(f"made {type(optimizer).__name__}, which is no torch optimizer")
+    if optimizer.state:
+        # What it steps is replaced by shares or masters before its first step.
+        raise refusal("makes its states before its first step, which weft cannot share out")
+    said = declared_work(own, settings.name)
+    if said is not None:
+        setattr(optimizer, WORK, said)
+    return optimizer

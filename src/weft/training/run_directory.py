@@ -7,11 +7,13 @@ Nothing here imports torch; the launcher calls it.
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
       evaluation.json                                       written when a checkpoint is evaluated
+      run.lock                                              locked while the run is being trained
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.errors import InputError, RunError, Violation
-from weft.files import write_whole
+from weft.files import append_record, write_whole
 from weft.predict.predict import PredictedStep
 from weft.program.program import Program
 from weft.program.table import format_program
@@ -121,6 +123,10 @@ class RunDirectory:
     def events(self) -> list[dict[str, Any]]:
         """All complete lines of events.jsonl, in the order in which they were written."""
         return list(self._lines("events.jsonl"))
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Add an event to events.jsonl; by rank 0 or the launcher."""
+        append_record(self.path / "events.jsonl", {"time_s": time.time(), "event": event, **details})
 
     def predicted(self) -> Timeline:
         return read_timeline(self.path / "predicted.parquet")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,36 @@ from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
 from weft.run.supported import unsupported
+from weft.training.hang import HangWatch
 from weft.training.loggers import require_loggers
+from weft.training.resuming import kept_if_refused
 from weft.training.run_directory import RunDirectory
+from weft.training.run_lock import only_run
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation_worker"
 
 
-def prepare(planned: PlannedJob, path: Path) -> RunDirectory:
-    """Write the run directory of a planned job.
+@contextmanager
+def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
+    """Write the run directory of a planned job; nobody else can do so or train in it while the block lasts.
+
+    When the block is refused, the files of a former start come back.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute, or a logger is not installed.
+        InputError: when its plan asks for what the runtime does not execute or counts less than it will hold,
+            a logger is not installed, or somebody else trains in the directory.
     """
     require_loggers(planned.run.report.log)
-    problems = unsupported(planned.plan)
+    problems = unsupported(planned.plan) + planned.uncounted
     if planned.run.train.compile:
         problems += compile_problems(planned.plan, planned.program)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
-    directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
-    return directory
+    with only_run(path), kept_if_refused(path):
+        directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
+        yield directory
 
 
 def reopen(path: Path) -> PlannedJob:
@@ -59,16 +68,33 @@ def execute(
 
     Raises:
         InputError: when a lab around this process has other devices than the plan.
-        RunError: when a worker failed, in one line with the path of its log.
+        RunError: when a worker failed or, with `[report] hang = "stop"`, hangs, in one line with the path of
+            its log.
         KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
     """
     require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
         entry = enter_prediction(planned, ledger)
-        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, on_poll)
+        poll = _watching(planned, directory, on_poll)
+        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
         summary = directory.finish(planned.plan, planned.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def _watching(
+    planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None
+) -> Callable[[], None]:
+    assert planned.plan.prediction is not None, "a plan that runs carries its prediction"
+    step_s = planned.plan.prediction.step_s
+    watch = HangWatch(directory, planned.program, step_s=step_s, report=planned.run.report)
+
+    def poll() -> None:
+        if on_poll is not None:
+            on_poll()
+        watch.look()
+
+    return poll
 
 
 def evaluate(

@@ -1,47 +1,28 @@
 """Tensors of a checkpoint on disk, through torch's distributed checkpointing, with no rank waiting in it.
 
-torch's own `save` and `load` wait for all ranks where files are written and read, and cannot say whom they
-wait for. Here `save` only plans, which touches no file, and `load` is told that this rank is alone: it reads
-what it is asked for, whatever the others do. Whoever calls these lets the ranks meet.
+torch's own `save` and `load` wait for all ranks where files are written and read, cannot say whom they wait
+for, and send pickles. Here the ranks agree who writes what, which touches no file. Then each writes with the
+parts of `save`, and reads with a `load` that is told that this rank is alone, whatever the others do. Whoever
+calls these lets the ranks meet.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 from weft.errors import RunError
-from weft.training.agreement import meeting_peers
-
-
-class _PlannedWriter(HuggingFaceStorageWriter):
-    """Keeps what torch has planned for this rank to write, and writes it when it is told."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # torch's own makes the folder, which is there
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        self._planned = partial(super().write_data, plan, planner)
-        nothing: Future[list[WriteResult]] = Future()
-        nothing.set_result([])
-        return nothing
-
-    def write_planned(self) -> None:
-        self._planned().wait()
+from weft.training.agreement import gather
 
 
 class _Planner(DefaultLoadPlanner):
@@ -66,21 +47,44 @@ def plan_to_write(
         RunError: on every rank, when tensors of one name do not fit together; what it gives raises it when
             something cannot be written.
     """
-    writer = _PlannedWriter(str(folder), save_distributed=True)
-    try:
-        with meeting_peers():
-            save(dict(tensors), storage_writer=writer, process_group=group)
-    except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        raise _failure(folder, cause, rank) from error
+    own = {name: [f"{tensor.dtype} {list(tensor.shape)}", tensor.nbytes] for name, tensor in tensors.items()}
+    held = gather(own, group)
+    writers = _writers(folder, held)
+    rank = dist.get_rank()
+    mine = {name: tensor for name, tensor in tensors.items() if writers[name] == rank}
 
     def write() -> None:
+        planner, writer = DefaultSavePlanner(), HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        planner.set_up_planner(mine)
+        # Which of all ranks' plans it is gives the file its name.
+        plan = writer.prepare_global_plan([planner.create_local_plan()] * len(held))[rank]
         try:
-            writer.write_planned()
+            writer.write_data(planner.finish_plan(plan), planner).wait()
         except Exception as error:
             raise _failure(folder, error) from error
 
     return write
+
+
+def _writers(folder: Path, held: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, int]:
+    """The rank that writes each tensor, of those that have it the one with the least to write so far.
+
+    `held` has what each tensor is, and its bytes, by rank and name.
+    """
+    owners: dict[str, list[int]] = {}
+    for rank, found in enumerate(held):
+        for name, (kind, _) in found.items():
+            ranks = owners.setdefault(name, [])
+            if ranks and held[ranks[0]][name][0] != kind:
+                raise RunError(
+                    f"{folder}: rank {rank}: {name} is {kind}, elsewhere {held[ranks[0]][name][0]}"
+                )
+            ranks.append(rank)
+    bytes_of, writers = [0] * len(held), {}
+    for name, ranks in owners.items():
+        writers[name] = min(ranks, key=bytes_of.__getitem__)
+        bytes_of[writers[name]] += held[ranks[0]][name][1]
+    return writers
 
 
 def known_tensors(path: Path) -> Mapping[str, Any]:
@@ -111,7 +115,9 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor], progress: Call
         raise _failure(path, cause) from error
 
 
-def _failure(path: Path, cause: BaseException, rank: int | None = None) -> RunError:
-    """One line; of this rank if none is given."""
-    reason = " ".join(str(cause).split()) or type(cause).__name__
-    return RunError(f"{path}: rank {dist.get_rank() if rank is None else rank}: {reason}")
+def _failure(path: Path, cause: BaseException) -> RunError:
+    """One line."""
+    # Writing to a full disk names no file.
+    nameless = isinstance(cause, OSError) and cause.filename is None
+    reason = (nameless and cause.strerror) or " ".join(str(cause).split()) or type(cause).__name__
+    return RunError(f"{path}: rank {dist.get_rank()}: {reason}")

@@ -127,8 +127,8 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
     with tempfile.TemporaryDirectory(prefix="weft-trial-") as folder:
         path = Path(folder) / "run"
         try:
-            directory = prepare(job, path)
-            launch_workers(path, job.plan.ranks, WORKER_MODULE)
+            with prepare(job, path) as directory:
+                launch_workers(path, job.plan.ranks, WORKER_MODULE)
             return _measured(job, candidate, directory)
         except InputError as error:
             return _without_steps(candidate, steps, Outcome.REFUSED, str(error.violations[0]))

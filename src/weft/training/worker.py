@@ -12,10 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import InputError, RunError
+from weft.run.worker_main import AGENT_PID
+from weft.training.run_lock import only_run
 
 if TYPE_CHECKING:
     from weft.planning.planned import PlannedJob
@@ -26,13 +29,18 @@ def main(run_dir: Path) -> int:
     """Train the run that `run_dir` holds and return the exit code.
 
     Raises:
-        InputError: when the directory holds no run, or something in it is refused.
+        InputError: when the directory holds no run, something in it is refused, or it is being trained.
         RunError: when the run failed.
     """
     job, context = join(run_dir)
+    from weft.training.agreement import together
     from weft.training.loop import train
 
-    exit_code = train(job, run_dir, context)
+    with ExitStack() as held:
+        with together():
+            if context.rank == 0 and AGENT_PID not in os.environ:  # else the launcher holds it
+                held.enter_context(only_run(run_dir))
+        exit_code = train(job, run_dir, context)
     context.close()
     return exit_code
 
@@ -67,8 +75,6 @@ def _require_ranks(given: int, needed: int) -> None:
 
 def command(main: Callable[[Path], int], module: str) -> None:
     """Run a worker's `main` as `python -m MODULE RUN_DIR` and exit."""
-    from weft.run.worker_main import AGENT_PID
-
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m {module} RUN_DIR")
     try:

@@ -10,6 +10,7 @@ import pytest
 from doors.peers.blocks import layout, question
 from doors.peers.stand_ins import ANSWER, says, writing
 
+from weft.describe.optimizers import PLAIN_SGD
 from weft.doors.peers.said import Question, Said
 from weft.moves.layout import Layout, build_plan
 from weft.planning.problem import problem_of
@@ -122,6 +123,7 @@ APPROXIMATED = [
     ({"tensor_parallel": 16}, {}, ("tensor ranks meet between nodes only",)),
     ({"recompute": "selective"}, {}, ("selective makes attention's scores again, and nothing else",)),
     ({}, {"gradient_norm": True}, ("no norm of the gradient",)),
+    ({}, {"optimizer": PLAIN_SGD}, ("states and steps of Adam",)),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from weft.describe.loggers import require_logger
+from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.tasks import KNOWN_TASKS
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, TomlTable, Word, is_importable
 from weft.describe.toml_text import table_text
@@ -102,7 +103,15 @@ class TrainTable(TomlTable):
 class OptimizerTable(TomlTable):
     """`[optimizer]`."""
 
-    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    name: Annotated[str, AfterValidator(require_optimizer)] = Field(
+        default="adamw",
+        description=f"{', '.join(KNOWN_OPTIMIZERS)}, or another package's: as it is registered, or "
+        "package.module:Optimizer",
+    )
+    state_bytes: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        default=None,
+        description="of another package's optimizer that does not say it: bytes kept per parameter",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="after warm-up")
     warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=10, description="steps in which the learning rate rises linearly"
@@ -134,10 +143,11 @@ class OptimizerTable(TomlTable):
     @model_validator(mode="after")
     def _keys_that_count(self) -> OptimizerTable:
         """A key that would have no effect is refused."""
-        sgd, constant = self.name == "sgd", self.schedule == "constant"
+        constant = self.schedule == "constant"
         keys = (
-            ("betas", sgd, "name"),
-            ("momentum", not sgd, "name"),
+            ("betas", self.name not in ("adamw", "adam"), "name"),
+            ("momentum", self.name != "sgd", "name"),
+            ("state_bytes", self.name in KNOWN_OPTIMIZERS, "name"),
             ("final_learning_rate", constant, "schedule"),
             ("decay_steps", constant, "schedule"),
         )
@@ -173,10 +183,17 @@ class CheckpointTable(TomlTable):
 
 
 class ReportTable(TomlTable):
-    """`[report]`: where the figures of every step go besides the run's own files."""
+    """`[report]`: where the figures of every step go besides the run's own files, and what is told."""
 
     log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
         default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
+    )
+    hang: Literal["warn", "stop"] = Field(
+        default="warn",
+        description="what a step does in which no instruction ends any more: a line, or the end",
+    )
+    hang_after_s: Annotated[float, Field(ge=1)] = Field(
+        default=30.0, description="nothing has ended for so long, and not for the time of ten steps"
     )
 
     @model_validator(mode="after")

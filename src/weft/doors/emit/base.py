@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import KNOWN_OPTIMIZERS
 from weft.describe.plan import RECOMPUTES, Plan, Recompute
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
@@ -161,6 +162,17 @@ class Decided:
             f"weft plan {self.plan.plan_id}: {job.graph.name} on {job.cluster.name}",
             f"{self.layout}, global batch {self.plan.global_batch}, {self.plan.sequence} tokens per sample",
         ]
+
+    @property
+    def optimizer(self) -> str:
+        """The run's optimizer, or AdamW in place of another package's."""
+        name = self.run.optimizer.name
+        return name if name in KNOWN_OPTIMIZERS else "adamw"
+
+    def optimizer_losses(self) -> list[Loss]:
+        """What is lost of another package's optimizer, which no stack's file can name."""
+        name = self.run.optimizer.name
+        return [] if name in KNOWN_OPTIMIZERS else [Loss(f"optimizer {name} of another package", "AdamW")]
 
     @property
     def _at_a_time(self) -> int:

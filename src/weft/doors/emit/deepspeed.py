@@ -86,15 +86,15 @@ def _optimizer(decided: Decided) -> dict[str, Any]:
     optimizer = decided.run.optimizer
     names = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
     values: dict[str, Any] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
-    if optimizer.name == "sgd":
+    if decided.optimizer == "sgd":
         values["momentum"] = 0.9 if optimizer.momentum is None else optimizer.momentum
     else:
         values["betas"] = list(optimizer.betas or (0.9, 0.95))
-    return {"type": names[optimizer.name], "params": values}
+    return {"type": names[decided.optimizer], "params": values}
 
 
 def _losses(decided: Decided) -> list[Loss]:
-    layout, blocks, losses = decided.layout, decided.blocks, []
+    layout, blocks, losses = decided.layout, decided.blocks, decided.optimizer_losses()
     if layout.pipeline_parallel > 1 and layout.loops > 1:
         what = f"{layout.loops} stages per device ({layout.schedule})"
         losses.append(Loss(f"{what}; {STACK}'s pipeline has one", "1f1b with one stage per device"))

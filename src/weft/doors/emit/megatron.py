@@ -228,7 +228,7 @@ def _training(decided: Decided) -> Options:
 
 
 def _losses(decided: Decided) -> Sequence[Loss]:
-    layout, losses = decided.layout, []
+    layout, losses = decided.layout, decided.optimizer_losses()
     if layout.recompute == "selective":
         what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
         losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))

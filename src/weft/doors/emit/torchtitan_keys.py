@@ -114,7 +114,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 
 def losses(decided: Decided) -> list[Loss]:
     """What neither can express, but for the order of micro-batches."""
-    layout, found = decided.layout, list[Loss]()
+    layout, found = decided.layout, decided.optimizer_losses()
     if layout.sharding in ("zero-1", "zero-2"):
         what = f"{layout.sharding}: {STACK} shares out weights, too, between steps"
         found.append(Loss(what, 'fsdp_reshard_after_forward = "never", which gathers them once per step'))

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from weft.describe.cluster import NodeGroup
+from weft.describe.optimizers import ADAMW
 from weft.doors.peers import calculon_batch
 from weft.doors.peers.calculon_files import (
     DATA_TYPES,
@@ -198,6 +199,8 @@ def _approximated(one: _Prepared) -> Iterator[str]:
         yield "selective makes attention's scores again, and nothing else"
     if one.question.plan.gradient_norm:
         yield "no norm of the gradient"
+    if one.question.plan.optimizer != ADAMW:
+        yield "states and steps of Adam"
 
 
 def _said(one: _Prepared, folder: Path, number: int) -> Said:

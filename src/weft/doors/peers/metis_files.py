@@ -155,7 +155,7 @@ class MetisInputs:
         layers = range(len(job.graph.layers))
         both_ms = (1e3 * times.of_group(place, size, degree).both_s).tolist()
         shape = Shape(size, job.sequence, degree)
-        states = state_bytes(job.precision)
+        states = state_bytes(job.precision, job.optimizer)
         memory = [
             (
                 states.total * job.graph.layers[layer].parameters(shape)
@@ -205,7 +205,10 @@ class MetisInputs:
         job, compute = self.problem.job, self.problem.cost_model.compute
         layers, shape = range(len(job.graph.layers)), Shape(1, job.sequence)
         return max(
-            1e3 * compute.stage_times(job.graph, layers, shape, job.precision, group.device).update_s
+            1e3
+            * compute.stage_times(
+                job.graph, layers, shape, job.precision, group.device, optimizer=job.optimizer
+            ).update_s
             for group in job.cluster.groups
         )
 

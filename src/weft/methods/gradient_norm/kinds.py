@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from weft.program.kinds import KINDS, Kind
+from dataclasses import dataclass
+
+from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.places import Places, stepped_on_rank
+from weft.program.program import Ints, Owed, Program
+from weft.program.values import PER_RANK, VALUES, Read, Value
+
+VALUES.register(Value(name="gradient_norm", scope=PER_RANK, until="read"))
 
 NORM = KINDS.register(
     Kind(
         name="norm",
         symbol="N",
         stream="collective",
-        reads=("reduced_gradient",),
+        reads=(
+            Read(
+                "reduced_gradient",
+                at=stepped_on_rank,
+                otherwise=Read("weight_gradient", at=stepped_on_rank, waits="last"),
+            ),
+        ),
         writes=("gradient_norm",),
         collective=True,
         spans_stages=True,
     )
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesNorm(Owed):
+    """Every step waits for the norm of the whole gradient."""
+
+
+def owed(program: Program, rows: Ints) -> Places:
+    """In programs whose steps wait for the norm of the gradient."""
+    return Places(rows if "gradient-norm" in program.obligations.methods else rows[:0])
+
+
+USES = (AddedUses(kinds=("step",), reads=(Read("gradient_norm", at=owed),)),)

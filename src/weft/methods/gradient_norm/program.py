@@ -12,9 +12,8 @@ import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
-from weft.methods.gradient_norm.kinds import NORM
-from weft.methods.gradient_norm.verify import TakesNorm, check_norm
-from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of, kinds_writing
+from weft.methods.gradient_norm.kinds import NORM, TakesNorm
+from weft.program.kinds import KINDS, MAKES_GRADIENTS, STEP, is_any_of, kinds_writing
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
@@ -43,7 +42,8 @@ def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) ->
     norms = len(columns) + np.arange(len(devices), dtype=np.int64)
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
     norm_of[devices] = norms
-    reduced = np.flatnonzero(is_any_of(columns.kind, kinds_writing("reduced_gradient")))
+    read = {choice.value for read in KINDS[NORM].all_reads for choice in read.choices}
+    reduced = np.flatnonzero(is_any_of(columns.kind, kinds_writing(*read - {"weight_gradient"})))
     makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
     # A device's computations run one after the other, so that its last one speaks for all.
     last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
@@ -80,5 +80,4 @@ PASS = Pass(
     after=("sharding", "tying", "blocking"),
     groups=groups,
     owes=lambda layout, asked: TakesNorm(),
-    check=check_norm,
 )

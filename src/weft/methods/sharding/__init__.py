@@ -5,5 +5,6 @@ from __future__ import annotations
 from weft.bundles import Bundle
 from weft.methods.sharding import program
 from weft.methods.sharding.costs import COSTS
+from weft.methods.sharding.kinds import USES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *COSTS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS))

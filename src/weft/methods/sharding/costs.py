@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import CostOf, Lead, LeadOf, TimeOf, collective_hook, takes_nothing
-from weft.predict.cost.memory import STACKS, resident_bytes, stage_parameters, state_bytes
+from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_parameters
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, Seconds
 from weft.predict.cost.residency import Held, ResidentBytes
@@ -56,7 +56,7 @@ def _states(pricing: Pricing) -> Held:
         )
         for index, stage in enumerate(plan.stages)
     )
-    states, bucket_bytes = state_bytes(plan.precision, stack=plan.stack), STACKS[plan.stack].bucket_bytes
+    states, bucket_bytes = plan_states(plan), STACKS[plan.stack].bucket_bytes
     return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
 
 

@@ -1,26 +1,40 @@
-"""What replicas that share out states do together, and the room they give back."""
+"""What replicas that share out states do together, the room they give back, and the values they make."""
 
 from __future__ import annotations
 
-from weft.program.kinds import KINDS, Kind
+from weft.methods.sharding.owed import SharesOut
+from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.places import Places, is_stepped, stepped_on_rank
+from weft.program.program import Ints, Program
+from weft.program.values import PER_STAGE, VALUES, Read, Value
+
+VALUES.register(Value(name="gathered_weights", scope=PER_STAGE, until="read"))
+VALUES.register(Value(name="island_sum", scope=PER_STAGE, until="freed"))
 
 GATHER = KINDS.register(
     Kind(
         name="gather",
         symbol="G",
         stream="collective",
-        reads=("shard",),
-        writes=("weights",),
+        reads=("weights",),
+        writes=("gathered_weights",),
         collective=True,
     )
 )
-FREE = KINDS.register(Kind(name="free", symbol="f", stream="compute", reads=("weights",)))
+FREE = KINDS.register(
+    Kind(
+        name="free",
+        symbol="f",
+        stream="compute",
+        reads=(Read("gathered_weights", waits="first", consumes=True),),
+    )
+)
 REDUCE = KINDS.register(
     Kind(
         name="reduce",
         symbol="R",
         stream="collective",
-        reads=("weight_gradient",),
+        reads=(Read("weight_gradient", consumes=True),),
         writes=("reduced_gradient",),
         collective=True,
     )
@@ -31,7 +45,47 @@ REDUCE_ACROSS = KINDS.register(
         symbol="RA",
         stream="collective",
         reads=("reduced_gradient",),
-        writes=("reduced_gradient",),
+        writes=("island_sum",),
         collective=True,
     )
+)
+
+
+def _owed(program: Program) -> SharesOut | None:
+    owed = program.obligations.methods.get("sharding")
+    return owed if isinstance(owed, SharesOut) else None
+
+
+def gathered(program: Program, rows: Ints) -> Places:
+    """Where weights are shared out, or the stepping of them; an evaluation steps none and gathers all."""
+    owed = _owed(program)
+    if owed is None:
+        return Places(rows[:0])
+    if owed.level == "zero-3" or not len(program.obligations.step):
+        return Places(rows)
+    return Places(rows[is_stepped(program, rows)])
+
+
+def _of_islands(program: Program, rows: Ints) -> Ints:
+    owed = _owed(program)
+    return rows if owed is not None and owed.islands > 1 else rows[:0]
+
+
+def between_islands(program: Program, rows: Ints) -> Places:
+    """In programs of several islands."""
+    return Places(_of_islands(program, rows))
+
+
+def stepped_between_islands(program: Program, rows: Ints) -> Places:
+    """At each stage that the instruction's rank steps, in programs of several islands."""
+    return stepped_on_rank(program, _of_islands(program, rows))
+
+
+USES = (
+    AddedUses(
+        kinds=("forward", "backward", "backward_input"),
+        reads=(Read("gathered_weights", at=gathered, waits="first"),),
+    ),
+    AddedUses(kinds=("step",), reads=(Read("island_sum", at=between_islands, consumes=True),)),
+    AddedUses(kinds=("norm",), reads=(Read("island_sum", at=stepped_between_islands),)),
 )

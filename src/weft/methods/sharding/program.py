@@ -35,7 +35,8 @@ from weft.describe.plan import Plan, Sharding
 from weft.errors import Violation
 from weft.methods.sharding.groups import group_tables
 from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS
-from weft.methods.sharding.verify import SharesOut, check_sharding
+from weft.methods.sharding.owed import SharesOut
+from weft.methods.sharding.verify import check_sharding
 from weft.program.buffers import SHARDED_BUFFERS, BufferEvent, gathers, reductions
 from weft.program.kinds import COMPUTATIONS, FORWARD, KINDS, MAKES_GRADIENTS, READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout

@@ -1,8 +1,7 @@
-"""Replicas that share out in islands add up the gradients of all islands, each once, before they step.
+"""Replicas that share out in islands add up the gradients of all islands, each once.
 
-Every reduction inside an island is followed by the one reduction
-of its stage across them, for which the stage's step waits. Islands are disjoint, together they hold every
-replica, and those that meet across them own the same share: so every gradient is in every sum once.
+Islands are disjoint, together they hold every replica, and those
+that meet across them own the same share: so every gradient is in every sum once.
 """
 
 from __future__ import annotations
@@ -14,40 +13,16 @@ import numpy as np
 
 from weft.errors import Violation
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
-from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
-from weft.program.kinds import STEP
+from weft.program.checks.report import name, rows_of, violations
 from weft.program.program import NONE, Ints, Program
 
 
 def check_islands(program: Program, islands: int) -> list[Violation]:
     """Everything that keeps so many islands from adding up each gradient once."""
-    across = rows_of(program, REDUCE_ACROSS)
-    if islands == 1:
-        return violations(
-            "islands", across, lambda row: f"{name(program, row)} crosses islands, and there is one"
-        )
-    edges, steps, reduces = EdgeSet(program), rows_of(program, STEP), rows_of(program, REDUCE)
-    place = _place(program, across)
-    first = find(place, place)
-    found = violations(
-        "islands",
-        across[first != np.arange(len(across))],
-        lambda row: f"{name(program, row)} adds up all islands again",
-    )
-    sum_of_step = np.append(across, -1)[find(place, _place(program, steps))]
-    found += violations(
-        "islands",
-        steps[~edges.has(sum_of_step, steps)],
-        lambda row: f"{name(program, row)} does not wait for the sum over all islands",
-    )
-    sum_of_reduce = np.append(across, -1)[find(place, _place(program, reduces))]
-    found += violations(
-        "islands",
-        reduces[~edges.has(reduces, sum_of_reduce)],
-        lambda row: f"no sum over all islands waits for {name(program, row)}",
-    )
     # A folded program has the rows of one replica only.
-    return found if found or program.kept_replica is not None else _check_members(program, across)
+    if islands == 1 or program.kept_replica is not None:
+        return []
+    return _check_members(program, rows_of(program, REDUCE_ACROSS))
 
 
 def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> bool:
@@ -59,11 +34,6 @@ def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> boo
     # Shares are owned in the order of the ranks.
     places = {sum(other < rank for other in island) for rank, island in island_of.items()}
     return len(places) == 1 and all(rank in island for rank, island in island_of.items())
-
-
-def _place(program: Program, rows: Ints) -> tuple[Ints, ...]:
-    columns = program.columns
-    return columns.stage[rows], columns.replica[rows], columns.rank[rows], columns.iteration[rows]
 
 
 def _check_members(program: Program, across: Ints) -> list[Violation]:

@@ -5,5 +5,6 @@ from __future__ import annotations
 from weft.bundles import Bundle
 from weft.methods.tying import program
 from weft.methods.tying.costs import COSTS
+from weft.methods.tying.kinds import USES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *COSTS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS))

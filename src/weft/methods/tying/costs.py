@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.predict.cost.hooks import CostOf, collective_hook
-from weft.predict.cost.memory import shared_parameters, state_bytes, unshared_bytes
+from weft.predict.cost.memory import plan_states, shared_parameters, unshared_bytes
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
@@ -15,7 +15,7 @@ def _whole_copies(pricing: Pricing) -> Held:
     """What copies of tied weights take beside a share of them: their holders share nothing out."""
     more = np.zeros(pricing.program.ranks, dtype=np.int64)
     plan = pricing.plan
-    states = state_bytes(plan.precision, stack=plan.stack)
+    states = plan_states(plan)
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.model.graph, stage.layers):
             count = round(one.parameters(pricing.placed.shape(index)))

@@ -18,8 +18,7 @@ import numpy as np
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, context_groups_of
 from weft.errors import Violation
-from weft.methods.tying.kinds import REDUCE_TIED
-from weft.methods.tying.verify import TiesStages, check_tying
+from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
 from weft.predict.cost.memory import gradient_element_bytes
 from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
@@ -154,5 +153,4 @@ PASS = Pass(
     refuse=refuse,
     groups=groups,
     owes=lambda layout, tied: TiesStages(stages=tuple(one.stages for one in tied.weights)),
-    check=check_tying,
 )

@@ -69,6 +69,7 @@ class Bounds:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._state_bytes = state_bytes(problem.job.precision, problem.job.optimizer)
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int], Ints] = {}
@@ -135,7 +136,7 @@ class Bounds:
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
         """What each layer holds on a rank of the layout, allocator's slack included."""
-        layers, states = self._costs.of(layout), state_bytes(self._problem.job.precision)
+        layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = layout.island or replicas_of(layout), SHARDINGS.index(layout.sharding)
         parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
         each = sum(size / (sharers if level >= first else 1) for size, first in parts)
@@ -152,8 +153,7 @@ class Bounds:
 
     def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
         """Gradients and weights of each layer on a rank of the layout, each of shape (layers,)."""
-        parameters = self._costs.of(layout).parameters
-        states = state_bytes(self._problem.job.precision)
+        parameters, states = self._costs.of(layout).parameters, self._state_bytes
         return states.gradients * parameters, states.weights * parameters
 
     def _both_s(self, layout: Layout) -> Floats:
@@ -178,8 +178,7 @@ class Bounds:
         if key not in self._resident_states:
             parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
-            states = state_bytes(self._problem.job.precision)
-            held = resident_bytes(stages, layout.pipeline_parallel, states, layout.sharding)
+            held = resident_bytes(stages, layout.pipeline_parallel, self._state_bytes, layout.sharding)
             self._resident_states[key] = held
         return self._resident_states[key]
 

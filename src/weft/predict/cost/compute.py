@@ -7,13 +7,14 @@ asynchronous device is never faster than its host can launch; on a synchronous o
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer, Pass
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
 from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
@@ -91,19 +92,20 @@ class ComputeModel:
         *,
         recompute: Recompute = "none",
         update_share: float = 1.0,
+        optimizer: OptimizerWork = ADAMW,
     ) -> StageTimes:
         """Times of the layers at positions `layers`, run one after the other as one stage.
 
         With `recompute` the input part of the backward pass begins with the forward pass of the same layers,
         selectively without its products.
-        `update_share` is the part of the stage's parameters that one rank steps.
+        `update_share` is the part of the stage's parameters that one rank steps, with `optimizer`.
 
         Raises:
             InputError: when the device lacks the precision, or a profile of this device was taken of
                 another model, sequence, precision or range of micro-batch sizes.
         """
         total_of = self._profiled_total if self._profiles(device) else self._roofline_total
-        total, source, half_width = total_of(graph, layers, shape, precision, device)
+        total, source, half_width = total_of(graph, layers, shape, precision, device, optimizer)
         again_s = total.forward_s if recompute == "full" else 0.0
         if recompute == "selective":
             again_s = self._without_products_s(graph, layers, shape, precision, device)
@@ -120,9 +122,18 @@ class ComputeModel:
         )
 
     def _profiled_total(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        optimizer: OptimizerWork,
     ) -> tuple[LayerTimes, str, float]:
-        """The sum over layers and copied parameters by a profile of the device, its source and half-width."""
+        """The sum over layers and copied parameters by a profile of the device, its source and half-width.
+
+        Profiles have AdamW's updates; others take as much longer as they touch more bytes.
+        """
         profile, speeds = self.profile, self._speeds(device, precision)[0]
         assert profile is not None
         require_same_model(profile, graph, shape, precision)
@@ -136,29 +147,44 @@ class ComputeModel:
             copied = one.parameters(shape) / owner.parameters(shape)
             taken = profiled_times(profile, owner, shape, precision, device, speeds)
             total = total.plus(LayerTimes(update_s=copied * taken.update_s), 1)
+        touched = state_bytes(precision, optimizer).touched / state_bytes(precision).touched
+        total = replace(total, update_s=total.update_s * touched)
         source, least = _PROFILED[nearness]
         return total, source, max(least, profile.spread)
 
     def _roofline_total(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        optimizer: OptimizerWork,
     ) -> tuple[LayerTimes, str, float]:
         """The same by the speeds of the device."""
         total = LayerTimes()
         speeds, source, half_width = self._speeds(device, precision)
         for layer, count in self._distinct(graph, layers):
-            total = total.plus(self._roofline(layer, shape, precision, device, speeds), count)
+            total = total.plus(self._roofline(layer, shape, precision, device, speeds, optimizer), count)
         for one in copied_parameters(graph, layers):
-            touched = one.parameters(shape) * state_bytes(precision).touched
+            touched = one.parameters(shape) * state_bytes(precision, optimizer).touched
             total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
         return total, source, half_width
 
     def _roofline(
-        self, layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds
+        self,
+        layer: Layer,
+        shape: Shape,
+        precision: str,
+        device: Device,
+        speeds: Speeds,
+        optimizer: OptimizerWork,
     ) -> LayerTimes:
-        key = (layer.parts, id(device), shape, precision)
+        key = (layer.parts, id(device), shape, precision, optimizer)
         if key not in self._known:
             # What is held lives on, so that nothing else takes over its identity.
-            self._known[key] = roofline(layer, shape, precision, device, speeds), layer, device
+            times = roofline(layer, shape, precision, device, speeds, optimizer)
+            self._known[key] = times, layer, device
         return self._known[key][0]
 
     def _without_products_s(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer, Pass
+from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.predict.cost.memory import state_bytes
 from weft.predict.cost.speeds import Speeds
 
@@ -44,14 +45,21 @@ def pass_s(work: Pass, shape: Shape, precision: str, device: Device, speeds: Spe
     return seconds + launches if device.synchronous else max(seconds, launches)
 
 
-def roofline(layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds) -> LayerTimes:
+def roofline(
+    layer: Layer,
+    shape: Shape,
+    precision: str,
+    device: Device,
+    speeds: Speeds,
+    optimizer: OptimizerWork = ADAMW,
+) -> LayerTimes:
     """Times of a layer by the speeds of its kernels."""
     parameters = layer.parameters(shape)
     return LayerTimes(
         pass_s(layer.forward, shape, precision, device, speeds),
         pass_s(layer.backward_input, shape, precision, device, speeds),
         pass_s(layer.backward_weight, shape, precision, device, speeds),
-        speeds.memory_s(parameters * state_bytes(precision).touched) if parameters else 0.0,
+        speeds.memory_s(parameters * state_bytes(precision, optimizer).touched) if parameters else 0.0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, TiedParameters
+from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Plan, Sharding, Stack
 from weft.errors import InputError, Violation
 from weft.program.buffers import SHARDED_BUFFERS
@@ -26,11 +27,15 @@ ALLOCATOR_SLACK = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter that a rank holds between steps; a property of precision and optimizer."""
+    """Bytes per parameter that a rank holds between steps; a property of precision and optimizer.
+
+    `optimizer` are the masters and what the optimizer keeps, `moved` what an update reads and writes of them.
+    """
 
     weights: int
     gradients: int
     optimizer: int
+    moved: int
 
     @property
     def total(self) -> int:
@@ -38,20 +43,13 @@ class StateBytes:
 
     @property
     def touched(self) -> int:
-        """Bytes read and written by one update: gradients are read, everything else is read and written."""
-        return self.gradients + 2 * (self.weights + self.optimizer)
+        """Bytes read and written by one update: gradients are read, weights are read and written."""
+        return self.gradients + 2 * self.weights + self.moved
 
 
-_MIXED = StateBytes(weights=2, gradients=4, optimizer=12)
-
-# 16-bit training keeps an fp32 master copy and accumulates gradients in fp32: 18 bytes, as in Korthikanti et
-# al., arXiv 2205.05198.
-STATE_BYTES: Mapping[tuple[str, str], StateBytes] = {
-    ("fp64", "adamw"): StateBytes(weights=8, gradients=8, optimizer=16),
-    ("fp32", "adamw"): StateBytes(weights=4, gradients=4, optimizer=8),
-    ("bf16", "adamw"): _MIXED,
-    ("fp16", "adamw"): _MIXED,
-}
+# Bytes of what is stepped, and of its gradients. 16-bit training keeps an fp32 master copy and accumulates
+# gradients in fp32: 18 bytes with AdamW, as in Korthikanti et al., arXiv 2205.05198.
+STEPPED_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +74,27 @@ STACKS: Mapping[Stack, StackMemory] = {
 }
 
 
-def state_bytes(precision: str, optimizer: str = "adamw", *, stack: Stack = "weft") -> StateBytes:
-    """The declared bytes per parameter.
+def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stack = "weft") -> StateBytes:
+    """Bytes per parameter.
 
     Raises:
-        InputError: for a combination that is not declared.
+        InputError: for a precision that nothing is trained in.
     """
-    known = STATE_BYTES.get((precision, optimizer))
-    if known is None:
-        declared = ", ".join(f"{p} with {o}" for p, o in STATE_BYTES)
-        raise InputError(Violation("states", f"{precision} with {optimizer} is not one of {declared}"))
-    return replace(known, gradients=known.weights) if STACKS[stack].half_gradients else known
+    if precision not in STEPPED_BYTES:
+        raise InputError(Violation("precision", f"{precision} is not one of {', '.join(STEPPED_BYTES)}"))
+    weights, stepped = PRECISION_BYTES[precision], STEPPED_BYTES[precision]
+    masters = stepped if stepped > weights else 0
+    return StateBytes(
+        weights=weights,
+        gradients=weights if STACKS[stack].half_gradients else stepped,
+        optimizer=masters + optimizer.kept_bytes(stepped),
+        moved=2 * masters + optimizer.touched_bytes(stepped),
+    )
+
+
+def plan_states(plan: Plan) -> StateBytes:
+    """Bytes per parameter by the plan's precision, optimizer and stack."""
+    return state_bytes(plan.precision, plan.optimizer, stack=plan.stack)
 
 
 def resident_bytes(
@@ -144,7 +152,7 @@ def with_slack(held: Ints) -> Ints:
 
 def gradient_element_bytes(plan: Plan) -> int:
     """Bytes of one gradient element, as it is accumulated and reduced."""
-    return state_bytes(plan.precision, stack=plan.stack).gradients
+    return plan_states(plan).gradients
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

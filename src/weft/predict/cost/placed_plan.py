@@ -101,6 +101,7 @@ class PlacedPlan:
                     device,
                     recompute=self.plan.stages[stage].recompute,
                     update_share=self._update_share(stage),
+                    optimizer=self.plan.optimizer,
                 )
                 for device in self.device_sets[devices]
             )

@@ -1,11 +1,11 @@
-"""Every send has its receive and every collective its members, alike at all ends."""
+"""The ends of every message agree, and every collective has its members, alike on all ranks."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.checks.report import EdgeSet, find, name, rows_of, violations
+from weft.program.checks.report import find, name, rows_of, violations
 from weft.program.codes import codes
 from weft.program.kinds import KINDS, MESSAGES, is_collective
 from weft.program.program import NONE, Ints, Program
@@ -29,38 +29,17 @@ def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
 
 
 def check_messages(program: Program) -> list[Violation]:
-    edges = EdgeSet(program)
     found = []
     for send, receive in MESSAGES:
-        for kind, mirrored in ((send, False), (receive, True)):
-            found += _twins(program, kind, mirrored=mirrored)
         sends, receives = matched(program, send, receive)
-        found += violations(
-            "messages", sends[receives == -1], lambda row: f"{name(program, row)} has no matching receive"
-        )
-        unmatched = np.setdiff1d(rows_of(program, receive), receives)
-        found += violations("messages", unmatched, lambda row: f"{name(program, row)} has no matching send")
-        found += _check_pairs(program, edges, sends[receives != -1], receives[receives != -1])
+        found += _check_pairs(program, sends[receives != -1], receives[receives != -1])
     return found
 
 
-def _twins(program: Program, kind: int, *, mirrored: bool) -> list[Violation]:
-    rows = rows_of(program, kind)
-    code = codes(*_ends(program, rows, mirrored=mirrored))
-    order = np.argsort(code, kind="stable")
-    again = rows[order[1:][np.diff(code[order]) == 0]]
-    return violations("messages", again, lambda row: f"{name(program, row)} occurs twice")
-
-
-def _check_pairs(program: Program, edges: EdgeSet, sends: Ints, receives: Ints) -> list[Violation]:
-    """Matched ends are joined by an edge, agree on the bytes, and come in the same order in their channel."""
+def _check_pairs(program: Program, sends: Ints, receives: Ints) -> list[Violation]:
+    """Matched ends agree on the bytes, and come in the same order in their channel."""
     columns = program.columns
     found = violations(
-        "messages",
-        receives[~edges.has(sends, receives)],
-        lambda row: f"{name(program, row)} has no edge from its send",
-    )
-    found += violations(
         "messages",
         np.flatnonzero(columns.bytes[sends] != columns.bytes[receives]),
         lambda place: (

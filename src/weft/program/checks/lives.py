@@ -1,0 +1,202 @@
+"""What may happen to one value, from the write that begins its life to the read that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import Violation
+from weft.program.checks.order import Order
+from weft.program.checks.report import name, violations
+from weft.program.checks.uses import EACH, FIRST, LAST, Uses
+from weft.program.program import Ints, Program
+from weft.program.values import Value
+
+_Mask = npt.NDArray[np.bool_]
+
+_WHERE = "values"
+
+
+class _Words:
+    """Names uses of one value, by their index."""
+
+    def __init__(self, program: Program, value: Value, uses: Uses) -> None:
+        self._program, self._value, self._uses = program, value, uses
+
+    def row(self, use: int) -> str:
+        return name(self._program, int(self._uses.row[use]))
+
+    def value(self, use: int) -> str:
+        """The value, with the stage or part where it is not the instruction's own."""
+        for coordinate in ("stage", "part"):
+            if coordinate in self._value.scope:
+                here = self._uses.coordinate(use, coordinate)
+                if here != getattr(self._program.columns, coordinate)[self._uses.row[use]]:
+                    return f"{self._value.name!r} of {coordinate} {here}"
+        return repr(self._value.name)
+
+    def unmade(self, use: int) -> str:
+        makers = range(use, int(self._uses.last[use]) + 1)
+        later = next((other for other in makers if self._uses.writes[other]), None)
+        if later is None:
+            rank = self._uses.coordinate(use, "rank")
+            return f"{self.row(use)} reads {self.value(use)}, which nothing makes on rank {rank}"
+        return f"{self.row(use)} reads {self.value(use)} before {self.row(later)} makes it"
+
+    def gone(self, before: Ints, use: int) -> str:
+        return f"{self.row(use)} reads {self.value(use)} after {self.row(int(before[use]))} has consumed it"
+
+    def again(self, before: Ints, use: int) -> str:
+        first = int(before[use])
+        state = "before anything has read" if use == first + 1 else "while nothing has ended"
+        return f"{self.row(use)} makes {self.value(use)} again {state} that of {self.row(first)}"
+
+    def late(self, last_read: Ints, use: int) -> str:
+        return f"{self.row(use)} adds to {self.value(use)} after {self.row(int(last_read[use]))} has read it"
+
+    def unread(self, what: str, use: int) -> str:
+        return f"nothing {what} the {self.value(use)} that {self.row(use)} makes"
+
+    def unawaited(self, write: Ints, read: Ints, pair: int) -> str:
+        use = int(read[pair])
+        maker = self.row(int(write[pair]))
+        return f"{self.row(use)} does not wait for {maker}, which makes its {self.value(use)}"
+
+    def overtaken(self, read: Ints, end: Ints, pair: int) -> str:
+        use = int(end[pair])
+        return f"{self.row(use)} does not wait for {self.row(int(read[pair]))}, which reads {self.value(use)}"
+
+
+def check_lives(program: Program, order: Order, value: Value, uses: Uses) -> list[Violation]:
+    """A value that its step makes and ends."""
+    words = _Words(program, value, uses)
+    index = np.arange(len(uses.row), dtype=np.int64)
+    writes, reads, consumes = uses.writes, ~uses.writes, uses.consumes
+    latest = _running(index, writes | consumes)
+    before = _before(latest, uses.first)
+    held = (before >= 0) & writes[before]
+    born = writes & ~held if value.accumulates else writes
+    birth = _running(index, born)
+    last_read = _running(index, reads)
+    tellers: list[tuple[_Mask, Callable[[int], str]]] = [
+        (reads & (before < 0), words.unmade),
+        (reads & (before >= 0) & ~held, partial(words.gone, before)),
+        *_unused(value, words, index, uses, born, latest, last_read),
+    ]
+    if value.accumulates:
+        tellers.append((writes & held & (last_read >= birth), partial(words.late, last_read)))
+    else:
+        tellers.append((writes & held, partial(words.again, before)))
+    found = [one for wrong, say in tellers for one in violations(_WHERE, np.flatnonzero(wrong), say)]
+    found += _check_awaited(order, words, uses, np.flatnonzero(reads & held), birth)
+    return found + _check_let_go(order, words, uses, np.flatnonzero(consumes & held), birth)
+
+
+def _running(index: Ints, chosen: _Mask) -> Ints:
+    """The last chosen index up to each one, or -1."""
+    return np.maximum.accumulate(np.where(chosen, index, -1))
+
+
+def _before(latest: Ints, first: Ints) -> Ints:
+    """What was the latest one before each index, among the uses at the same coordinates, or -1."""
+    before = np.append(-1, latest[:-1])[: len(latest)]
+    return np.where(before >= first, before, -1)
+
+
+def _unused(
+    value: Value, words: _Words, index: Ints, uses: Uses, born: _Mask, latest: Ints, last_read: Ints
+) -> Iterator[tuple[_Mask, Callable[[int], str]]]:
+    """What is made and then not read, or not consumed."""
+    if value.until == "freed":
+        kept = np.zeros(len(index), dtype=np.bool_)
+        ends = latest[uses.last]
+        kept[ends[(ends >= uses.first) & uses.writes[ends]]] = True
+        yield kept, partial(words.unread, "consumes")
+    elif value.until == "read":
+        births = np.flatnonzero(born)
+        until = np.minimum(np.append(births, len(index))[1:] - 1, uses.last[births])
+        unread = np.zeros(len(index), dtype=np.bool_)
+        unread[births[last_read[until] < births]] = True
+        yield unread, partial(words.unread, "reads")
+
+
+def _check_awaited(order: Order, words: _Words, uses: Uses, read: Ints, birth: Ints) -> list[Violation]:
+    """Each of these reads waits for all writes of its value."""
+    makers, made = _numbered(uses.writes)
+    end, waits = made[read], uses.waits[read]
+    begin = np.where(waits == LAST, end, made[birth[read]]) - 1
+    which, number = _spread(begin, end)
+    write, read, waits = makers[number], read[which], waits[which]
+    source, target = uses.row[write], uses.row[read]
+    waited = np.zeros(len(read), dtype=np.bool_)
+    for mode, check in ((EACH, order.joined), (FIRST, order.reaches), (LAST, order.spoken_for)):
+        mine = np.flatnonzero(waits == mode)
+        if len(mine):
+            waited[mine] = check(source[mine], target[mine])
+    return violations(_WHERE, np.flatnonzero(~waited), partial(words.unawaited, write, read))
+
+
+def _check_let_go(order: Order, words: _Words, uses: Uses, end: Ints, birth: Ints) -> list[Violation]:
+    """Each of these reads, which consume, waits for the other reads of its value."""
+    readers, had = _numbered(~uses.writes)
+    which, number = _spread(had[birth[end]], had[end] - 1)
+    read, end = readers[number], end[which]
+    return _overtaken(words, uses, read, end, order.ahead(uses.row[read], uses.row[end]))
+
+
+def _overtaken(words: _Words, uses: Uses, read: Ints, end: Ints, waited: _Mask) -> list[Violation]:
+    """Reads of a value that something may end, or make anew, before they do."""
+    wrong = ~waited & (uses.row[read] != uses.row[end])
+    return violations(_WHERE, np.flatnonzero(wrong), partial(words.overtaken, read, end))
+
+
+def _numbered(chosen: _Mask) -> tuple[Ints, Ints]:
+    """The chosen indices, and how many of them there are up to each index."""
+    return np.flatnonzero(chosen), np.cumsum(chosen, dtype=np.int64)
+
+
+def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """All numbers of the ranges [begin, end), and the index of the range of each."""
+    count = np.maximum(end - begin, 0)
+    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
+    step = np.arange(len(which), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
+    return which, begin[which] + step
+
+
+def check_carried(program: Program, order: Order, value: Value, uses: Uses) -> list[Violation]:
+    """A value that lasts until it is written again, in this step, a later one or the next cycle."""
+    words = _Words(program, value, uses)
+    index = np.arange(len(uses.row), dtype=np.int64)
+    writes = uses.writes
+    if not writes.any():
+        return []
+    latest = _running(index, writes)
+    before, final = _before(latest, uses.first), latest[uses.last]
+    # What runs once, before all cycles, reads what is there from the start.
+    reads = ~writes & (final >= uses.first) & (program.columns.iteration[uses.row] >= 0)
+    writers = np.append(np.flatnonzero(writes), len(index))
+    after = writers[np.searchsorted(writers, index)]
+    opening = writers[np.searchsorted(writers, uses.first)]
+    now, earlier = np.flatnonzero(reads & (before >= 0)), np.flatnonzero(reads & (before < 0))
+    soon = np.flatnonzero(reads & (after <= uses.last))
+    later = np.flatnonzero(reads & (after > uses.last))
+    row = uses.row
+    unread = writes.copy()
+    unread[before[now]] = False
+    unread[final[earlier]] = False
+    found = violations(_WHERE, np.flatnonzero(unread), partial(words.unread, "reads"))
+    for write, read, check in (
+        (before[now], now, order.ahead),
+        (final[earlier], earlier, order.ahead_of_next_cycle),
+    ):
+        waited = check(row[write], row[read])
+        found += violations(_WHERE, np.flatnonzero(~waited), partial(words.unawaited, write, read))
+    for read, end, check in (
+        (soon, after[soon], order.ahead),
+        (later, opening[later], order.ahead_of_next_cycle),
+    ):
+        found += _overtaken(words, uses, read, end, check(row[read], row[end]))
+    return found

@@ -1,0 +1,86 @@
+"""What comes before what: by edges, and because queues are first in, first out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.checks.report import EdgeSet
+from weft.program.program import Ints, Program
+
+_Mask = npt.NDArray[np.bool_]
+
+
+class Order:
+    """Answers whether instructions wait for others, for many pairs (source, target) at a time."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._edges = EdgeSet(program)
+
+    def joined(self, source: Ints, target: Ints) -> _Mask:
+        """Whether an edge joins them."""
+        return self._edges.has(source, target)
+
+    def ahead(self, source: Ints, target: Ints) -> _Mask:
+        """Whether the source is before the target in one queue, or the target's queue waits for it."""
+        queue = self._program.queue
+        before: _Mask = (queue[source] == queue[target]) & (source < target)
+        rest = np.flatnonzero(~before)
+        before[rest] = self.reaches(source[rest], target[rest])
+        return before
+
+    def ahead_of_next_cycle(self, source: Ints, target: Ints) -> _Mask:
+        """Whether the target of the next cycle comes after the source of this one."""
+        queue = self._program.queue
+        before: _Mask = queue[source] == queue[target]
+        rest = np.flatnonzero(~before)
+        source, target = source[rest], target[rest]
+        # What a queue has waited for in this cycle has ended in the next.
+        any_row = np.full(len(target), len(self._program), dtype=np.int64)
+        before[rest] = self._waits(source, queue[target], any_row, 0) | self.reaches(source, target, 1)
+        return before
+
+    def reaches(self, source: Ints, target: Ints, distance: int = 0) -> _Mask:
+        """Whether an edge leads from the source to the target or a row before it in the target's queue."""
+        return self._waits(source, self._program.queue[target], target, distance)
+
+    def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> _Mask:
+        """Whether an edge leads from the source to a row of the queue, at most to `last`."""
+        edges, queues = self._program.edges, self._program.queue
+        asked = np.zeros(len(self._program), dtype=np.bool_)
+        asked[source] = True
+        chosen = np.flatnonzero(asked[edges.source] & (edges.distance == distance))
+        return _at_most(
+            self._code(edges.source[chosen], queues[edges.target[chosen]]),
+            edges.target[chosen],
+            self._code(source, queue),
+            last,
+        )
+
+    def spoken_for(self, source: Ints, target: Ints) -> _Mask:
+        """Whether an edge leads to the target from the source or a row after it in the source's queue."""
+        edges, queues = self._program.edges, self._program.queue
+        asked = np.zeros(len(self._program), dtype=np.bool_)
+        asked[target] = True
+        chosen = np.flatnonzero(asked[edges.target] & (edges.distance == 0))
+        return _at_most(
+            self._code(edges.target[chosen], queues[edges.source[chosen]]),
+            -edges.source[chosen],
+            self._code(target, queues[source]),
+            -source,
+        )
+
+    def _code(self, row: Ints, queue: Ints) -> Ints:
+        return row * len(self._program) + queue
+
+
+def _at_most(known: Ints, values: Ints, wanted: Ints, limit: Ints) -> _Mask:
+    """For each wanted code, whether a value of that code is at most the limit."""
+    if not len(known):
+        return np.zeros(len(wanted), dtype=np.bool_)
+    order = np.lexsort((values, known))
+    known, values = known[order], values[order]
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    found: _Mask = (known[place] == wanted) & (values[place] <= limit)
+    return found

@@ -1,0 +1,127 @@
+"""Where instructions use values: at their own coordinates, or at those of neighbours, stages or weights.
+
+Each function takes a program and rows of one kind, and gives one place for every use: a row may use a value
+at several places, or, where its program has no such value, at none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.codes import codes
+
+if TYPE_CHECKING:
+    from weft.program.program import Program
+
+_Ints = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+
+
+class Places(NamedTuple):
+    """Rows, one for each use, and the coordinates in which a use is not at its row's own."""
+
+    rows: _Ints
+    moved: Mapping[str, _Ints] = MappingProxyType({})
+
+    def take(self, kept: _Mask) -> Places:
+        return Places(self.rows[kept], {name: values[kept] for name, values in self.moved.items()})
+
+
+At = Callable[["Program", _Ints], Places]
+
+
+def own(program: Program, rows: _Ints) -> Places:
+    """At the coordinates of the instruction."""
+    return Places(rows)
+
+
+def there(program: Program, rows: _Ints) -> Places:
+    """At the other end of the instruction's message."""
+    columns = program.columns
+    return Places(
+        rows,
+        {
+            "rank": columns.peer[rows],
+            "peer": columns.rank[rows],
+            "stage": columns.part[rows],
+            "part": columns.stage[rows],
+        },
+    )
+
+
+def from_previous(program: Program, rows: _Ints) -> Places:
+    """Once for each stage whose output the instruction's stage reads, as what arrived from it."""
+    return of_links(program, rows, "part", _stage_links(program)[:, ::-1])
+
+
+def of_previous(program: Program, rows: _Ints) -> Places:
+    """At each stage whose output the instruction's stage reads."""
+    return of_links(program, rows, "stage", _stage_links(program)[:, ::-1])
+
+
+def from_next(program: Program, rows: _Ints) -> Places:
+    """Once for each stage that reads the output of the instruction's stage, as what arrived from it."""
+    return of_links(program, rows, "part", _stage_links(program))
+
+
+def of_next(program: Program, rows: _Ints) -> Places:
+    """At each stage that reads the output of the instruction's stage."""
+    return of_links(program, rows, "stage", _stage_links(program))
+
+
+def trained(program: Program, rows: _Ints) -> Places:
+    """Where the instruction's stage is stepped."""
+    return Places(rows[is_stepped(program, rows)])
+
+
+def stepped_on_rank(program: Program, rows: _Ints) -> Places:
+    """At each stage that the instruction's rank steps."""
+    owed, owners = program.obligations.step, program.obligations.owners
+    links = [
+        (rank, stage, replica)
+        for stage, replica in dict.fromkeys(map(tuple, owed[:, :2].tolist()))
+        for rank in owners.get((stage, replica), ())
+    ]
+    table = table_of(links, 3)
+    mine, link = join(program.columns.rank[rows], table[:, 0])
+    return Places(rows[mine], {"stage": table[link, 1], "replica": table[link, 2]})
+
+
+def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> _Ints:
+    """The rows as an array, also where there are none; shape (rows, width)."""
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def _stage_links(program: Program) -> _Ints:
+    """Pairs (producer, consumer)."""
+    return table_of(program.obligations.stage_edges)
+
+
+def of_links(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> Places:
+    """One place for each of the links (stage, other) of a row's stage; `coordinate` is the other there."""
+    mine, link = join(program.columns.stage[rows], links[:, 0])
+    return Places(rows[mine], {coordinate: links[link, 1]})
+
+
+def join(values: _Ints, known: _Ints) -> tuple[_Ints, _Ints]:
+    """Indices of all pairs of equal entries of `values` and `known`, in order of the values."""
+    order = np.argsort(known, kind="stable")
+    first = np.searchsorted(known[order], values, side="left")
+    count = np.searchsorted(known[order], values, side="right") - first
+    mine = np.repeat(np.arange(len(values), dtype=np.int64), count)
+    step = np.arange(len(mine), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
+    return mine, order[np.repeat(first, count) + step]
+
+
+def is_stepped(program: Program, rows: _Ints) -> _Mask:
+    """Whether each row's stage is stepped in its replica and step."""
+    columns, owed = program.columns, program.obligations.step
+    here = columns.stage[rows], columns.replica[rows], columns.iteration[rows]
+    both = codes(*(np.concatenate(pair) for pair in zip(owed.T, here, strict=True)))
+    found: _Mask = np.isin(both[len(owed) :], both[: len(owed)])
+    return found

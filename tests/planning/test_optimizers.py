@@ -1,0 +1,126 @@
+"""Plans follow the optimizer that the run file names: what fits, what may be shared out, what is assumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.cli.main import run as weft
+from weft.describe.optimizers import MOMENTUM_SGD, PLAIN_SGD
+from weft.describe.run_file import RunFile, parse_run
+from weft.errors import InputError
+from weft.planning.planned import PlannedJob, given_plan, plan_run
+from weft.planning.planners.bounds import Bounds
+from weft.planning.problem import problem_of_run
+from weft.predict.cost.memory import ALLOCATOR_SLACK
+
+# 1.2 billion parameters: 20 GB of weights, gradients and AdamW's states in fp32, and 10 GB without states.
+MODEL, DEVICE = "llama-1b", "1xt4"
+SMALL = {"model": "gpt2", "on": "4xa100-80gb"}
+OWN = "own_optimizers:SignMomentum"
+
+
+def run_with(optimizer: dict[str, Any], *, model: str = MODEL, on: str = DEVICE, **plan: Any) -> RunFile:
+    return parse_run(
+        {
+            "model": {"preset": model},
+            "task": {"sequence": 128},
+            "train": {"global_batch": 8, "precision": "fp32"},
+            "optimizer": optimizer,
+            "cluster": {"use": on},
+            "plan": plan,
+        }
+    )
+
+
+def planned(optimizer: dict[str, Any], **asked: Any) -> PlannedJob:
+    return plan_run(run_with(optimizer, planner="homogeneous", **asked))
+
+
+def test_sgd_fits_where_adamw_does_not() -> None:
+    with pytest.raises(InputError, match="no layout fits"):
+        planned({"name": "adamw"})
+    with pytest.raises(InputError, match="no layout fits"):
+        planned({"name": "sgd"})
+    found = planned({"name": "sgd", "momentum": 0.0})
+    assert found.plan.optimizer == PLAIN_SGD
+    assert found.plan.prediction is not None
+    assert max(found.plan.prediction.peak_bytes) < 16e9
+
+
+def test_the_command_plans_with_the_optimizer_of_the_run_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(run_with({"name": "sgd", "momentum": 0.0}).to_toml())
+    assert weft(["plan", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["candidates"][0]["verdict"] == "fits"
+    file.write_text(run_with({}).to_toml())
+    assert weft(["plan", str(file)]) == 2
+    assert "no layout fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("planner", ["weft", "homogeneous", "megatron"])
+def test_every_planner_counts_another_packages_optimizer(planner: str) -> None:
+    found = plan_run(run_with({"name": OWN}, planner=planner, **SMALL))
+    same = plan_run(run_with({"name": "sgd"}, planner=planner, **SMALL))
+    assert found.plan.optimizer == MOMENTUM_SGD
+    assert found.plan == same.plan
+    assert "optimizer" not in found.problem.assumed
+
+
+def test_bounds_count_what_simulations_count() -> None:
+    whole = {"pp": 1, "dp": 4, "sharding": "zero-1"}
+    found, more = (planned(optimizer, **whole, **SMALL) for optimizer in ({"name": "sgd"}, {}))
+    assert found.ranking is not None
+    layout = found.ranking.fitting[0].layout
+    bounds, higher = Bounds(found.problem), Bounds(more.problem)
+    less = higher.resident_bytes(layout) - bounds.resident_bytes(layout)
+    parameters = sum(found.problem.job.graph.amounts("parameters", bounds.shape(layout)))
+    assert less == pytest.approx(4 * parameters / 4 * (1 + ALLOCATOR_SLACK), rel=1e-6)
+    sizes = zip(higher.layer_bytes(layout).states, bounds.layer_bytes(layout).states, strict=True)
+    assert sum(two - one for two, one in sizes) == pytest.approx(less, rel=1e-6)
+    assert found.plan.prediction is not None
+    assert more.plan.prediction is not None
+    assert found.plan.prediction.step_s < more.plan.prediction.step_s
+
+
+def test_what_is_not_known_to_be_elementwise_is_not_shared_out(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned({"name": "own_optimizers:Silent"}, **SMALL)
+    assert found.ranking is not None
+    for candidate in found.ranking.fitting:
+        assert (candidate.layout.sharding, candidate.layout.tensor_parallel) == ("zero-0", 1)
+    for pin in ({"sharding": "zero-1"}, {"tp": 2}):
+        with pytest.raises(InputError, match="not known to step every element by itself"):
+            planned({"name": "own_optimizers:Silent"}, **SMALL, **pin)
+
+
+def test_what_is_assumed_of_silence_is_said_with_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(run_with({"name": "own_optimizers:Silent"}, planner="homogeneous", **SMALL).to_toml())
+    assert weft(["plan", str(file)]) == 0
+    assert "assumed optimizer: AdamW's two states per parameter" in " ".join(capsys.readouterr().out.split())
+    told = run_with({"name": "own_optimizers:Silent", "state_bytes": 4}, **SMALL)
+    assert "optimizer" not in problem_of_run(told).assumed
+
+
+def test_a_plan_that_counts_less_than_the_run_keeps_is_told() -> None:
+    plan = planned({"name": "sgd"}, **SMALL).plan
+    assert given_plan(run_with({"name": "sgd"}, **SMALL), plan).uncounted == []
+    assert given_plan(run_with({"name": "sgd", "momentum": 0.0}, **SMALL), plan).uncounted == []
+    (violation,) = given_plan(run_with({}, **SMALL), plan).uncounted
+    assert str(violation) == (
+        "plan: optimizer: counts 4 bytes of states per parameter; adamw keeps 8; plan the run again"
+    )
+
+
+def test_a_search_for_another_optimizer_is_another_job() -> None:
+    problem = problem_of_run(run_with({}, **SMALL))
+    job = replace(problem.job, optimizer=MOMENTUM_SGD)
+    assert problem_of_run(run_with({"name": "sgd"}, **SMALL)).job == job

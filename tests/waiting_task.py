@@ -1,0 +1,28 @@
+"""A task for tests of runs that are under way: from a step on, rank 0 waits for a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.causal_lm import CausalLanguageModelling
+
+
+class Waits(CausalLanguageModelling):
+    """Training samples of rank 0 from number $WAIT_FROM on wait until the file $GO_ON exists."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self._left = int(os.environ["WAIT_FROM"])
+
+    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        if not held_out and os.environ["RANK"] == "0":
+            self._left -= len(samples)
+            while self._left < 0 and not Path(os.environ["GO_ON"]).exists():
+                time.sleep(0.05)
+        return super().batch(samples, held_out=held_out)
