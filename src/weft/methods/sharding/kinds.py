@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.methods.sharding.owed import SharesOut
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, stepped_on_rank
@@ -58,12 +61,21 @@ def _owed(program: Program) -> SharesOut | None:
 
 def gathered(program: Program, rows: Ints) -> Places:
     """Where weights are shared out, or the stepping of them; an evaluation steps none and gathers all."""
+    return Places(rows[_is_gathered(program, rows)])
+
+
+def kept_whole(program: Program, rows: Ints) -> Places:
+    """Where every replica keeps all weights."""
+    return Places(rows[~_is_gathered(program, rows)])
+
+
+def _is_gathered(program: Program, rows: Ints) -> npt.NDArray[np.bool_]:
     owed = _owed(program)
     if owed is None:
-        return Places(rows[:0])
+        return np.zeros(len(rows), dtype=np.bool_)
     if owed.level == "zero-3" or not len(program.obligations.step):
-        return Places(rows)
-    return Places(rows[is_stepped(program, rows)])
+        return np.ones(len(rows), dtype=np.bool_)
+    return is_stepped(program, rows)
 
 
 def _of_islands(program: Program, rows: Ints) -> Ints:
@@ -84,7 +96,16 @@ def stepped_between_islands(program: Program, rows: Ints) -> Places:
 USES = (
     AddedUses(
         kinds=("forward", "backward", "backward_input"),
-        reads=(Read("gathered_weights", at=gathered, waits="first"),),
+        reads=(
+            Read("gathered_weights", at=gathered, waits="first"),
+            # Those that no replica shares out may be gathered, too.
+            Read(
+                "gathered_weights",
+                at=kept_whole,
+                waits="first",
+                otherwise=Read("weights", at=kept_whole),
+            ),
+        ),
     ),
     AddedUses(kinds=("step",), reads=(Read("island_sum", at=between_islands, consumes=True),)),
     AddedUses(kinds=("norm",), reads=(Read("island_sum", at=stepped_between_islands),)),
