@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 
 def _applies(context: Context) -> str | None:

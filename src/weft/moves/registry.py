@@ -7,9 +7,11 @@ takes nothing and returns a sequence of moves.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from itertools import chain
 
+from weft.describe.contract import Contract
 from weft.errors import InputError, Violation, nearest
+from weft.installed import installed
 from weft.moves.clipping import CLIPPING_MOVES
 from weft.moves.move import Move
 from weft.moves.parallelism import PARALLELISM_MOVES
@@ -17,6 +19,17 @@ from weft.moves.recompute import RECOMPUTE_MOVES
 from weft.moves.schedules import schedule_moves
 from weft.moves.sharding import SHARDING_MOVES
 from weft.moves.synchronisation import SYNCHRONISATION_MOVES
+
+
+def installed_moves() -> tuple[Move, ...]:
+    """The moves of other packages."""
+    return tuple(chain.from_iterable(named() for _, named in installed("weft.moves")))
+
+
+def kept_out(contract: Contract) -> tuple[Move, ...]:
+    """The moves that planners would try if the goal's contract admitted them."""
+    searched = (*schedule_moves(), *installed_moves())
+    return tuple(move for move in searched if move.contract > contract)
 
 
 def all_moves() -> Mapping[str, Move]:
@@ -32,9 +45,8 @@ def all_moves() -> Mapping[str, Move]:
         *RECOMPUTE_MOVES,
         *SYNCHRONISATION_MOVES,
         *CLIPPING_MOVES,
+        *installed_moves(),
     ]
-    for entry in entry_points(group="weft.moves"):
-        moves.extend(entry.load()())
     table: dict[str, Move] = {}
     for move in moves:
         if move.name in table:

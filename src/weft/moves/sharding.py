@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import gcd
 
 from weft.describe.cluster import Cluster
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
 from weft.moves.layout import Layout, replicas_of
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 
 def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
@@ -47,6 +48,7 @@ def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
         verify="states, gathers and reductions of every rank equal the closed forms of the method",
         applies=applies,
         apply=apply,
+        asked_by=("plan.sharding", sharding),
     )
 
 
