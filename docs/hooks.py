@@ -95,7 +95,7 @@ def _figures(name: str) -> ScheduleFigures:
 
 def moves() -> str:
     rows = [
-        (move.name, move.contract.name.lower().replace("_", "-"), move.summary, move.verify, move.source)
+        (move.name, move.contract.word, move.summary, move.verify, move.source)
         for move in all_moves().values()
     ]
     return _table(("move", "contract", "what it does", "how the contract is tested", "source"), rows)

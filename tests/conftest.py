@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from installing import install_example
 from pool import WorkerPool
+
+from weft.installed import installed
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
 # integration tries the same examples every time; everybody else tries new ones.
@@ -25,6 +30,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
             item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed packages, here and in the processes that a test starts (see `installing`)."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    installed.cache_clear()
+    yield folder
+    installed.cache_clear()
+    names = {path.stem for path in folder.iterdir()}
+    for module in [one for one in sys.modules if one.partition(".")[0] in names]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def weft_example(packages: Path) -> Path:
+    """The folder with the example of a package that adds to weft."""
+    install_example(packages)
+    return packages
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TypeVar
 
 from weft.errors import InputError, Violation
+from weft.installed import installed
 
 HOME = "weft.methods"
 ENTRY_POINTS = "weft.methods"
@@ -48,12 +48,10 @@ def bundles() -> Mapping[str, Bundle]:
     """All methods of this installation by name: weft's own by folder, then those of other packages.
 
     Raises:
-        InputError: when two methods have one name.
+        InputError: when two methods have one name, or a package names something else.
     """
     found: dict[str, Bundle] = {}
-    for origin, bundle in (*_own(), *_of_others()):
-        if not isinstance(bundle, Bundle):
-            raise InputError(Violation("methods", f"{origin} names a {type(bundle).__name__}, not a Bundle"))
+    for bundle in (*_own(), *others()):
         if bundle.name in found:
             raise InputError(Violation("methods", f"two methods are called {bundle.name!r}"))
         found[bundle.name] = bundle
@@ -61,30 +59,41 @@ def bundles() -> Mapping[str, Bundle]:
 
 
 @cache
+def others() -> tuple[Bundle, ...]:
+    """The methods of other packages.
+
+    Raises:
+        InputError: when a package names something else.
+    """
+    named = [loaded for _, loaded in sorted(installed(ENTRY_POINTS), key=lambda one: one.name)]
+    for loaded in named:
+        if not isinstance(loaded, Bundle):
+            problem = f"{loaded!r} is a {type(loaded).__name__}, not a Bundle"
+            raise InputError(Violation(f"entry point {ENTRY_POINTS}", problem))
+    return tuple(named)
+
+
+@cache
 def parts(kind: type[Part]) -> tuple[Part, ...]:
     """What all methods contribute of one type, in the order of the methods."""
-    return _of_type(kind, (part for bundle in bundles().values() for part in bundle.parts))
+    return parts_of(kind, bundles().values())
 
 
 @cache
 def runtime_parts(kind: type[Part]) -> tuple[Part, ...]:
     """What all methods contribute of one type to the runtime; imports torch."""
     modules = (bundle.runtime for bundle in bundles().values() if bundle.runtime is not None)
-    return _of_type(kind, (part for module in modules for part in import_module(module).PARTS))
+    return tuple(part for module in modules for part in import_module(module).PARTS if isinstance(part, kind))
 
 
-def _of_type(kind: type[Part], candidates: Iterable[object]) -> tuple[Part, ...]:
-    return tuple(part for part in candidates if isinstance(part, kind))
+def parts_of(kind: type[Part], some: Iterable[Bundle]) -> tuple[Part, ...]:
+    """What some methods contribute of one type."""
+    return tuple(part for bundle in some for part in bundle.parts if isinstance(part, kind))
 
 
-def _own() -> Iterable[tuple[str, object]]:
+def _own() -> Iterable[Bundle]:
     home = find_spec(HOME)
     assert home is not None, "the folder of methods is part of weft"
     folders = pkgutil.iter_modules(home.submodule_search_locations)
     for name in sorted(module.name for module in folders if module.ispkg):
-        yield name, import_module(f"{HOME}.{name}").BUNDLE
-
-
-def _of_others() -> Iterable[tuple[str, object]]:
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        yield entry.value, entry.load()
+        yield import_module(f"{HOME}.{name}").BUNDLE

@@ -64,6 +64,26 @@ def test_plan_shows_a_table_with_memory(capsys, run_toml):
     assert "of 85.9 GB" in text
 
 
+def test_plan_says_what_the_contract_keeps_out(capsys, run_toml, weft_example):
+    kept_out = json.loads(answer(capsys, "plan", run_toml, "--json"))["kept_out"]
+    assert kept_out["schedule in-twos"] == "unbiased"
+    text = " ".join(answer(capsys, "plan", run_toml).split())
+    assert "kept out by contract exact: schedule in-twos, which is unbiased" in text
+    run_toml.write_text(RUN + '[goal]\ncontract = "empirical"\n')
+    assert json.loads(answer(capsys, "plan", run_toml, "--json"))["kept_out"] == {}
+
+
+def test_a_pin_that_keeps_less_than_the_goal_is_refused(capsys, run_toml, tmp_path, weft_example):
+    run_toml.write_text(RUN + '[sync]\nmethod = "rounded"\n')
+    reason = "goal.contract: 'exact' keeps out sync.method 'rounded', which is empirical"
+    for command in (("plan",), ("simulate",), ("train", "--directory", tmp_path / "run")):
+        [line] = refusal(capsys, command[0], run_toml, *command[1:])
+        assert line == f"weft: {reason} (nearest valid: empirical)"
+    assert not (tmp_path / "run").exists()
+    assert run(["check", str(run_toml)]) == 2
+    assert reason in capsys.readouterr().out
+
+
 def test_plan_options_pin_decisions(capsys, run_toml):
     record = json.loads(answer(capsys, "plan", run_toml, "--pp", "2", "--schedule", "gpipe", "--json"))
     assert {(item["pp"], item["schedule"]) for item in record["candidates"]} == {(2, "gpipe")}

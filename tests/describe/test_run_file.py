@@ -68,7 +68,7 @@ def test_the_commented_file_is_valid_and_so_is_everything_it_comments_out():
 def test_what_is_left_out_is_open_or_has_its_default():
     run = parse_run(LEAST)
     assert run.train.global_batch is run.train.precision is run.plan.schedule is None
-    assert (run.cluster.use, run.goal.contract, run.sync.method) == ("this-machine", "exact", "dense")
+    assert (run.cluster.use, run.goal.contract, run.sync.method) == ("this-machine", "exact", None)
 
 
 def test_every_violation_is_one_line_with_the_nearest_key():
@@ -81,7 +81,7 @@ def test_every_violation_is_one_line_with_the_nearest_key():
                 "train": {"global_batch": True, "steps": 0, "seed": "1", "sharding": "zero-3"},
                 "optimizer": {"betas": [1, 0.5, 0.5], "learning_rate": float("nan")},
                 "goal": {"minimise": "beauty", "deadline_hours": 0},
-                "sync": {"method": "sparse"},
+                "sync": {"method": ""},
             },
             "RUN.toml",
         )

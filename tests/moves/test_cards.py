@@ -6,6 +6,7 @@ import pytest
 from moves.contexts import context
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan
@@ -13,7 +14,7 @@ from weft.errors import InputError
 from weft.moves.job import Job, job_of
 from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Contract
+from weft.moves.move import Context
 from weft.moves.registry import all_moves, get_move
 from weft.planning.compile import compile_plan
 from weft.program.verify import verify

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from installing import register
 from pool import WorkerPool
 
 from weft.describe.plan import Choice
 from weft.errors import InputError
+from weft.installed import installed
 from weft.sync import get_synchroniser
 from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter
 from weft.sync.dense import Dense
@@ -92,3 +95,13 @@ def test_methods_are_chosen_by_name() -> None:
         get_synchroniser(Choice(name="dens"))
     with pytest.raises(InputError, match="'dense' takes no options, given every"):
         get_synchroniser(Choice(name="dense", options={"every": 2}))
+
+
+def test_methods_of_others_are_found_by_name_and_do_not_take_those_of_weft(packages: Path) -> None:
+    named = {"rounded": "weft.sync.dense:Dense"}
+    register(packages, "rounded", {"weft.synchronisers": named})
+    assert isinstance(get_synchroniser(Choice(name="rounded")), Dense)
+    register(packages, "again", {"weft.synchronisers": {"dense": "weft.sync.dense:Dense"}})
+    installed.cache_clear()
+    with pytest.raises(InputError, match="two methods are called 'dense'"):
+        get_synchroniser(Choice(name="rounded"))

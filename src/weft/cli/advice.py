@@ -14,7 +14,7 @@ from weft.planning.what_if import what_if
 from weft.run.launch import require_torch
 from weft.training.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
-from weft.web.advice import advised_record, forecast_record, forecasts_table
+from weft.web.advice import advised_record, forecast_record, forecasts_table, kept_out_record
 from weft.web.calibration import lesson_record, lesson_text
 from weft.web.plan_page import plan_page
 from weft.web.trials import trial_record, trials_table
@@ -60,6 +60,7 @@ def show_plan(
         print_json(
             {
                 "assumed": dict(planned.problem.assumed),
+                "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
                 "candidates": records,
                 "what_if": [forecast_record(one) for one in forecasts],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from weft.describe.plan_file import load_plan
 from weft.describe.run_file import commented_run_file, load_run
 from weft.describe.schema import json_schema
 from weft.errors import InputError, Violation
+from weft.moves.pins import refused_pins
 from weft.training.run_directory import RunDirectory
 from weft.training.session import reopen
 
@@ -82,8 +84,8 @@ def _check_one(path: Path) -> None:
         load_plan(path)
     elif _is_cluster(path):
         load_cluster(path)
-    else:
-        load_run(path)
+    elif refused := refused_pins(load_run(path)):
+        raise InputError([replace(one, where=f"{path}: {one.where}") for one in refused])
 
 
 def _is_cluster(path: Path) -> bool:

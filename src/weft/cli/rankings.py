@@ -20,7 +20,7 @@ from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem
-from weft.web.advice import advised_row
+from weft.web.advice import advised_row, kept_out_record
 from weft.web.comparison import answer_record, answers_table
 from weft.web.memory import memory_bars
 from weft.web.peers import beside_record, beside_table, ranked_lines, ranked_record
@@ -89,7 +89,11 @@ def show_comparison(
     planners = {planner.name for planner in peers.planners}
     in_order = [ranked(answer) for answer in answers if answer.planner in planners and answer.candidates]
     if json:
-        record = {"assumed": dict(problem.assumed), "answers": [answer_record(one) for one in answers]}
+        record = {
+            "assumed": dict(problem.assumed),
+            "kept_out": kept_out_record(problem),
+            "answers": [answer_record(one) for one in answers],
+        }
         told = [*map(beside_record, beside), *map(ranked_record, in_order)]
         print_json(record | ({"peers": told} if told else {}))
         return
@@ -109,3 +113,5 @@ def _print_problem(problem: Problem) -> None:
     )
     for key, text in problem.assumed.items():
         out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
+    for move, contract in kept_out_record(problem).items():
+        out.print(f"[dim]kept out by contract {problem.contract.word}: {move}, which is {contract}[/dim]")

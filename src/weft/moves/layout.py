@@ -31,6 +31,9 @@ from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
 
+# How replicas agree unless somebody says otherwise.
+DENSE = "dense"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -50,7 +53,7 @@ class Layout:
     micro_batch_size: int
     schedule: str
     options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
-    sync: str = "dense"
+    sync: str = DENSE
     tensor_parallel: int = 1
     context_parallel: int = 1
     sharding: Sharding = "zero-0"
@@ -112,6 +115,8 @@ class Layout:
         if self.tensor_parallel > 1:
             text += f" x tp {self.tensor_parallel}"
         text += f", {self.schedule}"
+        if self.options:
+            text += f" ({', '.join(f'{option} {value}' for option, value in self.options.items())})"
         if self.loops > 1:
             text += f", {self.loops} loops"
         text += f", micro-batch size {self.micro_batch_size}"
@@ -119,6 +124,8 @@ class Layout:
             text += f", {shared_out(self.sharding, self.island)}"
         if self.recompute_per_stage is not None or self.recompute != "none":
             text += f", recompute {self.recompute_text}"
+        if self.sync != DENSE:
+            text += f", sync {self.sync}"
         if self.blocking:
             text += f", blocking {' and '.join(self.blocking)}"
         if self.layers_per_stage is not None:

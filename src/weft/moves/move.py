@@ -7,20 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 from weft.describe.cluster import Cluster
+from weft.describe.contract import Contract
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
-
-
-class Contract(IntEnum):
-    """What a move keeps, strictest first; a goal of `contract = X` admits X and everything stricter."""
-
-    EXACT = 0
-    FUNCTION_PRESERVING = 1
-    UNBIASED = 2
-    EMPIRICAL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +36,8 @@ class Move:
         applies: None, or the reason why the move cannot be applied.
         apply: the edited plan; its prediction is dropped, because effects are the difference of two
             simulations and never a claim.
+        asked_by: a key of the run file and the word that asks for the move, such as ("sync.method", "dense");
+            None where users cannot ask for it.
     """
 
     name: str
@@ -54,3 +47,4 @@ class Move:
     verify: str
     applies: Callable[[Context], str | None]
     apply: Callable[[Context], Plan]
+    asked_by: tuple[str, str] | None = None

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan
 from weft.moves.job import job_of
 from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 Edit = Callable[[Layout], Layout | None]
 

@@ -1,22 +1,37 @@
 """All moves of this installation, by name: weft's own and those of third parties.
 
-A third party adds a move through the entry-point group `weft.moves`: the entry point names a function that
-takes nothing and returns a sequence of moves.
+A method contributes its moves (`weft.bundles`). A third party adds moves alone through the entry-point group
+`weft.moves`: the entry point names a function that takes nothing and returns a sequence of moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
+from weft.bundles import others, parts, parts_of
+from weft.describe.contract import Contract
 from weft.errors import InputError, Violation, nearest
-from weft.moves.clipping import CLIPPING_MOVES
+from weft.installed import installed
 from weft.moves.move import Move
 from weft.moves.parallelism import PARALLELISM_MOVES
-from weft.moves.recompute import RECOMPUTE_MOVES
 from weft.moves.schedules import schedule_moves
-from weft.moves.sharding import SHARDING_MOVES
 from weft.moves.synchronisation import SYNCHRONISATION_MOVES
+
+
+def installed_moves() -> tuple[Move, ...]:
+    """The moves of other packages, with their methods and without."""
+    return (*parts_of(Move, others()), *_named_moves())
+
+
+def _named_moves() -> Iterator[Move]:
+    return chain.from_iterable(named() for _, named in installed("weft.moves"))
+
+
+def kept_out(contract: Contract) -> tuple[Move, ...]:
+    """The moves that planners would try if the goal's contract admitted them."""
+    searched = (*schedule_moves(), *installed_moves())
+    return tuple(move for move in searched if move.contract > contract)
 
 
 def all_moves() -> Mapping[str, Move]:
@@ -28,13 +43,10 @@ def all_moves() -> Mapping[str, Move]:
     moves = [
         *schedule_moves(),
         *PARALLELISM_MOVES,
-        *SHARDING_MOVES,
-        *RECOMPUTE_MOVES,
         *SYNCHRONISATION_MOVES,
-        *CLIPPING_MOVES,
+        *parts(Move),
+        *_named_moves(),
     ]
-    for entry in entry_points(group="weft.moves"):
-        moves.extend(entry.load()())
     table: dict[str, Move] = {}
     for move in moves:
         if move.name in table:

@@ -1,15 +1,18 @@
-"""One exact move per schedule: the same gradients in another order of micro-batches."""
+"""One move per schedule: the same gradients in another order of micro-batches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan
 from weft.moves.job import job_of
 from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Contract, Move
-from weft.program.schedules import SCHEDULES, get_schedule
+from weft.moves.move import Context, Move
+from weft.program.schedules import all_schedules
+from weft.program.schedules.base import Schedule, contract_of
 
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
@@ -25,11 +28,16 @@ SOURCES = {
 
 def schedule_moves() -> tuple[Move, ...]:
     """A move for every registered schedule."""
-    return tuple(_schedule_move(name) for name in SCHEDULES)
+    return tuple(_schedule_move(schedule) for schedule in all_schedules().values())
 
 
-def _schedule_move(name: str) -> Move:
-    schedule = get_schedule(name)
+def schedules_within(contract: Contract) -> Sequence[Schedule]:
+    """The registered schedules that keep at least so much."""
+    return [schedule for schedule in all_schedules().values() if contract_of(schedule) <= contract]
+
+
+def _schedule_move(schedule: Schedule) -> Move:
+    name = schedule.name
 
     def edited(context: Context) -> Layout:
         layout = layout_of(context.plan)
@@ -46,10 +54,11 @@ def _schedule_move(name: str) -> Move:
 
     return Move(
         name=f"schedule {name}",
-        contract=Contract.EXACT,
+        contract=contract_of(schedule),
         summary=(schedule.__doc__ or name).strip().splitlines()[0],
         source=SOURCES.get(name, "registered by an entry point"),
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
         applies=applies,
         apply=apply,
+        asked_by=("plan.schedule", name),
     )

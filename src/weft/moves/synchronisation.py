@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Choice, Plan
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 
 def _dense_applies(context: Context) -> str | None:
@@ -23,8 +24,6 @@ SYNCHRONISATION_MOVES: tuple[Move, ...] = (
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
         applies=_dense_applies,
         apply=_dense_apply,
+        asked_by=("sync.method", "dense"),
     ),
 )
-
-# What `[sync] method` and `Plan.sync.name` may name.
-SYNCHRONISATION_METHODS: tuple[str, ...] = ("dense",)

@@ -21,6 +21,7 @@ from weft.predict.cost.price import price_placed
 from weft.predict.predict import predict_priced
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.program.program import Program
+from weft.program.schedules import SCHEDULES
 from weft.program.schedules.base import Pipeline
 from weft.program.schedules.hybrid import Hybrid, depth_of
 from weft.timeline.figures import bubble_fraction
@@ -103,10 +104,10 @@ def predict_long_with(model: CostModel, plan: Plan) -> LongStep:
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
     """Two plans with counts of micro-batches per replica to look at in place of the plan's, or None if it is
-    short."""
+    short, or its order, which is not weft's own, may not go in rounds."""
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
     share, devices = shares.pop(), plan.mesh.get("pp", 1)
-    if shares:
+    if shares or plan.schedule.name not in SCHEDULES:
         return None
     if plan.schedule.name == Hybrid.name:
         return _fewer_rounds(plan, share, devices)

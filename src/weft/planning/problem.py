@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
 from weft.describe.layer_graph import LayerGraph
@@ -22,6 +23,8 @@ from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.job import Job
+from weft.moves.layout import Layout
+from weft.moves.pins import refused_pins
 from weft.predict.corrections import Correction, fit
 from weft.predict.corrections_file import load_residuals
 from weft.predict.cost.calibration import load_machine, load_profiles
@@ -47,13 +50,21 @@ class Pins:
     sharding: Sharding | None = None
     island: int | None = None
     recompute: Recompute | tuple[Recompute, ...] | None = None
-    sync: str = "dense"
+    sync: str | None = None
+
+    def admit(self, layout: Layout) -> bool:
+        """Whether a layout has all that is pinned."""
+        plain = {name: pin for name, pin in asdict(self).items() if name != "recompute" and pin is not None}
+        if any(getattr(layout, name) != pin for name, pin in plain.items()):
+            return False
+        return self.recompute is None or layout.recomputing(self.recompute) == layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A job, the user's pins, and what has been measured of the devices.
 
+    `contract` is what plans must keep of the training at least.
     `correction` is what measured steps say of predictions from all this.
     `assumed` says in words what the user left open and was decided before planning.
     """
@@ -62,6 +73,7 @@ class Problem:
     model: ModelConfig
     pins: Pins = Pins()
     minimise: str = "time"
+    contract: Contract = Contract.EXACT
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
     correction: Correction | None = None
@@ -92,6 +104,7 @@ class Asked(TypedDict, total=False):
     precision: str | None
     pins: Pins | None
     minimise: str
+    contract: Contract
     gradient_norm: bool
     optimizer: OptimizerWork
     home: Path | None
@@ -142,6 +155,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
         model=config,
         pins=asked.get("pins") or Pins(),
         minimise=asked.get("minimise", "time"),
+        contract=asked.get("contract", Contract.EXACT),
         machine=machine,
         profile=profile,
         correction=correction_for(cluster, graph, precision, machine, profile, home),
@@ -153,12 +167,14 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     """The problem that a run file poses.
 
     Raises:
-        InputError: as `problem_of`, when the task cannot train the model, and when the precision is left to a
-            search.
+        InputError: as `problem_of`, when the task cannot train the model, when a pin keeps less than the
+            goal's contract, and when the precision is left to a search.
     """
     if run.train.precision == ANY_PRECISION:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
         raise InputError(Violation("train.precision", problem, "bf16"))
+    if refused := refused_pins(run):
+        raise InputError(refused)
     table = run.optimizer
     counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
     posed = problem_of(
@@ -181,6 +197,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
             sync=run.sync.method,
         ),
         minimise=run.goal.minimise,
+        contract=Contract.of(run.goal.contract),
         gradient_norm=table.needs_norm,
         optimizer=counted.work,
         home=home,

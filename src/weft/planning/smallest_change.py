@@ -1,8 +1,8 @@
 """The one notch that makes a layout fit: what a rejected layout lacks, and what that costs.
 
 A notch halves the micro-batch, doubles tensor or pipeline ranks at the cost of replicas, or takes
-recomputation, of all stages or of the first ones, or sharding one step up. Of those that fit the one with the
-shortest predicted step is the smallest change.
+recomputation, of all stages or of the first ones, or sharding one step up. A move of another package counts
+as one, too. Of those that fit the one with the shortest predicted step is the smallest change.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
 from weft.moves.job import Job
-from weft.moves.layout import Layout, refuse, replicas_of
+from weft.moves.layout import Layout, build_plan, refuse, replicas_of
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.moved import moved
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import SHARDINGS
@@ -58,7 +59,7 @@ class SmallestChanges:
 
     def _possible(self, layout: Layout) -> Iterator[tuple[float, str, Layout]]:
         """Legal notches that the bounds of memory let pass, with the lower bounds of their steps."""
-        for words, changed in notches(self._problem.job, layout):
+        for words, changed in [*notches(self._problem.job, layout), *self._moved(layout)]:
             if refuse(self._problem.job, changed) is not None:
                 continue
             try:
@@ -67,6 +68,13 @@ class SmallestChanges:
                 continue  # a profile was not measured there
             if self._bounds.holding(changed).total <= self._bounds.largest_memory_bytes:
                 yield bound_s, words, changed
+
+    def _moved(self, layout: Layout) -> Iterator[tuple[str, Layout]]:
+        """What moves of other packages make of it."""
+        plan = build_plan(self._problem.job, layout, self._bounds.layer_seconds(layout))
+        for move, one in moved(self._problem, layout, plan, self._bounds):
+            if one.verdict is not Verdict.REFUSED:
+                yield move.name, one.layout
 
     def _judge(self, layout: Layout) -> Candidate:
         key = str(layout)

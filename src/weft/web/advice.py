@@ -11,8 +11,10 @@ from rich.text import Text
 
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.moves.registry import kept_out
 from weft.planning.advice import Advised
 from weft.planning.planners import Candidate, Verdict
+from weft.planning.problem import Problem
 from weft.planning.smallest_change import SmallestChange
 from weft.planning.what_if import Forecast, prediction_of
 from weft.web.candidates import candidate_record, candidate_row
@@ -29,6 +31,11 @@ def advised_record(advised: Advised) -> dict[str, Any]:
         if change is None
         else {"change": change.words, **candidate_record(change.candidate)},
     }
+
+
+def kept_out_record(problem: Problem) -> dict[str, str]:
+    """The moves that the goal's contract keeps out of a search, each with its own contract."""
+    return {move.name: move.contract.word for move in kept_out(problem.contract)}
 
 
 def advised_row(advised: Advised, cluster: Cluster) -> dict[str, Any]:

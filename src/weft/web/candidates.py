@@ -26,6 +26,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "loops": layout.loops,
         "micro_batch_size": layout.micro_batch_size,
         "schedule": layout.schedule,
+        "options": dict(layout.options),
         "sharding": layout.sharding,
         "island": layout.island,
         "recompute": layout.recompute,

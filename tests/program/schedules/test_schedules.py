@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from installing import register
 from program.layouts import legal_devices, legal_stages
 
-import weft.program.schedules as schedules
+from weft.describe.contract import Contract
 from weft.errors import InputError
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS
 from weft.program.schedules import SCHEDULES, all_schedules, get_schedule
-from weft.program.schedules.base import ComputeOrder, Pipeline, placements
-from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.base import (
+    ComputeOrder,
+    Pipeline,
+    contract_of,
+    placements,
+    searched_options,
+)
 
 SPLIT = ("zb-h1", "zb-v")
 CHANGE = {FORWARD: 1, BACKWARD: -1, BACKWARD_INPUT: 0, BACKWARD_WEIGHT: -1}
@@ -185,23 +191,18 @@ def test_an_unknown_name_is_answered_with_the_nearest(given_name: str, meant: st
     assert [violation.nearest for violation in caught.value.violations] == [meant]
 
 
-class Renamed(BreadthFirst):
-    name = "third-party"
+def test_third_parties_add_schedules_by_entry_point(weft_example: Path) -> None:
+    assert get_schedule("last-in-first-out").name == "last-in-first-out"
+    assert list(all_schedules()) == [*SCHEDULES, "in-twos", "last-in-first-out"]
 
 
-def _install(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    entry = EntryPoint(name="x", value=path, group="weft.schedules")
-    monkeypatch.setattr(schedules, "entry_points", lambda group: [entry] if group == "weft.schedules" else [])
+def test_what_a_schedule_leaves_unsaid_is_plain(weft_example: Path) -> None:
+    plain, told = get_schedule("last-in-first-out"), get_schedule("in-twos")
+    assert (searched_options(plain), contract_of(plain)) == (({},), Contract.EXACT)
+    assert (searched_options(told), contract_of(told)) == (({}, {"together": 4}), Contract.UNBIASED)
 
 
-def test_third_parties_add_schedules_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: Renamed)
-    _install(monkeypatch, "third:Party")
-    assert get_schedule("third-party").name == "third-party"
-    assert list(all_schedules()) == [*SCHEDULES, "third-party"]
-
-
-def test_two_schedules_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, "weft.program.schedules.gpipe:GPipe")
+def test_two_schedules_of_one_name_are_refused(packages: Path) -> None:
+    register(packages, "again", {"weft.schedules": {"gpipe": "weft.program.schedules.gpipe:GPipe"}})
     with pytest.raises(InputError, match="two schedules are called 'gpipe'"):
         all_schedules()

@@ -90,4 +90,4 @@ class PlanTable(TomlTable):
 class SyncTable(TomlTable):
     """`[sync]`: how replicas agree."""
 
-    method: Literal["dense"] = "dense"
+    method: Word | None = Field(default=None, description="dense, unless an installed package adds another")

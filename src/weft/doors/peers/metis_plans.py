@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import DENSE, Layout, refuse
 from weft.moves.uneven import counts_text
 from weft.planning.planners.degrees import with_layers
 from weft.planning.planners.layer_times import LayerTimes
@@ -117,7 +117,7 @@ class Translation:
             loops=1,
             micro_batch_size=max(1, size),
             schedule=get_schedule(problem.pins.schedule or "1f1b").name,
-            sync=problem.pins.sync,
+            sync=problem.pins.sync or DENSE,
         )
         counts = tuple(end - start for start, end in pairwise(plan.cuts))
         if len(set(plan.degrees)) > 1:

@@ -6,5 +6,6 @@ from weft.bundles import Bundle
 from weft.methods.gradient_norm import program
 from weft.methods.gradient_norm.costs import COSTS
 from weft.methods.gradient_norm.kinds import USES
+from weft.methods.gradient_norm.moves import MOVES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS, *MOVES))

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from weft.bundles import Bundle
 from weft.methods.recomputation.costs import COSTS
+from weft.methods.recomputation.moves import MOVES
 
-BUNDLE = Bundle(name="recomputation", parts=COSTS)
+BUNDLE = Bundle(name="recomputation", parts=(*COSTS, *MOVES))

@@ -6,5 +6,6 @@ from weft.bundles import Bundle
 from weft.methods.sharding import program
 from weft.methods.sharding.costs import COSTS
 from weft.methods.sharding.kinds import USES
+from weft.methods.sharding.moves import MOVES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS, *MOVES))

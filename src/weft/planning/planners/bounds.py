@@ -29,7 +29,7 @@ from weft.predict.cost.memory import (
 from weft.predict.cost.residency import kept_changes
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.program import Ints
-from weft.program.schedules import get_schedule
+from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
 Floats = npt.NDArray[np.float64]
@@ -73,7 +73,7 @@ class Bounds:
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int], Ints] = {}
-        self._kept: dict[tuple[str, Pipeline], list[_Kept]] = {}
+        self._kept: dict[tuple[str, str, Pipeline], list[_Kept]] = {}
 
     @property
     def largest_memory_bytes(self) -> int:
@@ -101,7 +101,7 @@ class Bounds:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
         both = self._both_s(layout)
-        waits = both * (not splits_backward(layout.schedule, layout.pipeline_parallel))
+        waits = both * (not self._splits_backward(layout))
         pipeline, placement = pipeline_of(self._problem.job, layout), self.placement(layout)
         share = pipeline.micro_batches // len(placement)
         computed = np.tile(both, len(placement))
@@ -156,6 +156,12 @@ class Bounds:
         parameters, states = self._costs.of(layout).parameters, self._state_bytes
         return states.gradients * parameters, states.weights * parameters
 
+    def _splits_backward(self, layout: Layout) -> bool:
+        """Orders of weft's own show it in short pipelines, which are quick to make; others may not."""
+        if layout.schedule in SCHEDULES:
+            return splits_backward(layout.schedule, layout.pipeline_parallel)
+        return any(kept.whole.any() for kept in self._kept_of(layout))
+
     def _both_s(self, layout: Layout) -> Floats:
         """Seconds of one micro-batch forward and backward in each stage, at speed 1."""
         layers = self._costs.of(layout)
@@ -189,7 +195,7 @@ class Bounds:
     def _kept_of(self, layout: Layout) -> list[_Kept]:
         """Of each device of a pipeline."""
         pipeline = pipeline_of(self._problem.job, layout)
-        key = (layout.schedule, pipeline)
+        key = (layout.schedule, str(layout.options), pipeline)
         if key not in self._kept:
             schedule = get_schedule(layout.schedule)
             self._kept[key] = [

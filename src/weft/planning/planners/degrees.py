@@ -9,7 +9,7 @@ from math import gcd
 
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout
+from weft.moves.layout import DENSE, Layout
 from weft.moves.partition import uniform_partition
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
@@ -38,7 +38,7 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
                     loops=1,
                     micro_batch_size=size,
                     schedule=get_schedule(pins.schedule or CLOSED_FORM_SCHEDULES[0]).name,
-                    sync=pins.sync,
+                    sync=pins.sync or DENSE,
                     sharding=pins.sharding or "zero-0",
                     island=pins.island,
                 ).recomputing(pins.recompute or "none")

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from weft.describe.cluster import Cluster
 from weft.describe.plan import RECOMPUTES, Recompute, Sharding
+from weft.moves.islands import island_on_nodes
 from weft.moves.job import Job
-from weft.moves.layout import Layout, replicas_of
-from weft.moves.sharding import island_on_nodes
+from weft.moves.layout import DENSE, Layout, replicas_of
+from weft.moves.schedules import schedules_within
 from weft.planning.problem import Pins, Problem
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
-from weft.program.schedules.base import Pipeline
+from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
 
 # With one device in line and one stage all orders compute the same things; 1f1b keeps the least.
 SINGLE_DEVICE_SCHEDULE = "1f1b"
 # With several stages each micro-batch goes through all of them, or all micro-batches through each. What
-# replicas exchange of a stage then runs beside the computations of others.
-SINGLE_DEVICE_LOOPED = ("depth-first", "breadth-first")
+# replicas exchange of a stage then runs beside the computations of others. Of weft's own orders the others do
+# the same or less well.
+SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
 
 
@@ -40,7 +43,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
         for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, width, pins):
             for micro_batch_size in _micro_batch_sizes(job, data_parallel, pins):
                 mesh = pipeline_parallel, data_parallel
-                for schedule, loops in _orders(job, mesh, pins, opened=opened):
+                for schedule, options, loops in _orders(problem, mesh, opened=opened):
                     layout = Layout(
                         pipeline_parallel=pipeline_parallel,
                         data_parallel=data_parallel,
@@ -49,7 +52,8 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                         loops=loops,
                         micro_batch_size=micro_batch_size,
                         schedule=schedule,
-                        sync=pins.sync,
+                        options=options,
+                        sync=pins.sync or DENSE,
                     )
                     yield from _variants(problem, layout, opened=opened)
 
@@ -145,52 +149,55 @@ def _micro_batch_sizes(job: Job, data_parallel: int, pins: Pins) -> Iterator[int
         size *= 2
 
 
-def _orders(job: Job, mesh: tuple[int, int], pins: Pins, *, opened: bool) -> Iterator[tuple[str, int]]:
-    """Schedules and how many stages each device has, for pp x dp."""
-    pipeline_parallel, data_parallel = mesh
+def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterator[tuple[str, Options, int]]:
+    """Schedules, their options and how many stages each device has, for pp x dp."""
+    pins, (pipeline_parallel, data_parallel) = problem.pins, mesh
     # A device that has nobody to exchange with gains nothing by turning from stage to stage.
     turns = pipeline_parallel > 1 or (opened and data_parallel > 1)
-    # With one stage they do what another schedule does.
-    looped = SINGLE_DEVICE_LOOPED if pipeline_parallel == 1 and pins.schedule is None else ()
-    for schedule in _schedules(pipeline_parallel, pins, opened=opened):
-        least = 2 if schedule in looped else 1
-        if pins.loops is not None:
-            if pins.loops >= least:
-                yield schedule, pins.loops
+    alone = pipeline_parallel == 1 and pins.schedule is None
+    for schedule in _schedules(problem, pipeline_parallel, opened=opened):
+        # With one stage they do what another schedule does.
+        least = 2 if alone and schedule.name != SINGLE_DEVICE_SCHEDULE else 1
+        for options in searched_options(schedule):
+            if pins.loops is not None:
+                if pins.loops >= least:
+                    yield schedule.name, options, pins.loops
+                continue
+            if least == 1:
+                yield schedule.name, options, 1
+            for loops in _loops(problem.job, pipeline_parallel, schedule, options) if turns else ():
+                yield schedule.name, options, loops
+
+
+def _schedules(problem: Problem, pipeline_parallel: int, *, opened: bool) -> Iterator[Schedule]:
+    if problem.pins.schedule is not None:
+        yield get_schedule(problem.pins.schedule)
+        return
+    known = SCHEDULES if pipeline_parallel > 1 else SINGLE_DEVICE
+    for schedule in schedules_within(problem.contract):
+        if schedule.name in SCHEDULES and schedule.name not in known:
             continue
-        if least == 1:
-            yield schedule, 1
-        for loops in _loops(job, pipeline_parallel, schedule) if turns else ():
-            yield schedule, loops
-
-
-def _schedules(pipeline_parallel: int, pins: Pins, *, opened: bool) -> Iterator[str]:
-    if pins.schedule is not None:
-        yield get_schedule(pins.schedule).name
-    elif pipeline_parallel == 1:
-        yield SINGLE_DEVICE_SCHEDULE
-        yield from SINGLE_DEVICE_LOOPED
-    else:
-        yield from (name for name in SCHEDULES if opened or not splits_backward(name, pipeline_parallel))
+        if opened or not splits_backward(schedule.name, pipeline_parallel):
+            yield schedule
 
 
 @cache
 def splits_backward(name: str, pipeline_parallel: int) -> bool:
-    """Whether a schedule computes backwards in two parts."""
+    """Whether a schedule computes backwards in two parts, as far as short pipelines show."""
     schedule = get_schedule(name)
     probes = (Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel) for loops in (1, 2))
     return any(
-        BACKWARD_INPUT in schedule.order(probe, 0, {}).kind
-        for probe in probes
-        if schedule.refuse(probe, {}) is None
+        BACKWARD_INPUT in schedule.order(probe, 0, options).kind
+        for probe, options in product(probes, searched_options(schedule))
+        if schedule.refuse(probe, options) is None
     )
 
 
-def _loops(job: Job, pipeline_parallel: int, schedule: str) -> Iterator[int]:
+def _loops(job: Job, pipeline_parallel: int, schedule: Schedule, options: Options) -> Iterator[int]:
     """The powers of two that the schedule can loop and the model has layers for."""
     loops = 2
     while loops <= MAX_LOOPS and loops * pipeline_parallel <= len(job.graph.layers):
         looped = Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel)
-        if get_schedule(schedule).refuse(looped, {}) is None:
+        if schedule.refuse(looped, options) is None:
             yield loops
         loops *= 2

@@ -7,10 +7,10 @@ follows `weft.program.schedules.base.Schedule` and takes no arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from weft.errors import InputError, Violation, nearest
+from weft.installed import installed
 from weft.program.schedules.base import Schedule
 from weft.program.schedules.breadth_first import BreadthFirst
 from weft.program.schedules.chimera import Chimera
@@ -45,8 +45,8 @@ def all_schedules() -> Mapping[str, Schedule]:
         InputError: when two schedules share a name.
     """
     table = dict(SCHEDULES)
-    for entry in entry_points(group="weft.schedules"):
-        schedule: Schedule = entry.load()()
+    for _, named in installed("weft.schedules"):
+        schedule: Schedule = named()
         if schedule.name in table:
             raise InputError(Violation("schedule", f"two schedules are called {schedule.name!r}"))
         table[schedule.name] = schedule
@@ -60,7 +60,6 @@ def get_schedule(name: str) -> Schedule:
         InputError: when there is none, with the nearest name; another framework's name for a schedule is
             answered with weft's.
     """
-    # Installed packages are only searched for names that are not weft's own.
     if name in SCHEDULES:
         return SCHEDULES[name]
     table = all_schedules()

@@ -7,12 +7,13 @@ compiler, so a new schedule is one file with one class (see `gpipe.py`), registe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from weft.describe.contract import Contract
 from weft.program.program import Ints
 
 
@@ -45,8 +46,11 @@ class Schedule(Protocol):
     """One order of micro-batches.
 
     `name` is what users type; `synonyms` are the names of other frameworks; `options` maps each option a
-    user may give to its meaning. A schedule that runs several paths over the same devices, each with its own
-    copy of the weights and an equal part of the micro-batches, says how many in a class variable `paths`.
+    user may give to its meaning.
+
+    Three class variables may be left out. `paths`: over how many paths on the same devices it runs, each with
+    its own copy of the weights and an equal part of the micro-batches (1). `searched`: the options that
+    planners try (the defaults alone). `contract`: what training by it keeps (exact).
     """
 
     name: ClassVar[str]
@@ -72,6 +76,16 @@ class Schedule(Protocol):
 def paths_of(schedule: Schedule) -> int:
     """How many paths the schedule runs over the devices of one pipeline; 1 unless it says otherwise."""
     return int(getattr(schedule, "paths", 1))
+
+
+def searched_options(schedule: Schedule) -> Sequence[Options]:
+    """The options of the schedule that planners try; its defaults alone unless it says otherwise."""
+    return tuple(getattr(schedule, "searched", ({},)))
+
+
+def contract_of(schedule: Schedule) -> Contract:
+    """What training by the schedule keeps; everything unless it says otherwise."""
+    return Contract(getattr(schedule, "contract", Contract.EXACT))
 
 
 def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:

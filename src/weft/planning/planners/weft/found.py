@@ -31,6 +31,8 @@ class Found:
         self._judged: dict[_Key, Candidate] = {}
         self._unlike = unlike_devices(problem.job.cluster)
         self.left_out: list[Candidate] = []
+        # By name, moves that no layout says what they make of a candidate.
+        self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
 
     def __len__(self) -> int:
@@ -90,7 +92,8 @@ class Found:
     def ranking(self) -> Ranking:
         """All that was judged, and what was left out and not judged later."""
         others = (one for one in self.left_out if self.of(one.layout) is None)
-        candidates = sorted([*self._judged.values(), *others], key=rank_key(self._problem))
+        every = [*self._judged.values(), *others, *self.unsaid.values()]
+        candidates = sorted(every, key=rank_key(self._problem))
         return Ranking(problem=self._problem, candidates=tuple(candidates))
 
     def _minimised(self, one: Candidate) -> float:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from weft.describe.plan import RECOMPUTES
 from weft.moves.layout import Layout, shares_of
+from weft.moves.schedules import schedules_within
 from weft.planning.problem import Problem
-from weft.program.schedules import SCHEDULES
+from weft.program.schedules.base import searched_options
 
 
 def neighbours(
@@ -20,9 +21,11 @@ def neighbours(
     `lightest` gives stages that recompute unlike each other the least recomputation that fits.
     """
     if problem.pins.schedule is None and layout.stages > 1:
-        for name in SCHEDULES:
-            if name != layout.schedule:
-                yield replace(layout, schedule=name, options={})
+        for schedule in schedules_within(problem.contract):
+            for options in searched_options(schedule):
+                other = replace(layout, schedule=schedule.name, options=options)
+                if other != layout:
+                    yield other
     yield from _lighter(problem, layout)
     for moved in _moved_layers(layout):
         yield moved

@@ -23,6 +23,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
+from weft.planning.planners.moved import moved
 from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.found import Found
@@ -166,7 +167,7 @@ class _Search:
         trials = self._planner.trials
         while current is not None:
             faster = None
-            for layout in neighbours(self._problem, current.layout, self._space.lightest):
+            for layout in self._neighbours(current):
                 if trials == 0 or self._late():
                     return
                 if self.found.of(layout) is not None or not self._worth_trying(layout):
@@ -177,6 +178,16 @@ class _Search:
                     faster = judged
                     break
             current = faster
+
+    def _neighbours(self, current: Candidate) -> Iterator[Layout]:
+        """What moves of other packages make of a candidate, and its small changes. What is pinned stays."""
+        assert current.plan is not None, "what is improved was simulated"
+        for move, one in moved(self._problem, current.layout, current.plan, self._bounds):
+            if one.verdict is Verdict.REFUSED:
+                self.found.unsaid[move.name] = one
+            elif self._problem.pins.admit(one.layout):
+                yield one.layout
+        yield from neighbours(self._problem, current.layout, self._space.lightest)
 
     def mix(self) -> list[Candidate]:
         """Let stages recompute unlike each other where that may win; the fastest of each kind that is near

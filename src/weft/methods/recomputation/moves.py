@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 
 def _applies(context: Context) -> str | None:
@@ -36,7 +37,7 @@ def _recomputing(plan: Plan, instead: dict[str, str]) -> Plan:
     return plan.model_copy(update={"stages": stages, "prediction": None})
 
 
-RECOMPUTE_MOVES: tuple[Move, ...] = (
+MOVES: tuple[Move, ...] = (
     Move(
         name="recompute activations",
         contract=Contract.EXACT,
@@ -45,6 +46,7 @@ RECOMPUTE_MOVES: tuple[Move, ...] = (
         verify="kept bytes and backward times of every layer equal the closed forms of the method",
         applies=_applies,
         apply=_apply,
+        asked_by=("plan.recompute", "full"),
     ),
     Move(
         name="recompute selectively",
@@ -54,5 +56,6 @@ RECOMPUTE_MOVES: tuple[Move, ...] = (
         verify="gradients equal those of kept layers bit by bit; kept bytes equal the closed forms",
         applies=_applies_selectively,
         apply=_apply_selectively,
+        asked_by=("plan.recompute", "selective"),
     ),
 )

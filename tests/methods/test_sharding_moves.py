@@ -7,10 +7,10 @@ from moves.contexts import context
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.plan_file import check_plan
+from weft.moves.islands import island_on_nodes
 from weft.moves.layout import Layout
 from weft.moves.move import Context
 from weft.moves.registry import get_move
-from weft.moves.sharding import island_on_nodes
 
 RISING = ("shard optimizer states", "shard gradients", "shard weights")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan
-from weft.moves.move import Context, Contract, Move
+from weft.moves.move import Context, Move
 
 
 def _applies(context: Context) -> str | None:
@@ -14,7 +15,7 @@ def _apply(context: Context) -> Plan:
     return context.plan.model_copy(update={"gradient_norm": True, "prediction": None})
 
 
-CLIPPING_MOVES: tuple[Move, ...] = (
+MOVES: tuple[Move, ...] = (
     Move(
         name="clip gradient norm",
         contract=Contract.EMPIRICAL,

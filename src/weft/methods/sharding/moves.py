@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from math import gcd
-
-from weft.describe.cluster import Cluster
+from weft.describe.contract import Contract
 from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
-from weft.moves.layout import Layout, replicas_of
+from weft.moves.islands import island_on_nodes
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Contract, Move
-
-
-def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
-    """The most replicas to an island that lies on one node, where nodes hold several and not all."""
-    width = layout.width
-    devices = [group.devices for group in cluster.groups]
-    # Paths run a stage on several devices of a pipeline.
-    one_path = replicas_of(layout) == layout.data_parallel
-    spread = layout.data_parallel * width if one_path else layout.ranks
-    if any(count % width for count in devices) or all(count % spread == 0 for count in devices):
-        return None
-    island = gcd(layout.data_parallel, *(count // width for count in devices))
-    return island if 1 < island < replicas_of(layout) else None
+from weft.moves.move import Context, Move
 
 
 def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
@@ -47,6 +32,7 @@ def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
         verify="states, gathers and reductions of every rank equal the closed forms of the method",
         applies=applies,
         apply=apply,
+        asked_by=("plan.sharding", sharding),
     )
 
 
@@ -73,7 +59,7 @@ def _make_islands(context: Context) -> Plan:
     return context.plan.model_copy(update={"island": _island(context), "prediction": None})
 
 
-SHARDING_MOVES: tuple[Move, ...] = (
+MOVES: tuple[Move, ...] = (
     _sharding_move(
         "shard optimizer states",
         "zero-1",

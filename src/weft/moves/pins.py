@@ -1,0 +1,41 @@
+"""What a run file pins, held against the moves of this installation."""
+
+from __future__ import annotations
+
+from weft.describe.contract import Contract
+from weft.describe.run_file import RunFile
+from weft.errors import Violation, nearest
+from weft.moves.move import Move
+from weft.moves.registry import all_moves
+
+_METHOD = "sync.method"
+
+
+def refused_pins(run: RunFile) -> list[Violation]:
+    """One violation for each pin that no move makes, or whose move keeps less than the goal's contract."""
+    asked = [(move, *move.asked_by) for move in all_moves().values() if move.asked_by is not None]
+    problems = [
+        _kept_out(move, key, word, run.goal.contract)
+        for move, key, word in asked
+        if word in _pinned(run, key) and move.contract > Contract.of(run.goal.contract)
+    ]
+    methods = sorted(word for _, key, word in asked if key == _METHOD)
+    for method in _pinned(run, _METHOD):
+        if method not in methods:
+            problem = f"{method!r} is not one of {', '.join(methods)}"
+            problems.append(Violation(_METHOD, problem, nearest(method, methods)))
+    return problems
+
+
+def _kept_out(move: Move, key: str, word: str, contract: str) -> Violation:
+    problem = f"{contract!r} keeps out {key} {word!r}, which is {move.contract.word}"
+    return Violation("goal.contract", problem, move.contract.word)
+
+
+def _pinned(run: RunFile, key: str) -> tuple[str, ...]:
+    """The words that the run file has under `TABLE.KEY`."""
+    table, _, name = key.partition(".")
+    given = getattr(getattr(run, table), name)
+    if given is None:
+        return ()
+    return given if isinstance(given, tuple) else (given,)

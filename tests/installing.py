@@ -1,0 +1,46 @@
+"""Packages of others in a folder as an installer leaves it: modules beside the metadata of a distribution."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "tests" / "third_party"
+_EntryPoints = Mapping[str, Mapping[str, str]]
+
+
+def printed(language: str) -> str:
+    """What the contributing guide prints in a language, once."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return str(block)
+
+
+def install_example(folder: Path) -> None:
+    """The package of `tests/third_party` with the schedule of the contributing guide."""
+    shutil.copytree(SOURCE / "weft_example", folder / "weft_example", dirs_exist_ok=True)
+    (folder / "weft_example" / "last_in_first_out.py").write_text(printed("python"), encoding="utf-8")
+    own = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    more = tomllib.loads(printed("toml"))["project"]
+    groups: dict[str, dict[str, str]] = {}
+    for project in (own, more):
+        for group, named in project["entry-points"].items():
+            groups.setdefault(group, {}).update(named)
+    register(folder, own["name"], groups)
+
+
+def register(folder: Path, name: str, groups: _EntryPoints) -> None:
+    """Write the metadata that `importlib.metadata` reads."""
+    metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [
+        line
+        for group, named in groups.items()
+        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in named.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,1 @@
+"""A package of others that adds to weft."""
