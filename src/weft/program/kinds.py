@@ -1,8 +1,7 @@
 """The open registry of instruction kinds.
 
 A kind names its stream, the values it reads and writes and what it owes to the runtime; engine, verifier
-and simulator treat all kinds alike. A new kind is registered, never special-cased: from its values alone the
-verifier proves that it stands at its place in a program.
+and simulator treat all kinds alike. A new kind is registered, never special-cased.
 """
 
 from __future__ import annotations
@@ -102,21 +101,17 @@ def name_hash(name: str) -> int:
 
 KINDS = KindRegistry(VALUES)
 
+_KEPT_WEIGHTS = Read("weights", at=places.kept_whole)
 # Weights that are shared out must be gathered; others may be.
 _WEIGHTS = (
     Read("gathered_weights", at=places.gathered, waits="first"),
-    Read(
-        "gathered_weights",
-        at=places.kept_whole,
-        waits="first",
-        otherwise=Read("weights", at=places.kept_whole),
-    ),
+    Read("gathered_weights", at=places.kept_whole, waits="first", otherwise=_KEPT_WEIGHTS),
 )
 _ARRIVED = Read("message", at=places.there, consumes=True)
 _FREED_WEIGHTS = Read("gathered_weights", waits="first", consumes=True)
-_OUTPUT_GRADIENT = Read(
-    "output_gradient", at=places.from_next, otherwise=Read("input_gradient", at=places.of_next)
-)
+_INPUT = Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous))
+_NEXT = Read("input_gradient", at=places.of_next)
+_OUTPUT_GRADIENT = Read("output_gradient", at=places.from_next, otherwise=_NEXT)
 _SAVED = Read("saved", consumes=True)
 _SAVED_FOR_WEIGHT = Read("saved_for_weight", consumes=True)
 _WEIGHT_GRADIENT = ("weight_gradient", Use("tied_gradient", at=places.tied))
@@ -126,10 +121,7 @@ FORWARD = KINDS.register(
         name="forward",
         symbol="F",
         stream="compute",
-        reads=(
-            Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous)),
-            *_WEIGHTS,
-        ),
+        reads=(_INPUT, *_WEIGHTS),
         writes=("output", Use("saved", at=places.trained)),
         tensor_reduced=True,
     )
