@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from program.rendezvous import stuck_rows
 from small_jobs import make_plan, make_program, tiny
@@ -26,7 +18,6 @@ from weft.training.hang import STEPS, HangWatch
 from weft.training.history import warnings
 from weft.training.run_directory import RunDirectory
 
-TESTS = Path(__file__).parent.parent
 PLAN_ID = "0123456789abcdef"
 AFTER_S = 30.0
 
@@ -236,124 +227,3 @@ def test_ranks_that_are_a_step_ahead_wait_too(tmp_path: Path, program: Program) 
         "step 1: no instruction ended for 30 s: ranks 0, 1 and 2 wait for rank 3, which has not ended "
         "step of stage 3"
     ]
-
-
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 256,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
-RUN = """
-[model]
-hf = "{folder}/config.json"
-[task]
-kind = "waiting_task:Waits"
-data = "{folder}/text.txt"
-[train]
-steps = 200
-global_batch = 8
-precision = "fp32"
-[cluster]
-use = "this-machine"
-[plan]
-pp = 2
-dp = 1
-micro_batch_size = 2
-[checkpoint]
-every = 1000
-[report]
-hang = "{hang}"
-hang_after_s = 4
-"""
-
-
-@contextmanager
-def training(tmp_path: Path, hang: str) -> Iterator[subprocess.Popen[str]]:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path, hang=hang))
-    variables = {
-        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
-        "WEFT_HOME": str(tmp_path / "home"),
-        "WAIT_FROM": "80",
-        "GO_ON": str(tmp_path / "go-on"),
-    }
-    command = [sys.executable, "-m", "weft.cli.main", "train", str(tmp_path / "run.toml")]
-    with subprocess.Popen(
-        [*command, "--directory", str(tmp_path / "run")],
-        env=os.environ | variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        try:
-            yield launcher
-        finally:
-            launcher.kill()
-
-
-def wait_for(condition: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
-def worker(launcher: subprocess.Popen[str], rank: int) -> psutil.Process:
-    processes = psutil.Process(launcher.pid).children(recursive=True)
-    (found,) = (one for one in processes if one.environ().get("RANK") == str(rank))
-    return found
-
-
-def hangs(directory: RunDirectory) -> list[tuple[list[int], str]]:
-    events = directory.events()
-    return [(event["ranks"], event["problem"]) for event in events if event["event"] == "hang"]
-
-
-@pytest.mark.processes
-def test_a_stopped_worker_is_told_and_the_run_goes_on_with_it(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    with training(tmp_path, "warn") as launcher:
-        # The data of rank 0 do not come, while both ranks get to run.
-        wait_for(lambda: [0] in [ranks for ranks, _ in hangs(directory)], launcher)
-        _, problem = hangs(directory)[-1]
-        assert ": rank 1 waits for rank 0, which has not ended forward of stage 0, micro-batch " in problem
-        assert not problem.endswith("no sign of life")
-        stopped = worker(launcher, 1)
-        stopped.suspend()
-        (tmp_path / "go-on").touch()
-        wait_for(lambda: [1] in [ranks for ranks, _ in hangs(directory)], launcher)
-        assert hangs(directory)[-1][1].endswith(" and gives no sign of life")
-        stopped.resume()
-        _, errors = launcher.communicate(timeout=120)
-        assert launcher.returncode == 0, errors
-    told = [event["event"] for event in directory.events()]
-    assert told.count("hang over") == told.count("hang")
-    for _, problem in hangs(directory):
-        assert errors.count(f"warning: {problem}\n") == 1
-
-
-@pytest.mark.processes
-def test_a_stopped_worker_ends_the_run_where_the_run_file_says_so(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    (tmp_path / "go-on").touch()
-    with training(tmp_path, "stop") as launcher:
-        wait_for(lambda: bool(directory.metrics()), launcher)
-        family = psutil.Process(launcher.pid).children(recursive=True)
-        worker(launcher, 1).suspend()
-        _, errors = launcher.communicate(timeout=120)
-        assert launcher.returncode == 1, errors
-    hint, line = errors.splitlines()[-2:]
-    assert hint == f"resume with: weft train {directory.path}"
-    assert line.startswith("weft: ")
-    assert "rank 1" in line
-    assert "no sign of life" in line
-    assert line.endswith(f"(log: {directory.path / 'logs' / 'rank-1.log'})")
-    assert directory.events()[-1]["event"] == "hang"
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

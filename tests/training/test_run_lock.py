@@ -7,20 +7,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting_runs import process, variables, wait_for, write_run_file
 
 from weft.cli.main import run
 from weft.errors import InputError
 from weft.training.run_lock import LOCK_FILE, only_run
 
-TESTS = Path(__file__).parent.parent
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -29,53 +27,6 @@ with only_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 256,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
-RUN = """
-[model]
-hf = "{folder}/config.json"
-[task]
-kind = "waiting_task:Waits"
-data = "{folder}/text.txt"
-[train]
-steps = 8
-global_batch = 8
-precision = "fp32"
-[cluster]
-use = "this-machine"
-[plan]
-pp = 2
-dp = 1
-micro_batch_size = 2
-[checkpoint]
-every = 2
-"""
-
-
-@contextmanager
-def process(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-def wait_for(condition: Callable[[], bool], started: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert started.poll() is None, started.communicate()
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -105,11 +56,11 @@ def test_the_holder_is_named_and_a_kill_frees_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    fork = "import os\n    print(os.fork(), flush=True)\n    time.sleep"
+    fork = "import os\n    child = os.fork()\n    if child: print(child, flush=True)\n    time.sleep"
     with process("-c", HOLD.replace("time.sleep", fork), tmp_path) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "held\n"
-        child = max(int(parent.stdout.readline()) for _ in range(2))  # itself says 0
+        child = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
         try:
@@ -136,14 +87,11 @@ def test_a_file_system_without_locks_is_told(
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that waits in its fourth step until $GO_ON exists."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("GO_ON", str(tmp_path / "go-on"))
-    monkeypatch.setenv("WAIT_FROM", "24")
-    return tmp_path / "run.toml"
+    for name, value in variables(tmp_path, wait_in_step=3).items():
+        monkeypatch.setenv(name, value)
+    # What waits so long would be told as an event.
+    tables = "[checkpoint]\nevery = 2\n[report]\nhang_after_s = 3600\n"
+    return write_run_file(tmp_path, steps=8, tables=tables)
 
 
 def files(run_dir: Path) -> dict[str, tuple[int, int]]:
