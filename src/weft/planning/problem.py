@@ -15,6 +15,7 @@ from weft.describe.home import weft_home
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.one_line import one_line
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -65,6 +66,9 @@ class Problem:
     profile: LayerProfile | None = None
     correction: Correction | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.job}, least {self.minimise}")
 
     @cached_property
     def cost_model(self) -> CostModel:

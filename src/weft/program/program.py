@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.one_line import one_line
 from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 
@@ -73,6 +74,9 @@ class Columns:
     group: Ints
     bytes: Ints
 
+    def __repr__(self) -> str:
+        return one_line(self, f"of {len(self)} instructions")
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -117,6 +121,9 @@ class Edges:
     target: Ints
     distance: Ints
 
+    def __repr__(self) -> str:
+        return one_line(self, f"of {len(self)} dependencies")
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -157,6 +164,10 @@ class Obligations:
     tied: tuple[tuple[int, ...], ...] = ()
     gradient_norm: bool = False
 
+    def __repr__(self) -> str:
+        owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"
+        return one_line(self, f"to {self.purpose}: {owed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -169,6 +180,10 @@ class Program:
     groups: tuple[tuple[int, ...], ...] = ()
     obligations: Obligations
     meta: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        size = f"{len(self)} instructions, {len(self.edges)} dependencies"
+        return one_line(self, f"of {self.ranks} ranks: {size}, {self.steps_per_cycle} steps per cycle")
 
     def __len__(self) -> int:
         return len(self.columns)

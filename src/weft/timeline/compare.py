@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS, is_compute
@@ -98,6 +99,11 @@ class Comparison:
     stages: tuple[KindPair, ...]
     waits: tuple[WaitPair, ...]
     worst: tuple[InstructionPair, ...]
+
+    def __repr__(self) -> str:
+        sides = zip(self.labels, (self.step.predicted_s, self.step.measured_s), strict=True)
+        steps = ", ".join(f"{label} {format_seconds(step_s)}" for label, step_s in sides)
+        return one_line(self, f"of {self.matched} instructions: step {steps}")
 
     def record(self) -> dict[str, Any]:
         """The same as plain data for JSON; `id` is written as sixteen hex digits."""
