@@ -21,7 +21,7 @@ from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch import require_torch
-from weft.timeline.compare import Comparison, compare
+from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.resuming import as_in, kept_if_refused, require_job_of, require_not_started
 from weft.training.run_directory import RunDirectory, fresh_directory
@@ -83,8 +83,7 @@ class Run:
 
     def compare(self) -> Comparison:
         """Predicted against measured, instruction by instruction."""
-        run = RunDirectory(self.directory)
-        return compare(run.predicted(), run.measured())
+        return RunDirectory(self.directory).compare()
 
 
 def plan(

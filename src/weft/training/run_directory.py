@@ -25,6 +25,7 @@ from weft.predict.predict import PredictedStep
 from weft.program.program import Program
 from weft.program.table import format_program
 from weft.run.recorder import collect_timeline
+from weft.timeline.compare import Comparison, Pair, compare
 from weft.timeline.perfetto import write_perfetto
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
@@ -121,6 +122,19 @@ class RunDirectory:
     def events(self) -> list[dict[str, Any]]:
         """All complete lines of events.jsonl, in the order in which they were written."""
         return list(self._lines("events.jsonl"))
+
+    def compare(self, other: RunDirectory | None = None) -> Comparison:
+        """Predicted against measured, or what was measured here against what was measured in another run.
+
+        Whole steps are those of the summaries, so that all that is said of a run agrees.
+        """
+        summary = self.summary()
+        if other is None:
+            step = Pair(predicted_s=summary["predicted_step_s"], measured_s=summary["measured_step_s"])
+            return compare(self.predicted(), self.measured(), step=step)
+        second_s = other.summary()["measured_step_s"]
+        step = Pair(predicted_s=summary["measured_step_s"], measured_s=second_s)
+        return compare(self.measured(), other.measured(), step=step)
 
     def predicted(self) -> Timeline:
         return read_timeline(self.path / "predicted.parquet")
