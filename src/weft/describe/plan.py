@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.one_line import one_line
+from weft.describe.reading import violations_of
 from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
@@ -39,6 +41,22 @@ class _Record(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy in which `update` replaces fields, checked as a plan file is.
+
+        Parts that are records were checked when they were made, and are taken as they are.
+
+        Raises:
+            InputError: listing everything in it that is not such a record.
+        """
+        copied = super().model_copy(deep=deep)
+        if not update:
+            return copied
+        try:
+            return self.model_validate({**copied.__dict__, **update}, strict=True)
+        except ValidationError as error:
+            raise InputError(violations_of(error, type(self).__name__.lower(), type(self))) from None
 
 
 class Choice(_Record):
