@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from weft.errors import RunError
+from weft.files import flush
 from weft.training.agreement import meeting_peers
 
 
@@ -41,7 +42,10 @@ class _PlannedWriter(HuggingFaceStorageWriter):
         return nothing
 
     def write_planned(self) -> None:
-        self._planned().wait()
+        written = self._planned().wait()
+        # torch flushes a file while its end still waits in Python's own buffer.
+        for name in sorted({one.storage_data.relative_path for one in written}):
+            flush(Path(self.path) / name)
 
 
 class _Planner(DefaultLoadPlanner):
