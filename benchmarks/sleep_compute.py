@@ -25,6 +25,7 @@ from sleeping import Case, Sleepers, StageSeconds
 from weft.predict.abstract import simulate_schedule
 from weft.program.kinds import STEP, is_compute
 from weft.run.worker_start import start_worker
+from weft.timeline.prediction_error import prediction_error
 
 # One micro-batch on all stages of a device; no stage sleeps for less than 20 ms.
 FORWARD_S, BACKWARD_S = 0.080, 0.160
@@ -78,7 +79,7 @@ def worker(ranks: int) -> None:
         predicted_s = float(figures.makespan)
         with tempfile.TemporaryDirectory(prefix="weft-sleep-") as name:
             measured_s = measured_makespan_s(case, ranks, Path(name), generation)
-        errors.append(measured_s / predicted_s - 1.0)
+        errors.append(prediction_error(predicted_s, measured_s))
         order.append((predicted_s / case.micro_batches, measured_s / case.micro_batches))
         if context.rank == 0:
             print(

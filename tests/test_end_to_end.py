@@ -77,12 +77,24 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     record = json.loads(capfd.readouterr().out)
     assert record["only_predicted"] == record["only_measured"] == 0
 
+    # All that is said of the run's prediction is one figure: predicted / measured - 1.
+    error = summary["predicted_step_s"] / summary["measured_step_s"] - 1
+    assert run(["compare", str(directory)]) == 0
+    compared = capfd.readouterr().out
+    assert run(["score", "--ledger", "--json"]) == 0
+    scored = json.loads(capfd.readouterr().out)["ledger"]["step_s"]
+    assert record["error"] == pytest.approx(error)
+    assert scored["median_error"] == pytest.approx(error)
+    words = f"(error {error:+.1%})"
+    assert words in " ".join(printed.out.split())
+    assert words in " ".join(compared.split())
+    assert f">{error:+.1%}</span>" in page
+
     # The run teaches predictions once, however often it is named.
     assert run(["corrections", str(directory), str(directory), "--json"]) == 0
     (learned,) = json.loads(capfd.readouterr().out)["corrections"]
     assert (learned["count"], learned["model"]) == (1, "gpt-1m")
-    ratio = summary["measured_step_s"] / summary["predicted_step_s"]
-    assert learned["measured_over_predicted"] == pytest.approx(ratio)
+    assert learned["error"] == pytest.approx(error)
     assert run(["plan", str(path), "--json"]) == 0
     best = json.loads(capfd.readouterr().out)["candidates"][0]
     assert best["step_s"] != summary["predicted_step_s"]

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.models import PRESETS, resolve_model
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.describe.tasks import default_task
 from weft.describe.toml_table import is_importable
+from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch import require_torch
-from weft.timeline.compare import Comparison, compare
+from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.resuming import as_in, require_job_of, require_not_started
 from weft.training.run_directory import RunDirectory, fresh_directory
@@ -36,6 +38,9 @@ class Planned:
     """A planned job. It shows itself in a notebook: stages, memory and predicted step."""
 
     job: PlannedJob
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self.job))
 
     @property
     def plan(self) -> Plan:
@@ -71,10 +76,14 @@ class Run:
     directory: Path
     summary: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        step, loss = self.summary["measured_step_s"], self.summary["final_loss"]
+        done = f"{self.summary['steps']} steps of {format_seconds(step)}"
+        return one_line(self, f"{self.directory}: {done}, held-out loss {loss:.4g}")
+
     def compare(self) -> Comparison:
         """Predicted against measured, instruction by instruction."""
-        run = RunDirectory(self.directory)
-        return compare(run.predicted(), run.measured())
+        return RunDirectory(self.directory).compare()
 
 
 def plan(

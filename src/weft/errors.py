@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,20 @@ class InputError(ValueError):
         self.violations: tuple[Violation, ...] = tuple(violations)
         super().__init__("\n".join(str(violation) for violation in self.violations))
 
+    def __repr__(self) -> str:
+        return f"<InputError of {len(self.violations)}: {_beginning(self)}>"
+
 
 class RunError(RuntimeError):
     """A run that had been accepted failed while it ran."""
+
+    def __repr__(self) -> str:
+        return f"<RunError: {_beginning(self)}>"
+
+
+def _beginning(error: Exception) -> str:
+    """The first words of a message, in one line: what lists of errors and debuggers have room for."""
+    return shorten(str(error), 150, placeholder="...")
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +71,26 @@ def building_folder(path: Path) -> Iterator[Path]:
     try:
         yield unfinished
         for entry in [*unfinished.rglob("*"), unfinished]:
-            _flush(entry)
+            flush(entry)
         # Not `replace`: a folder that came to be meanwhile is an error, unless it is empty.
         unfinished.rename(path)
-        _flush(path.absolute().parent)
+        flush(path.absolute().parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Bring a file's content, or the names in a folder, to the disk.
+
+    Raises:
+        OSError: when the content of a file does not get there.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(descriptor)
+    except OSError:
         # Some network file systems cannot flush a directory; the rename is atomic there all the same.
-        with suppress(OSError):
-            os.fsync(descriptor)
+        if not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

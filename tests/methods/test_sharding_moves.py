@@ -43,6 +43,12 @@ def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
     assert all("step's end" in (reason or "") for reason in reasons[1:])
 
 
+def on_one_node(**changes):
+    """Eight replicas of one stage, all in one node."""
+    before = context(pipeline_parallel=1, data_parallel=8, micro_batch_size=1)
+    return replace(before, plan=before.plan.model_copy(update=changes))
+
+
 def on_two_nodes(**changes):
     """Eight replicas of one stage, each node of four devices has half of them."""
     before = context(pipeline_parallel=1, data_parallel=8, micro_batch_size=1)
@@ -66,7 +72,7 @@ def test_replicas_of_a_node_become_an_island():
     [
         (on_two_nodes(), "replicas share nothing out"),
         (on_two_nodes(sharding="zero-1", island=2), "the plan already has islands of 2"),
-        (on_two_nodes(sharding="zero-1", stages=()), "no node holds several replicas of every stage"),
+        (on_one_node(sharding="zero-1"), "no node holds several replicas of every stage"),
     ],
 )
 def test_an_island_needs_states_to_share_and_a_node(before, expected):

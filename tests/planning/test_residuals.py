@@ -164,7 +164,7 @@ def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path:
     assert residual_files(tmp_path) == [lesson.path]
     assert lessons_in(tmp_path) == (lesson,)
     assert lesson.subject == "small in fp32 on 1x2xcpu, data sheet"
-    assert lesson.bias == pytest.approx(2.0, rel=0.1)
+    assert lesson.error == pytest.approx(-0.5, rel=0.1)
 
     after = job(tmp_path, pipeline_parallel=2)
     prediction, before = after.predicted.prediction, jobs[1].predicted.prediction

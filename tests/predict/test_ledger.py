@@ -23,9 +23,10 @@ def test_honesty_counts_what_was_scored(tmp_path: Path) -> None:
         honesty = ledger.honesty()
     assert set(honesty) == {"step_s", "peak_bytes"}
     step = honesty["step_s"]
-    assert (step.scored, step.inside, step.median_ratio) == (4, 0.5, 1.0)
+    assert (step.scored, step.inside) == (4, 0.5)
+    assert step.median_error == pytest.approx((2.0 / 1.9 + 2.0 / 2.1) / 2 - 1)
     assert honesty["peak_bytes"].inside == 1.0
-    assert honesty["peak_bytes"].median_ratio == pytest.approx(0.9)
+    assert honesty["peak_bytes"].median_error == pytest.approx(1 / 0.9 - 1)
 
 
 def test_entries_outlive_the_process_that_made_them(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_one_of_file_and_ledger_is_needed(capsys, tmp_path, monkeypatch):
     page = tmp_path / "ledger.html"
     assert run(["score", "--ledger", "--report", str(page)]) == 0
     assert capsys.readouterr().out.endswith(f"wrote {page}\n")
-    assert "plan p, test: measured 1.05 s, predicted 1.00 s (-4.8%)" in page.read_text()
+    assert "plan p, test: measured 1.05 s, predicted 1.00 s (error -4.8%)" in page.read_text()
     assert run(["score", "--ledger", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ledger"]["step_s"]["inside"] == 1.0
 

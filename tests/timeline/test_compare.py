@@ -14,7 +14,7 @@ from timeline.timelines import timeline_of, unit_durations
 
 from weft.errors import InputError
 from weft.program.program import Program
-from weft.timeline.compare import compare
+from weft.timeline.compare import Pair, compare
 from weft.timeline.figures import makespan_s
 from weft.timeline.medians import median_by, step_times_s
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
@@ -28,10 +28,10 @@ def program() -> Program:
 def test_a_timeline_equals_itself(program: Program) -> None:
     timeline = timeline_of(program, unit_durations(program, 100, 200))
     comparison = compare(timeline, replace(timeline, clock="monotonic"))
-    assert comparison.step.ratio == 1.0
+    assert comparison.step.error == 0.0
     assert comparison.matched == len(program)
     assert (comparison.only_predicted, comparison.only_measured) == (0, 0)
-    assert {pair.ratio for pair in (*comparison.kinds, *comparison.stages, *comparison.waits)} == {1.0}
+    assert {pair.error for pair in (*comparison.kinds, *comparison.stages, *comparison.waits)} == {0.0}
 
 
 def test_medians_ignore_the_warm_up_and_a_late_step(program: Program) -> None:
@@ -43,9 +43,10 @@ def test_medians_ignore_the_warm_up_and_a_late_step(program: Program) -> None:
     )
     comparison = compare(predicted, measured)
     assert (comparison.steps, comparison.warm_up_steps) == (7, 5)
-    assert comparison.step.ratio == pytest.approx(1.1)
+    assert comparison.step.error == pytest.approx(1 / 1.1 - 1)
     by_kind = {pair.kind: pair for pair in comparison.kinds}
-    assert by_kind["forward"].ratio == pytest.approx(1.1)
+    assert by_kind["forward"].error == pytest.approx(1 / 1.1 - 1)
+    assert "(error -9.1%), median of 7 steps" in comparison.text()
     assert by_kind["forward"].instructions == 6
     assert by_kind["forward"].predicted_s == pytest.approx(100e-9)
     assert by_kind["forward"].measured_total_s == pytest.approx(660e-9)
@@ -102,7 +103,7 @@ def test_a_short_run_counts_by_its_last_step(program: Program) -> None:
     )
     comparison = compare(timeline_of(program, base), measured)
     assert (comparison.steps, comparison.warm_up_steps) == (1, 2)
-    assert comparison.step.ratio == pytest.approx(1.0)
+    assert comparison.step.error == pytest.approx(0.0)
 
 
 def test_two_runs_are_called_by_their_names(program: Program) -> None:
@@ -110,10 +111,14 @@ def test_two_runs_are_called_by_their_names(program: Program) -> None:
     two = timeline_of(program, unit_durations(program, 50, 100), steps=7, run="new", clock="monotonic")
     comparison = compare(one, two)
     assert comparison.labels == ("old", "new")
-    assert comparison.step.ratio == pytest.approx(0.5)
+    assert (comparison.step.change, comparison.step.error) == pytest.approx((-0.5, 1.0))
     assert (
-        "step: old 1.20 us, new 600 ns (-50.0%), median of 2 steps after 5 warm-up steps" in comparison.text()
+        "step: old 1.20 us, new 600 ns (change -50.0%), median of 2 steps after 5 warm-up steps"
+        in comparison.text()
     )
+    record = comparison.record()
+    assert record["change"] == pytest.approx(-0.5)
+    assert "error" not in record
 
 
 def test_instructions_of_one_side_only_are_counted(program: Program) -> None:
@@ -130,16 +135,32 @@ def test_the_record_is_plain_json(program: Program) -> None:
     timeline = timeline_of(program, unit_durations(program, 100, 200))
     record = json.loads(json.dumps(compare(timeline, timeline).record()))
     assert record["predicted_step_s"] == pytest.approx(makespan_s(timeline))
-    assert record["ratio"] == 1.0
+    assert record["error"] == 0.0
     assert len(record["worst"][0]["id"]) == 16
     assert {row["kind"] for row in record["kinds"]} >= {"forward", "send_gradient"}
 
 
-def test_time_where_none_was_expected_has_no_number_as_a_ratio(program: Program) -> None:
+def test_time_where_none_was_measured_has_no_number_as_an_error(program: Program) -> None:
+    predicted = timeline_of(program, lambda row, step: 10)
+    measured = timeline_of(program, unit_durations(program, 100, 200), clock="monotonic")
+    comparison = compare(predicted, measured)
+    sends = next(pair for pair in comparison.kinds if pair.kind == "send_activation")
+    assert sends.error == float("inf")
+    line = next(line for line in comparison.text().splitlines() if line.startswith("send_activation"))
+    assert line.split()[-1] == "-"
+
+
+def test_time_where_none_was_predicted_is_missed_whole(program: Program) -> None:
     predicted = timeline_of(program, unit_durations(program, 100, 200))
     measured = timeline_of(program, lambda row, step: 10, clock="monotonic")
     sends = next(pair for pair in compare(predicted, measured).kinds if pair.kind == "send_activation")
-    assert sends.ratio == float("inf")
+    assert (sends.error, sends.change) == (-1.0, float("inf"))
+
+
+def test_a_step_that_is_known_better_is_taken_as_it_is(program: Program) -> None:
+    timeline = timeline_of(program, unit_durations(program, 100, 200))
+    known = Pair(predicted_s=2.0, measured_s=2.5)
+    assert compare(timeline, timeline, step=known).record()["error"] == pytest.approx(-0.2)
 
 
 def cut(timeline: Timeline, rows: int) -> Timeline:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import WorkerPool
+from recorded_files import Told, recorded, require_flushed_before_named
 from safetensors.torch import load_file
 from small_jobs import tiny
 from torch import nn
@@ -71,6 +72,14 @@ def save_steps(rank: int, ranks: int, directory: Path, steps: list[int], keep: i
     for step in steps:
         checkpoints.save(directory, state_at(step), *trained(rank % 2, step), keep=keep)
     return sorted(path.name for path in directory.iterdir())
+
+
+def recorded_saves(rank: int, ranks: int, directory: Path) -> list[Told]:
+    """What this rank tells the disk while it saves a second checkpoint, which takes the place of a first."""
+    save_steps(rank, ranks, directory, [1], 1)
+    with recorded() as told:
+        save_steps(rank, ranks, directory, [2], 1)
+    return told
 
 
 def save_and_load(rank: int, ranks: int, directory: Path) -> tuple[bool, TrainingState, int]:
@@ -205,6 +214,21 @@ def test_tensors_that_do_not_fit_together_are_refused_by_all(worker_pool: Worker
 def test_only_the_newest_are_kept(worker_pool: WorkerPool, tmp_path: Path) -> None:
     names = worker_pool.run(save_steps, tmp_path / "checkpoints", [5, 6, 7, 8], 2, ranks=2)[0]
     assert names == ["step-00000007", "step-00000008"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(
+    worker_pool: WorkerPool, tmp_path: Path, ranks: int
+) -> None:
+    answers = worker_pool.run(recorded_saves, tmp_path, ranks=ranks)
+    first, others = answers[0], answers[1:]
+    # The ranks meet between what the others write and what the first one writes last.
+    told = [one for part in others for one in part] + first
+    final = tmp_path / "step-00000002"
+    require_flushed_before_named(told, tmp_path / ".saving-step-00000002", final)
+    # The older one is there until the newer one's name is on the disk.
+    after = [(one.what, one.path) for one in told[told.index(Told("name", str(final))) :]]
+    assert after.index(("flush", str(tmp_path))) < after.index(("remove", str(tmp_path / "step-00000001")))
 
 
 def test_the_newest_is_found_and_remains_of_a_torn_one_are_passed_by(saved: Path, tmp_path: Path) -> None:

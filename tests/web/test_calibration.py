@@ -39,7 +39,7 @@ def test_words_say_the_error_what_is_left_of_it_and_where_it_is_kept(lessons: tu
     sheet, profile = lessons
     first, second, third, last = lesson_text(sheet).splitlines()
     assert first == (
-        "small in fp32 on 2x4xcpu, data sheet: predictions were 50.0% too low (median of 5 measurements)"
+        "small in fp32 on 2x4xcpu, data sheet: error of predictions -50.0% (median of 5 measurements)"
     )
     assert re.fullmatch(
         r"  corrected now: 90 % interval -1\d\.\d% to \+1\d\.\d%; predicted by the others, 5 of 5 inside",
@@ -47,12 +47,12 @@ def test_words_say_the_error_what_is_left_of_it_and_where_it_is_kept(lessons: tu
     )
     assert third.startswith("  times longer: computations cpu 1.")
     assert Path(last.strip()).is_file()
-    assert "predictions were 100.0% too high (median of 1 measurement)" in lesson_text(profile)
+    assert "error of predictions +100.0% (median of 1 measurement)" in lesson_text(profile)
 
 
 def test_figures_are_those_of_the_words(lessons: tuple[Lesson, ...]) -> None:
     record = lesson_record(lessons[0])
-    assert record["measured_over_predicted"] == pytest.approx(2.0)
+    assert record["error"] == pytest.approx(-0.5)
     assert record["interval"][0] < 1.0 < record["interval"][1]
     assert [one["measured_step_s"] / one["predicted_step_s"] for one in record["left_out"]] == pytest.approx(
         RATIOS
@@ -92,8 +92,8 @@ def test_entries_of_the_ledger_are_drawn_by_what_they_rest_on() -> None:
     rows = re.findall(r'<th scope="row">([^<]+)</th>(.*?)</tr>', page)
     assert [name for name, _ in rows] == ["data sheet", "data sheet, corrected"]
     assert [re.findall(r">([^<]*)</td>", cells) for _, cells in rows] == [
-        ["2", "1.600", "50%", "+- 30%"],
-        ["2", "1.050", "100%", "+- 30%"],
+        ["2", "-33.3%", "50%", "+- 30%"],
+        ["2", "-4.5%", "100%", "+- 30%"],
     ]
 
 

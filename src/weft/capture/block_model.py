@@ -21,6 +21,7 @@ from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
 from weft.describe.layer import Layer, Matmul
 from weft.describe.layer_graph import LayerGraph, chain_edges
+from weft.describe.one_line import one_line
 from weft.errors import InputError, Violation
 
 _ONE = Amount.of(1.0)
@@ -67,6 +68,10 @@ class BlockModel:
             shapes.append(tuple(value.shape[1:]))
         self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
         self._layers = tuple(costed)
+
+    def __repr__(self) -> str:
+        sizes = f"{self._sequence} tokens per sample, {self._classes} classes"
+        return one_line(self, f"of {len(self._layers)} layers: {sizes}")
 
     def layer(self, index: int) -> nn.Module:
         """A new module of one layer."""

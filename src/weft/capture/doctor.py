@@ -14,6 +14,7 @@ from weft.describe.this_machine import this_machine
 from weft.describe.units import format_bytes
 from weft.predict.cost.calibration import load_machine
 from weft.predict.ledger import Ledger
+from weft.timeline.prediction_error import error_text
 
 TORCH_EXTRA = 'pip install "weft[torch]"'
 PACKAGES = (
@@ -95,7 +96,7 @@ def _honesty() -> Finding:
     step = scores["step_s"]
     found = (
         f"{step.scored} steps scored, {step.inside:.0%} inside their interval, "
-        f"measured/predicted {step.median_ratio:.2f}"
+        f"median error {error_text(step.median_error)}"
     )
     return Finding("predictions", found, True, needed=False)
 

@@ -14,7 +14,7 @@ from weft.cli.output import Json, console, print_json
 from weft.cli.progress import Progress
 from weft.describe.units import format_seconds
 from weft.errors import InputError, RunError, Violation
-from weft.timeline.compare import compare as compare_timelines
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.training.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE
 
@@ -84,7 +84,7 @@ def train(
         f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per target; step "
         f"predicted {format_seconds(summary['predicted_step_s'])}, "
         f"measured {format_seconds(summary['measured_step_s'])} "
-        f"({summary['predicted_step_s'] / summary['measured_step_s'] - 1:+.1%})"
+        f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))})"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
     progress.resume_hint()
@@ -127,19 +127,12 @@ def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -
     second
         Another one: its measurement is compared with the first one's.
     """
-    run = _timelines(first)
-    if second is None:
-        comparison = compare_timelines(run.predicted(), run.measured())
-    else:
-        comparison = compare_timelines(run.measured(), _timelines(second).measured())
+    run = RunDirectory(finished(first).directory)
+    comparison = run.compare(None if second is None else RunDirectory(finished(second).directory))
     if json:
         print_json(comparison.record())
     else:
         console().print(comparison.text())
-
-
-def _timelines(path: Path) -> RunDirectory:
-    return RunDirectory(finished(path).directory)
 
 
 COMMANDS = (train, eval_, compare)

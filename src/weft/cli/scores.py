@@ -13,6 +13,7 @@ from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.ledger import STEP, Ledger
 from weft.scoring.score import score as score_file
+from weft.timeline.prediction_error import error_text
 from weft.web.calibration import ledger_page
 from weft.web.score import score_page, score_table
 
@@ -80,7 +81,7 @@ def _score_ledger(report: Path | None, *, json: bool) -> None:
         write_whole(report, ledger_page([one for one in entries if one.quantity == STEP]))
     if json:
         record = {
-            quantity: {"scored": one.scored, "inside": one.inside, "median_ratio": one.median_ratio}
+            quantity: {"scored": one.scored, "inside": one.inside, "median_error": one.median_error}
             for quantity, one in honesty.items()
         }
         print_json({"ledger": record})
@@ -89,10 +90,10 @@ def _score_ledger(report: Path | None, *, json: bool) -> None:
         print(f"{ledger.path}: nothing has been predicted and measured yet; weft train does both")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for place, name in enumerate(("quantity", "scored", "inside the interval", "measured / predicted")):
+    for place, name in enumerate(("quantity", "scored", "inside the interval", "median error")):
         table.add_column(name, justify="right" if place else "left")
     for quantity, one in honesty.items():
-        table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", f"{one.median_ratio:.3f}")
+        table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", error_text(one.median_error))
     console().print(table)
     if report is not None:
         print(f"wrote {report}")

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from weft.describe.device import Device
+from weft.describe.one_line import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class NodeGroup:
     link: Link
     speeds: tuple[float, ...] = ()
 
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.name}: {self.count} nodes of {self.devices} {self.device.name}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -51,6 +55,10 @@ class Cluster:
     name: str
     groups: tuple[NodeGroup, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        nodes = sum(group.count for group in self.groups)
+        return one_line(self, f"{self.name}: {self.ranks} devices in {nodes} nodes")
 
     @cached_property
     def _group_ends(self) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.describe.one_line import one_line
+
 PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 # What the driver's context, the workspaces of libraries and the buffers of communicators take on a device
@@ -32,6 +34,8 @@ class Device:
     launch_s: float = 5e-6
     synchronous: bool = False
     price_per_hour: float | None = None
+
+    __repr__ = one_line
 
     @property
     def usable_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from weft.describe.amount import ZERO, Amount, Shape
+from weft.describe.one_line import one_line
 
 PLAIN_PRODUCT = "product"
 
@@ -84,6 +85,9 @@ class Layer:
     tensor_reduced: Amount = ZERO
     gathered: Amount = ZERO
     context_kept: Amount = ZERO
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.name}: {self.kind}, parameters {self.parameters}")
 
     @property
     def tensor_exchanges(self) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 from weft.describe.amount import Amount, Shape
 from weft.describe.layer import Layer
 from weft.describe.layer_json import indented, layer_from, layer_record
+from weft.describe.one_line import one_line
+from weft.describe.units import format_count
 from weft.errors import InputError, Violation
 
 
@@ -63,6 +65,10 @@ class LayerGraph:
             problems.append(Violation(self.name, "a model needs at least one layer"))
         if problems:
             raise InputError(problems)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.layers)} layers, {format_count(self.parameters())} parameters"
+        return one_line(self, f"{self.name}: {size}, sequence {self.sequence}")
 
     @property
     def knows_products(self) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.describe.one_line import one_line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolutions:
@@ -58,6 +60,10 @@ class ModelConfig:
     patch_size: int = 0
     channels: int = 0
     convolutions: Convolutions | None = None
+
+    def __repr__(self) -> str:
+        sizes = f"{self.layers} layers, hidden {self.hidden}, vocabulary {self.vocabulary}"
+        return one_line(self, f"{self.name}: {self.family}, {sizes}, sequence {self.sequence}")
 
     @property
     def reads_images(self) -> bool:

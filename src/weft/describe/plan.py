@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
+from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
+from weft.describe.reading import violations_of
+from weft.describe.units import format_bytes, format_seconds
+from weft.errors import InputError
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
@@ -32,6 +36,28 @@ SHARED = 0.9
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy in which `update` replaces fields, checked as a plan file is.
+
+        Parts that are records were checked when they were made, and are taken as they are.
+
+        Raises:
+            InputError: listing everything in it that is not such a record.
+        """
+        copied = super().model_copy(deep=deep)
+        if not update:
+            return copied
+        try:
+            return self.model_validate({**copied.__dict__, **update}, strict=True)
+        except ValidationError as error:
+            raise InputError(violations_of(error, type(self).__name__.lower(), type(self))) from None
 
 
 class Choice(_Record):
@@ -60,6 +86,10 @@ class Stage(_Record):
     replicas: tuple[Replica, ...] = Field(min_length=1)
     recompute: Recompute = "none"
 
+    def __repr__(self) -> str:
+        copies = f"{len(self.replicas)} replicas of {len(self.replicas[0].ranks)} ranks"
+        return one_line(self, f"of {len(self.layers)} layers: {copies}, recompute {self.recompute}")
+
 
 class Prediction(_Record):
     """What the planner expected; times with a 90 % interval.
@@ -75,6 +105,13 @@ class Prediction(_Record):
     peak_bytes: tuple[int, ...]
     source: str
     shared: float = Field(default=SHARED, ge=0.0, le=1.0)
+
+    def __repr__(self) -> str:
+        interval = f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"
+        peak = format_bytes(max(self.peak_bytes, default=0))
+        return one_line(
+            self, f"step {format_seconds(self.step_s)} ({interval}), largest peak {peak}, from {self.source}"
+        )
 
 
 class Plan(_Record):
@@ -140,6 +177,18 @@ class Plan(_Record):
         if self.sharding == "zero-0":
             return 1
         return self.island or len(self.stages[stage].replicas)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.plan_id}: {self.model} on {self.cluster}",
+            f"{len(self.stages)} stages on {self.ranks} ranks",
+            self.schedule.name,
+            shared_out(self.sharding, self.island),
+            f"global batch {self.global_batch}",
+        ]
+        if self.prediction is not None:
+            parts.append(f"step {format_seconds(self.prediction.step_s)}")
+        return one_line(self, ", ".join(parts))
 
     @property
     def plan_id(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
+from weft.describe.one_line import one_line
 from weft.describe.reading import parse_toml, read_toml, violations_of
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
@@ -67,6 +68,11 @@ class RunFile(TomlTable):
             problem = f"{batch} is not divisible by {factors}"
             raise InputError(Violation("train.global_batch", problem, near))
         return self
+
+    def __repr__(self) -> str:
+        model = self.model.preset or self.model.hf or self.model.build
+        data = f"{self.task.kind} on {self.task.data}, {self.train.steps} steps"
+        return one_line(self, f"{model} on {self.cluster.use}: {data}")
 
     def to_toml(self) -> str:
         """The run file with every default written out; keys left to the planner stay absent."""

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from weft.describe.one_line import one_line
+
 Word = Annotated[str, Field(min_length=1)]
 # TOML has no tuples; strictness inside them is kept.
 TOML_ARRAY = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
@@ -17,6 +19,12 @@ class TomlTable(BaseModel):
     """Unknown keys are refused, and so are values of another type, infinite and undefined numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def __str__(self) -> str:
+        return repr(self)
 
 
 def is_importable(name: str) -> bool:

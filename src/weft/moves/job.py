@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.moves.move import Context
 
@@ -24,6 +25,13 @@ class Job:
     precision: str = "fp32"
     gradient_norm: bool = False
     optimizer: OptimizerWork = ADAMW
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        asked = f"global batch {self.global_batch}, sequence {self.sequence}, {self.precision}"
+        return f"{self.graph.name} on {self.cluster.name}: {asked}"
 
 
 def job_of(context: Context) -> Job:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from weft.describe.amount import Shape
+from weft.describe.one_line import one_line
 from weft.describe.plan import (
     RECOMPUTES,
     Blocking,
@@ -107,6 +108,9 @@ class Layout:
         alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
         heaviest = max(words, key=RECOMPUTES.index)
         return replace(self, recompute=heaviest, recompute_per_stage=None if alike else words)
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
 
     def __str__(self) -> str:
         text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}"

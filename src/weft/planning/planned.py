@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.run_file import RunFile
@@ -40,6 +41,15 @@ class PlannedJob:
     problem: Problem
     plan: Plan
     ranking: Ranking | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        plan = self.plan
+        step = "" if plan.prediction is None else f", step {format_seconds(plan.prediction.step_s)}"
+        found = "given" if self.ranking is None else f"best of {len(self.ranking.candidates)} layouts"
+        return f"{plan.model} on {plan.cluster}: {found}{step}, plan {plan.plan_id}"
 
     @cached_property
     def program(self) -> Program:

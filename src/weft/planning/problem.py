@@ -16,6 +16,7 @@ from weft.describe.home import weft_home
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
@@ -78,6 +79,9 @@ class Problem:
     profile: LayerProfile | None = None
     correction: Correction | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.job}, least {self.minimise}")
 
     @cached_property
     def cost_model(self) -> CostModel:

@@ -5,7 +5,6 @@ Files of measured steps are read again as lessons: what they say of predictions 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from weft.predict.predict import PredictedStep, predict
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Program
 from weft.timeline.medians import Seconds, from_step, instructions
+from weft.timeline.prediction_error import prediction_error
 from weft.timeline.timeline import Timeline
 
 # A part is made this much slower to see how much of the step it makes.
@@ -57,10 +57,10 @@ class Lesson:
         return f"{self.residuals.model} in {self.residuals.precision} on {hardware}, {sources}"
 
     @property
-    def bias(self) -> float:
-        """Median of measured over predicted without a correction."""
-        ratios = (math.log(one.measured_step_s / one.predicted_step_s) for one in self.observations)
-        return math.exp(median(ratios))
+    def error(self) -> float:
+        """Median error of the predictions without a correction."""
+        seen = self.observations
+        return median(prediction_error(one.predicted_step_s, one.measured_step_s) for one in seen)
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.one_line import one_line
 from weft.program.program import Ints
 
 
@@ -53,3 +54,6 @@ class Costs:
     rest: Ints | None = None
     compute_slowdown: npt.NDArray[np.float64] | None = None
     communication_slowdown: npt.NDArray[np.float64] | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, f"of {len(self.occupancy)} instructions on {len(self.base_bytes)} ranks")

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
+from weft.timeline.prediction_error import prediction_error
 
 BUSY_TIMEOUT_S = 30.0
 # The quantity that every run enters: seconds of a steady step.
@@ -57,12 +58,12 @@ class Honesty:
     Attributes:
         scored: predictions that reality has answered.
         inside: share of them whose interval held the measured value.
-        median_ratio: median of measured / predicted; 1 is unbiased.
+        median_error: median of the predictions' relative errors; 0 is unbiased.
     """
 
     scored: int
     inside: float
-    median_ratio: float
+    median_error: float
 
 
 class Ledger:
@@ -159,12 +160,13 @@ class Ledger:
         """By quantity, for all that has been scored."""
         scores: dict[str, list[tuple[bool, float]]] = defaultdict(list)
         for one in self.scored():
-            scores[one.quantity].append((one.low <= one.measured <= one.high, one.measured / one.predicted))
+            inside = one.low <= one.measured <= one.high
+            scores[one.quantity].append((inside, prediction_error(one.predicted, one.measured)))
         return {
             quantity: Honesty(
                 scored=len(pairs),
                 inside=sum(inside for inside, _ in pairs) / len(pairs),
-                median_ratio=statistics.median(ratio for _, ratio in pairs),
+                median_error=statistics.median(error for _, error in pairs),
             )
             for quantity, pairs in scores.items()
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan, Prediction
 from weft.predict.corrections import Correction
 from weft.predict.cost.price import Priced, price
@@ -22,6 +23,9 @@ class PredictedStep:
     simulation: Simulation
     prediction: Prediction
     priced: Priced
+
+    def __repr__(self) -> str:
+        return one_line(self, f"of {self.simulation.instructions} instructions: {self.prediction}")
 
 
 def predict(

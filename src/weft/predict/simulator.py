@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.describe.one_line import one_line
+from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
@@ -57,6 +59,11 @@ class Simulation:
     peak_positions: Ints
     instructions: int
     simulate_s: float
+
+    def __repr__(self) -> str:
+        peak = format_bytes(max(self.peak_bytes, default=0))
+        step = f"step {format_seconds(self.step_s)}, largest peak {peak}"
+        return one_line(self, f"of {self.instructions} instructions: {step}")
 
 
 def simulate(

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.one_line import one_line
 from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 
@@ -76,6 +77,9 @@ class Columns:
     group: Ints
     bytes: Ints
 
+    def __repr__(self) -> str:
+        return one_line(self, f"of {len(self)} instructions")
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -119,6 +123,9 @@ class Edges:
     source: Ints
     target: Ints
     distance: Ints
+
+    def __repr__(self) -> str:
+        return one_line(self, f"of {len(self)} dependencies")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -199,6 +206,10 @@ class GroupKin:
             np.minimum.at(number, table[there], np.broadcast_to(first, table.shape)[there])
         return number
 
+    def __repr__(self) -> str:
+        owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"
+        return one_line(self, f"to {self.purpose}: {owed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -220,6 +231,10 @@ class Program:
     schedule: str = ""
     kept_replica: int | None = None
     kept_lane: int | None = None
+
+    def __repr__(self) -> str:
+        size = f"{len(self)} instructions, {len(self.edges)} dependencies"
+        return one_line(self, f"of {self.ranks} ranks: {size}, {self.steps_per_cycle} steps per cycle")
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -20,6 +20,7 @@ from torch import nn
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.errors import InputError, Violation
@@ -115,7 +116,13 @@ class Runtime:
             clip_norm=clip_norm,
             skip_non_finite=skip_non_finite,
         )
-        self._steps = 0
+        self._rank, self._steps = rank, 0
+
+    def __repr__(self) -> str:
+        of = f"rank {self._rank} of {self.plan.ranks}"
+        return one_line(
+            self, f"{of}: plan {self.plan.plan_id} of {self.plan.model}, {self._steps} steps done"
+        )
 
     @property
     def stages(self) -> dict[int, nn.Module]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from weft.timeline.prediction_error import prediction_error
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -90,7 +92,7 @@ def figures_of(points: Sequence[Point]) -> Figures:
     )
     if not timed:
         return found
-    errors = np.abs(predicted / measured - 1.0)
+    errors = np.abs(prediction_error(predicted, measured))
     scale = float(np.median(measured / predicted))
     inside = [point.low_s <= time <= point.high_s for point, time in zip(timed, measured, strict=True)]
     widths = [(point.high_s - point.low_s) / (2.0 * point.predicted_s) for point in timed]
@@ -98,7 +100,7 @@ def figures_of(points: Sequence[Point]) -> Figures:
         **found.as_record()
         | {
             "mape": float(errors.mean()),
-            "mape_scaled": float(np.abs(scale * predicted / measured - 1.0).mean()),
+            "mape_scaled": float(np.abs(prediction_error(scale * predicted, measured)).mean()),
             "median_ape": float(np.median(errors)),
             "max_ape": float(errors.max()),
             "regret": float(measured[int(np.argmin(predicted))] / measured.min() - 1.0),

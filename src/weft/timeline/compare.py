@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS, is_compute
@@ -21,6 +22,7 @@ from weft.timeline.medians import (
     step_times_s,
     waits_s,
 )
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.timeline.streams import label
 from weft.timeline.timeline import Timeline
 
@@ -31,16 +33,28 @@ _WORST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One quantity on both sides, in seconds; `ratio` is measured / predicted (inf where only measured)."""
+    """One quantity on both sides, in seconds.
+
+    `error` is that of the prediction (inf where nothing was measured), `change` from a first measurement to a
+    second (inf where the first is nothing).
+    """
 
     predicted_s: float
     measured_s: float
 
     @property
-    def ratio(self) -> float:
-        if self.predicted_s:
-            return self.measured_s / self.predicted_s
-        return float("inf") if self.measured_s else 1.0
+    def error(self) -> float:
+        return _relative(self.predicted_s, self.measured_s)
+
+    @property
+    def change(self) -> float:
+        return _relative(self.measured_s, self.predicted_s)
+
+
+def _relative(value: float, reference: float) -> float:
+    if reference:
+        return prediction_error(value, reference)
+    return math.inf if value else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +94,8 @@ class Comparison:
 
     Attributes:
         labels: names of the two sides.
-        step: seconds per step (median), see `weft.timeline.medians.step_times_s`.
+        step: seconds per step, those of the run's summary where `compare` was given them, else medians of
+            `weft.timeline.medians.step_times_s`.
         steps, warm_up_steps: measured steps that count, and steps before them that do not.
         matched, only_predicted, only_measured: counts of instructions.
         kinds, stages: by kind, and by stage and kind for the compute stream.
@@ -99,13 +114,26 @@ class Comparison:
     waits: tuple[WaitPair, ...]
     worst: tuple[InstructionPair, ...]
 
+    def __repr__(self) -> str:
+        sides = zip(self.labels, (self.step.predicted_s, self.step.measured_s), strict=True)
+        steps = ", ".join(f"{label} {format_seconds(step_s)}" for label, step_s in sides)
+        return one_line(self, f"of {self.matched} instructions: step {steps}")
+
+    @property
+    def figure(self) -> str:
+        """What is said of a pair: the `error` of a prediction, or the `change` from one run to another."""
+        return "error" if self.labels[0] == PREDICTED else "change"
+
+    def figure_of(self, pair: Pair) -> float:
+        return pair.error if self.figure == "error" else pair.change
+
     def record(self) -> dict[str, Any]:
         """The same as plain data for JSON; `id` is written as sixteen hex digits."""
         return {
             "labels": list(self.labels),
             "predicted_step_s": self.step.predicted_s,
             "measured_step_s": self.step.measured_s,
-            "ratio": self.step.ratio,
+            self.figure: self.figure_of(self.step),
             "steps": self.steps,
             "warm_up_steps": self.warm_up_steps,
             "matched": self.matched,
@@ -122,37 +150,41 @@ class Comparison:
         first, second = self.labels
         lines = [
             f"step: {first} {format_seconds(self.step.predicted_s)}, "
-            f"{second} {format_seconds(self.step.measured_s)} ({self.step.ratio - 1:+.1%}), "
+            f"{second} {format_seconds(self.step.measured_s)} "
+            f"({self.figure} {error_text(self.figure_of(self.step))}), "
             f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps",
             f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
             f"{self.only_measured} only in {second}",
             "",
-            _row("median per instruction", "count", first, second, "ratio"),
+            _row("median per instruction", "count", first, second, self.figure),
         ]
-        lines += [_pair_row(pair.kind, str(pair.instructions), pair) for pair in self.kinds]
+        lines += [self._pair_row(pair.kind, str(pair.instructions), pair) for pair in self.kinds]
         lines += [
-            _pair_row(f"stage {pair.stage} {pair.kind}", str(pair.instructions), pair) for pair in self.stages
+            self._pair_row(f"stage {pair.stage} {pair.kind}", str(pair.instructions), pair)
+            for pair in self.stages
         ]
-        lines += ["", _row("waits per step", "", first, second, "ratio")]
-        lines += [_pair_row(f"rank {pair.rank}", "", pair) for pair in self.waits]
-        lines += ["", _row("largest differences", "", first, second, "ratio")]
-        lines += [_pair_row(f"rank {pair.rank} {pair.name}", "", pair) for pair in self.worst]
+        lines += ["", _row("waits per step", "", first, second, self.figure)]
+        lines += [self._pair_row(f"rank {pair.rank}", "", pair) for pair in self.waits]
+        lines += ["", _row("largest differences", "", first, second, self.figure)]
+        lines += [self._pair_row(f"rank {pair.rank} {pair.name}", "", pair) for pair in self.worst]
         return "\n".join(lines)
 
-
-def _row(label: str, count: str, first: str, second: str, ratio: str) -> str:
-    return f"{label:<28} {count:>6} {first:>12} {second:>12} {ratio:>7}"
-
-
-def _pair_row(label: str, count: str, pair: Pair) -> str:
-    ratio = f"{pair.ratio:.2f}" if math.isfinite(pair.ratio) else "-"
-    return _row(label, count, format_seconds(pair.predicted_s), format_seconds(pair.measured_s), ratio)
+    def _pair_row(self, label: str, count: str, pair: Pair) -> str:
+        sides = format_seconds(pair.predicted_s), format_seconds(pair.measured_s)
+        return _row(label, count, *sides, error_text(self.figure_of(pair)))
 
 
-def compare(predicted: Timeline, measured: Timeline, warm_up: int = WARM_UP_STEPS) -> Comparison:
+def _row(label: str, count: str, first: str, second: str, figure: str) -> str:
+    return f"{label:<28} {count:>6} {first:>12} {second:>12} {figure:>8}"
+
+
+def compare(
+    predicted: Timeline, measured: Timeline, *, step: Pair | None = None, warm_up: int = WARM_UP_STEPS
+) -> Comparison:
     """Compare two timelines; the first may also be another run's measurement.
 
     The first `warm_up` steps of a timeline do not count; of one that is not longer, only its last step does.
+    `step` is what is known of whole steps, besides their instructions.
 
     Raises:
         InputError: when one of them is empty, or they share no instruction.
@@ -174,7 +206,7 @@ def compare(predicted: Timeline, measured: Timeline, warm_up: int = WARM_UP_STEP
     compute = np.flatnonzero(is_compute(rows.kind))
     return Comparison(
         labels=_labels(predicted, measured),
-        step=Pair(predicted_s=one.step_s, measured_s=two.step_s),
+        step=step or Pair(predicted_s=one.step_s, measured_s=two.step_s),
         steps=two.steps,
         warm_up_steps=two.skipped,
         matched=len(left),

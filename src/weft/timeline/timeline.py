@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.one_line import one_line
 from weft.program.program import Ids, Ints
 
 
@@ -44,6 +45,11 @@ class Timeline:
     posted_ns: npt.NDArray[np.int64]
     start_ns: npt.NDArray[np.int64]
     end_ns: npt.NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        of = f"plan {self.plan_id} of run {self.run}" if self.run else f"plan {self.plan_id}"
+        steps, ranks = len(np.unique(self.step)), len(np.unique(self.rank))
+        return one_line(self, f"{self.clock}: {len(self)} rows, {steps} steps of {ranks} ranks, of {of}")
 
     def __len__(self) -> int:
         return len(self.id)

@@ -22,10 +22,8 @@ name it is complete. `weft.training.manifest` checks every byte before anything 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +32,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
-from weft.files import naming
+from weft.files import flush, naming
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.attendance import Attendance
 from weft.training.manifest import (
@@ -148,12 +146,12 @@ def write(
     with together(group, meet):
         if first_rank:
             _write(building / MANIFEST, manifest(files))
-            _flush_directory(building)
+            flush(building)
             if final.exists():
                 # Resuming went past this step only because what is there is damaged.
                 shutil.rmtree(final)
             building.rename(final)
-            _flush_directory(directory)
+            flush(directory)
             worthless = set(damaged) - {final}
             whole = [path for _, path in generations(directory) if path not in worthless]
             for old in [*whole[keep:], *worthless]:
@@ -227,17 +225,6 @@ def _waiting(
 
 
 def _write(path: Path, content: bytes) -> None:
-    with naming(path), open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        # Some network file systems cannot flush a directory; the rename is atomic there all the same.
-        with suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        path.write_bytes(content)
+        flush(path)

@@ -27,6 +27,7 @@ from weft.predict.predict import PredictedStep
 from weft.program.program import Program
 from weft.program.table import format_program
 from weft.run.recorder import collect_timeline
+from weft.timeline.compare import Comparison, Pair, compare
 from weft.timeline.perfetto import write_perfetto
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
@@ -127,6 +128,19 @@ class RunDirectory:
     def tell(self, event: str, **details: Any) -> None:
         """Add an event to events.jsonl; by rank 0 or the launcher."""
         append_record(self.path / "events.jsonl", {"time_s": time.time(), "event": event, **details})
+
+    def compare(self, other: RunDirectory | None = None) -> Comparison:
+        """Predicted against measured, or what was measured here against what was measured in another run.
+
+        Whole steps are those of the summaries, so that all that is said of a run agrees.
+        """
+        summary = self.summary()
+        if other is None:
+            step = Pair(predicted_s=summary["predicted_step_s"], measured_s=summary["measured_step_s"])
+            return compare(self.predicted(), self.measured(), step=step)
+        second_s = other.summary()["measured_step_s"]
+        step = Pair(predicted_s=summary["measured_step_s"], measured_s=second_s)
+        return compare(self.measured(), other.measured(), step=step)
 
     def predicted(self) -> Timeline:
         return read_timeline(self.path / "predicted.parquet")

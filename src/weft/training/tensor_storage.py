@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from weft.errors import RunError
+from weft.files import flush
 from weft.training.agreement import gather
 
 
@@ -59,7 +60,10 @@ def plan_to_write(
         # Which of all ranks' plans it is gives the file its name.
         plan = writer.prepare_global_plan([planner.create_local_plan()] * len(held))[rank]
         try:
-            writer.write_data(planner.finish_plan(plan), planner).wait()
+            written = writer.write_data(planner.finish_plan(plan), planner).wait()
+            # torch flushes a file while its end still waits in Python's own buffer.
+            for name in sorted({one.storage_data.relative_path for one in written}):
+                flush(folder / name)
         except Exception as error:
             raise _failure(folder, error) from error
 

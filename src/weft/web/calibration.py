@@ -11,11 +11,12 @@ from weft.describe.units import format_seconds
 from weft.planning.residuals import Lesson
 from weft.predict.corrections import count_text
 from weft.predict.ledger import Entry
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.web.charts import Axis
 from weft.web.page import page_html, picture_section, table_section
 from weft.web.scatter import Dot, coloured, scatter_svg
 
-_HEAD = ("predictions", "steps", "measured / predicted", "inside", "interval")
+_HEAD = ("predictions", "steps", "median error", "inside", "interval")
 _DECLARED, _LEFT_OUT = "as declared", "corrected by the other plans"
 
 
@@ -34,11 +35,14 @@ class Answered:
         return self.low_s <= self.measured_s <= self.high_s
 
     @property
+    def error(self) -> float:
+        return prediction_error(self.predicted_s, self.measured_s)
+
+    @property
     def dot(self) -> Dot:
-        error = self.predicted_s / self.measured_s - 1.0
         words = (
             f"{self.words}: measured {format_seconds(self.measured_s)}, predicted "
-            f"{format_seconds(self.predicted_s)} ({error:+.1%}), 90 % interval "
+            f"{format_seconds(self.predicted_s)} (error {error_text(self.error)}), 90 % interval "
             f"{format_seconds(self.low_s)} to {format_seconds(self.high_s)}"
         )
         ends = (self.low_s, self.high_s)
@@ -109,11 +113,9 @@ def lesson_text(lesson: Lesson) -> str:
     """What was learned, in a few lines for a terminal."""
     low, high = lesson.correction.interval(*_ends(lesson))
     count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
-    error = 1.0 / lesson.bias - 1.0
-    direction = "low" if error < 0.0 else "high"
     return "\n".join(
         [
-            f"{lesson.subject}: predictions were {abs(error):.1%} too {direction} "
+            f"{lesson.subject}: error of predictions {error_text(lesson.error)} "
             f"(median of {count_text(count)})",
             f"  corrected now: 90 % interval {low - 1.0:+.1%} to {high - 1.0:+.1%}; predicted by the others, "
             f"{inside} of {count} inside",
@@ -133,7 +135,7 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
         "hardware": lesson.residuals.hardware,
         "sources": dict(correction.sources),
         "count": correction.count,
-        "measured_over_predicted": lesson.bias,
+        "error": lesson.error,
         "factors": {" ".join(key).strip(): factor for key, factor in correction.factors.items()},
         "step_factor": correction.step,
         "interval": list(correction.interval(*_ends(lesson))),
@@ -168,10 +170,10 @@ def _answered(words: str, predicted_s: float, low_s: float, high_s: float, measu
 
 
 def _row(name: str, some: Sequence[Answered]) -> tuple[str, ...]:
-    ratio = median(one.measured_s / one.predicted_s for one in some)
+    error = error_text(median(one.error for one in some))
     inside = sum(one.inside for one in some) / len(some)
     half_width = median((one.high_s - one.low_s) / (2.0 * one.predicted_s) for one in some)
-    return (name, str(len(some)), f"{ratio:.3f}", f"{inside:.0%}", f"+- {half_width:.0%}")
+    return (name, str(len(some)), error, f"{inside:.0%}", f"+- {half_width:.0%}")
 
 
 def _steps(count: int) -> str:

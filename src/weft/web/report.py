@@ -17,13 +17,14 @@ from pathlib import Path
 
 from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.web.colours import kind_colour
 from weft.web.page import policy_hash
 from weft.web.page_record import page_record
-from weft.web.report_data import ReportData, kind_rows
+from weft.web.report_data import KindRow, ReportData, kind_rows
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
-_KIND_HEAD = ("kind", "count", "predicted", "measured", "ratio")
+_KIND_HEAD = ("kind", "count", "predicted", "measured", "error")
 _MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -83,8 +84,8 @@ def _tiles(report: ReportData) -> str:
     if interval is not None and measured is not None:
         inside = interval.low_s <= measured <= interval.high_s
         verdict = "inside the interval" if inside else "outside the interval"
-        ratio = f"{measured / interval.step_s:.3f}"
-        tiles.append(("measured / predicted", ratio, verdict, "good" if inside else "bad"))
+        error = error_text(prediction_error(interval.step_s, measured))
+        tiles.append(("error of the prediction", error, verdict, "good" if inside else "bad"))
     if report.held_out:
         first, last = report.held_out[0][1], report.held_out[-1][1]
         tiles.append(("held-out loss", f"{last:.4g}", f"nats per target, from {first:.4g}", ""))
@@ -141,17 +142,22 @@ def _kind_table(report: ReportData) -> str:
             '<svg class="swatch" viewBox="0 0 11 11" aria-hidden="true">'
             f'<rect width="11" height="11" rx="2" fill="{kind_colour(row.kind)}"/></svg>'
         )
-        ratio = row.measured_s / row.predicted_s if row.predicted_s and row.measured_s is not None else None
         cells = (
             f"{row.count:,}",
             _or_dash(format_seconds, row.predicted_s),
             _or_dash(format_seconds, row.measured_s),
-            "-" if ratio is None else f"{ratio:.2f}",
+            _error_or_dash(row),
         )
         numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
         name = escape(row.kind.replace("_", " "))
         lines.append(f'<tr><th scope="row">{swatch}{name}</th>{numbers}</tr>')
     return "".join(lines)
+
+
+def _error_or_dash(row: KindRow) -> str:
+    if row.predicted_s is None or not row.measured_s:
+        return "-"
+    return error_text(prediction_error(row.predicted_s, row.measured_s))
 
 
 def _memory_table(report: ReportData) -> str:

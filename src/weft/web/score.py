@@ -10,6 +10,7 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.scoring.baseline import NAME
 from weft.scoring.metrics import Figures
 from weft.scoring.score import ScoredRow, Scores
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.web.charts import Axis
 from weft.web.page import page_html, picture_section, table_section
 from weft.web.scatter import Dot, coloured, scatter_svg
@@ -92,7 +93,7 @@ def _dot(number: int, scored: ScoredRow) -> Dot:
     assert measured_s is not None, "a row that is ok has a measured step"
     words = (
         f"row {number} {scored.row.name}: measured {format_seconds(measured_s)}, predicted "
-        f"{format_seconds(scored.step_s)} ({scored.step_s / measured_s - 1:+.1%}), "
+        f"{format_seconds(scored.step_s)} (error {error_text(prediction_error(scored.step_s, measured_s))}), "
         f"peak {format_bytes(scored.peak_bytes)} of {format_bytes(scored.room_bytes)}, {scored.source}"
     )
     interval = (scored.low_s, scored.high_s)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from weft.describe.units import format_seconds
 from weft.planning.residuals import Lesson
+from weft.timeline.prediction_error import error_text, prediction_error
 from weft.training.trials import Trial
 
 HEAD = ("", "predicted", "corrected", "measured", "spread", "error", "plan")
@@ -46,7 +47,7 @@ def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tu
             "-" if better is None else format_seconds(better),
             str(one.outcome) if one.step_s is None else format_seconds(one.step_s),
             "-" if one.spread is None else f"+- {one.spread:.1%}",
-            "-" if one.step_s is None else f"{_predicted_s(one) / one.step_s - 1:+.1%}",
+            "-" if one.step_s is None else error_text(prediction_error(_predicted_s(one), one.step_s)),
             str(one.candidate.layout),
         )
         for place, (one, better) in enumerate(zip(trials, corrected, strict=True), start=1)

@@ -10,6 +10,7 @@ from predict.cost.machines import BETWEEN, CPU, GPU, MACHINE, MODEL, cluster, pr
 from predict.plans import plan_of
 
 from weft.describe.amount import Shape
+from weft.describe.cluster import Link
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.errors import InputError
@@ -31,7 +32,7 @@ from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
-from weft.program.kinds import BACKWARD, FORWARD, KINDS, SEND_ACTIVATION, STEP, Kind
+from weft.program.kinds import BACKWARD, FORWARD, KINDS, SEND_ACTIVATION, SEND_GRADIENT, STEP, Kind
 
 GRAPH = layer_graph(MODEL)
 shapes = st.fixed_dictionaries(
@@ -109,6 +110,24 @@ def test_instructions_cost_what_their_stage_their_link_and_their_group_say() -> 
     for row in reduces.tolist():
         seconds = Network(cluster=where).all_reduce_s((0, 2), int(columns.bytes[row]))
         assert costs.occupancy[row] == round(seconds * 1e9)
+
+
+def test_messages_arrive_as_late_as_their_link_says() -> None:
+    """One micro-batch goes over the link and its gradient comes back: two latencies, whatever the bytes."""
+    far = Link(BETWEEN.bytes_per_s, 5e-3)
+    near, late = (
+        replace(cluster(nodes=2, devices=1), links={("node", "node"): link})
+        for link in (replace(far, latency_s=0.0), far)
+    )
+    plan = plan_of(GRAPH, near, pp=2, micro_batches=1)
+    program = compile_plan(plan, GRAPH)
+    before, after = (price(program, plan, GRAPH, where).costs for where in (near, late))
+    sends = np.isin(program.columns.kind, (SEND_ACTIVATION, SEND_GRADIENT))
+    assert sends.sum() == 2
+    assert (after.latency - before.latency)[sends].tolist() == [5_000_000, 5_000_000]
+    assert after.occupancy.tolist() == before.occupancy.tolist()
+    steps = [simulate(program, costs).step_s for costs in (before, after)]
+    assert steps[1] - steps[0] == pytest.approx(10e-3, rel=1e-6)
 
 
 def test_replicas_side_by_side_share_their_nodes_link_folded_or_not() -> None:

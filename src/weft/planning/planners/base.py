@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
+from weft.describe.units import format_seconds
 from weft.moves.layout import Layout
 from weft.planning.problem import Problem
 
@@ -39,6 +41,11 @@ class Candidate:
     estimate_s: float | None = None
     plan: Plan | None = None
 
+    def __repr__(self) -> str:
+        prediction = self.plan.prediction if self.plan is not None else None
+        why = self.reason if prediction is None else f"step {format_seconds(prediction.step_s)}"
+        return one_line(self, f"{self.verdict}: {why}; {self.layout}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
@@ -49,6 +56,10 @@ class Ranking:
 
     problem: Problem
     candidates: tuple[Candidate, ...]
+
+    def __repr__(self) -> str:
+        best = f", first {self.candidates[0].layout}" if self.candidates else ""
+        return one_line(self, f"of {len(self.candidates)} layouts, {len(self.fitting)} fitting{best}")
 
     @property
     def fitting(self) -> Sequence[Candidate]:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.predict.corrections import Correction
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.network import Network
@@ -26,6 +27,8 @@ class CostModel:
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
     correction: Correction | None = None
+
+    __repr__ = one_line
 
     @cached_property
     def compute(self) -> ComputeModel:

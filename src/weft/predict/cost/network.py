@@ -16,6 +16,7 @@ from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
+from weft.describe.one_line import one_line
 from weft.predict.corrections import Correction
 from weft.predict.cost.places import Places, Spread
 from weft.predict.cost.tables import value_at
@@ -51,6 +52,8 @@ class Network:
     cluster: Cluster
     machine: MachineMeasurement | None = None
     correction: Correction | None = None
+
+    __repr__ = one_line
 
     @cached_property
     def places(self) -> Places:

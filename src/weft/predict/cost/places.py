@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
+from weft.describe.one_line import one_line
 from weft.program.program import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -51,6 +52,8 @@ class Places:
     """Columns over the ranks of a cluster, all of shape (ranks,), made when first asked for."""
 
     cluster: Cluster
+
+    __repr__ = one_line
 
     @cached_property
     def group(self) -> Ints:

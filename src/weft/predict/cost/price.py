@@ -10,6 +10,7 @@ import numpy as np
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.describe.plan import SHARED, Plan
 from weft.errors import InputError, Violation
 from weft.predict.corrections import Correction
@@ -42,6 +43,8 @@ class Priced:
     high_scale: float
     source: str
     shared: float = SHARED
+
+    __repr__ = one_line
 
 
 def price(
