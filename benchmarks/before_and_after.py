@@ -4,7 +4,7 @@ A change of the inside must not change what comes out. Each case runs through th
 `weft plan` for the searches, `weft train` for the runs. What is compared, all of it exactly:
 
 * a search: every candidate with its layout, verdict, predicted step and peak;
-* a run: the table of its program, each predicted instruction, the bytes of its last checkpoint's weights.
+* a run: the table of its program, each predicted instruction, every tensor of its last checkpoint.
 
     python benchmarks/before_and_after.py --before FOLDER             # about fifteen minutes on two cores
     python benchmarks/before_and_after.py --before FOLDER --only run  # cases whose names contain "run"
@@ -174,11 +174,19 @@ def run(checkout: Path, folder: Path, model: str, keys: Mapping[str, Any]) -> An
 
 
 def weights(directory: Path) -> Answers:
-    """Digests of the files of a run's newest checkpoint that hold tensors."""
+    """Digests of the tensors of a run's newest checkpoint, whatever file each is in."""
     newest = max((directory / "checkpoints").iterdir())
-    files = sorted(newest.rglob("*.safetensors"))
-    assert files, f"{newest} holds no tensors"
-    return {f"weights {file.relative_to(newest)}": digest(file.read_bytes()) for file in files}
+    found: Answers = {}
+    for file in sorted(newest.rglob("*.safetensors")):
+        content = file.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        for name, tensor in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                first, end = (start + offset for offset in tensor["data_offsets"])
+                kind = f"{tensor['dtype']} {tensor['shape']}".encode()
+                found[f"tensor {name}"] = digest(kind + content[first:end])
+    assert found, f"{newest} holds no tensors"
+    return found
 
 
 def run_file(model: str, keys: Mapping[str, Any]) -> str:
