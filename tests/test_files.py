@@ -7,7 +7,7 @@ import stat
 import pytest
 from recorded_files import Told, recorded, require_flushed_before_named
 
-from weft.files import building_folder, replacing, write_whole
+from weft.files import building_folder, naming, replacing, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -100,3 +100,12 @@ def test_a_failure_leaves_no_folder_and_spares_what_is_there(tmp_path):
     with pytest.raises(OSError, match="not empty"):
         fill(tmp_path / "folder", fails=False)
     assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["old"]
+
+
+def test_an_error_that_names_no_file_gets_the_name_of_the_one_that_is_written(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "a"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "a")
+    with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "a"):
+        (tmp_path / "absent").read_text()
+    assert caught.value.filename == str(tmp_path / "absent")

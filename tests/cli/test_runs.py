@@ -97,6 +97,28 @@ def test_a_run_that_trains_listens_on_loopback_only_and_sigterm_ends_it_with_the
     assert (path, skipped) == (directory / "checkpoints" / f"step-{stopped['step']:08d}", [])
 
 
+def test_a_stopped_worker_does_not_hold_up_sigterm_for_long(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    directory = tmp_path / "run"
+    run = start(directory, every=10)
+    wait_for(run, lambda: events(directory, "checkpoint"))
+    workers = [
+        process
+        for process in psutil.Process(run.pid).children(recursive=True)
+        if "weft.run.worker_main" in process.cmdline()
+    ]
+    workers[1].suspend()
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 143
+    note, hint = said.splitlines()[-2:]
+    assert note == "weft: ranks 0, 1 did not end after SIGTERM and had to be killed"
+    assert hint == f"resume with: weft train {directory}"
+    assert not [process for process in workers if process.is_running()]
+    assert newest_complete(directory / "checkpoints")[0] is not None
+
+
 def test_a_full_disk_is_told_and_the_checkpoint_before_stays_whole(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from weft.run.activity import Activity
 
-# Much longer than the looks of these tests take.
-LIMIT_S = 1000.0
+# A thread that computes for a tenth of a second is at work.
+LIMIT_S = 10.0
 # Looks around now and then, as a rank does that waits for others.
 WAITS = "import time; print(flush=True)\nwhile True: time.sleep(0.05)"
 # Computes beside its main thread, which sleeps.
@@ -22,6 +22,12 @@ COMPUTES = (
     "import hashlib, threading; print(flush=True)\n"
     "def work():\n while True: hashlib.sha256(bytes(1 << 20))\n"
     "threading.Thread(target=work).start()"
+)
+
+LOOK_AROUND = (
+    "import threading, time; print(flush=True)\n"
+    "def work():\n while True: time.sleep(0.001)\n"
+    "for _ in range(20): threading.Thread(target=work).start()"
 )
 
 pytestmark = pytest.mark.processes
@@ -44,48 +50,55 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def quiet_after(activity: Activity, processes: list[subprocess.Popen[bytes]], looks: int) -> float:
-    """The longest quiet time that was seen."""
-    quiet_s = []
-    for _ in range(looks):
-        activity.look([process.pid for process in processes], 1.0)
-        quiet_s.append(activity.quiet_s)
-        time.sleep(0.02)
-    return max(quiet_s)
+def used_s(process: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
+def quiet_s(activity: Activity, *processes: subprocess.Popen[bytes]) -> float:
+    """After a look, a second after the one before."""
+    activity.look([process.pid for process in processes], 1.0)
+    return activity.quiet_s
 
 
 def test_who_waits_or_is_stopped_is_quiet(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     waiting, stopped = start(WAITS), start(COMPUTES)
-    stopped.send_signal(signal.SIGSTOP)
-    while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-    # Now and then the one that waits is seen while it looks around.
-    assert quiet_after(Activity(LIMIT_S), [waiting, stopped], 50) >= 5
+    stop(stopped)
+    activity = Activity(LIMIT_S)
+    assert [quiet_s(activity, waiting, stopped) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
 def test_one_that_computes_keeps_all_from_being_quiet(
     start: Callable[[str], subprocess.Popen[bytes]],
 ) -> None:
-    processes = [start(WAITS), start(COMPUTES)]
-    assert quiet_after(Activity(LIMIT_S), processes, 50) <= 1
+    waiting, computing = start(WAITS), start(COMPUTES)
+    activity = Activity(LIMIT_S)
+    assert quiet_s(activity, waiting, computing) == 1
+    for _ in range(3):
+        before_s = used_s(computing)
+        while used_s(computing) < before_s + 0.2:
+            time.sleep(0.01)
+        assert quiet_s(activity, waiting, computing) == 0
+    stop(computing)
+    quiet_s(activity, waiting, computing)
+    assert quiet_s(activity, waiting, computing) >= 1
 
 
-def test_processor_time_counts_though_a_thread_is_never_seen_to_run(
-    start: Callable[[str], subprocess.Popen[bytes]],
-) -> None:
-    # Between two looks it computes, and is stopped while one looks.
-    process = start(COMPUTES)
-    activity = Activity(limit_s=1.0)
-    for _ in range(5):
-        process.send_signal(signal.SIGSTOP)
-        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-            time.sleep(0.01)
-        activity.look([process.pid], 1.0)
-        used_s = sum(psutil.Process(process.pid).cpu_times()[:2])
-        process.send_signal(signal.SIGCONT)
-        while sum(psutil.Process(process.pid).cpu_times()[:2]) < used_s + 0.1:
-            time.sleep(0.01)
-    assert activity.quiet_s == 0
+def test_many_threads_that_look_around_are_quiet(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """As gloo's do, a few of each process group."""
+    process = start(LOOK_AROUND)
+    activity = Activity(LIMIT_S)
+    quiet_s(activity, process)
+    before_s = used_s(process)
+    while used_s(process) < before_s + 0.2:
+        time.sleep(0.01)
+    assert quiet_s(activity, process) == 2
 
 
 def test_one_that_has_ended_is_quiet() -> None:
