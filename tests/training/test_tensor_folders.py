@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 from weft.errors import InputError
-from weft.training.tensor_folders import INDEX, Piece, SafetensorsFolder, assembled, whole_shapes
+from weft.training.tensor_folders import Piece, SafetensorsFolder, assembled, whole_shapes
+from weft.training.weight_files import INDEX
 
 FILE = Path("file")
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from weft.cli.output import Json, print_json
 from weft.describe.cluster_file import load_cluster
+from weft.describe.models import resolve_model
 from weft.describe.plan_file import load_plan
-from weft.describe.run_file import commented_run_file, load_run
+from weft.describe.run_file import RunFile, commented_run_file, load_run
 from weft.describe.schema import json_schema
 from weft.errors import InputError, Violation
 from weft.moves.pins import refused_pins
 from weft.training.run_directory import RunDirectory
 from weft.training.session import reopen
+from weft.training.weight_files import weight_files
 
 
 def init(path: Path = Path("run.toml"), /) -> None:
@@ -57,7 +60,8 @@ def check(*files: Path, json: Json = False) -> int:
     Parameters
     ----------
     files
-        RUN.toml, CLUSTER.toml, PLAN.json files or run directories (whose program is verified, too).
+        RUN.toml (with the weights it starts from), CLUSTER.toml, PLAN.json files or run directories (whose
+        program is verified, too).
     """
     if not files:
         raise InputError("check: no file given")
@@ -84,8 +88,26 @@ def _check_one(path: Path) -> None:
         load_plan(path)
     elif _is_cluster(path):
         load_cluster(path)
-    elif refused := refused_pins(load_run(path)):
-        raise InputError([replace(one, where=f"{path}: {one.where}") for one in refused])
+    else:
+        run = load_run(path)
+        if refused := refused_pins(run):
+            raise InputError([replace(one, where=f"{path}: {one.where}") for one in refused])
+        _check_run(run)
+
+
+def _check_run(run: RunFile) -> None:
+    """Refuse initial weights that training would refuse; without torch, files that it would not even open."""
+    if not run.model.weights:
+        return
+    path = Path(run.model.hf or "")
+    config = resolve_model(str(path), sequence=run.task.sequence)
+    if find_spec("torch") is None:
+        weight_files(path if path.is_dir() else path.parent)
+        return
+    # Imports torch and every family's part of `transformers`, which takes seconds.
+    from weft.training.imports import initial_weights
+
+    initial_weights(path, config)
 
 
 def _is_cluster(path: Path) -> bool:

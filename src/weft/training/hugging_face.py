@@ -19,7 +19,7 @@ from weft.describe.units import shown
 from weft.errors import InputError, RunError, Violation, require_choice
 from weft.files import building_folder, write_whole
 from weft.training.hugging_face_families import HUGGING_FACE_FAMILIES, HuggingFaceFamily
-from weft.training.tensor_folders import INDEX, SUFFIX, WHOLE
+from weft.training.weight_files import INDEX, SUFFIX, WHOLE
 from weft.training.weights import Weights
 
 # A file of the folder is written from memory at once, so this bounds what an export needs.

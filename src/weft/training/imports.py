@@ -16,14 +16,26 @@ from weft.training.dcp import METADATA, DcpFolder
 from weft.training.hugging_face import WrittenFolder, require_same_function, write_folder
 from weft.training.tensor_folders import SafetensorsFolder, TensorFolder
 from weft.training.torchtitan import TOKEN_TABLE, TorchtitanLlama
-from weft.training.weights import match_weights
+from weft.training.weights import Weights, match_weights
 
 
 def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
     """Give the parameters of a rank's stages the values of a folder of safetensors files.
 
-    All headers are checked against the whole model, then only the stages' own tensors are read, one by one,
-    and cast to the stages' precision.
+    Only the stages' own tensors are read, one by one, and cast to the stages' precision.
+
+    Raises:
+        InputError: as `initial_weights`.
+    """
+    weights = initial_weights(path, config)
+    with torch.no_grad():
+        for stage in stages.values():
+            for name, tensor in stage.state_dict().items():
+                tensor.copy_(own_share(stage, name, weights.read(name)))
+
+
+def initial_weights(path: Path, config: ModelConfig) -> Weights:
+    """What a folder of safetensors files has of a model, from its headers; values are read when asked for.
 
     Args:
         path: the folder, or its configuration file.
@@ -33,11 +45,7 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
     """
     file = _configuration(path)
     require_same_function(file, config)
-    weights = match_weights(SafetensorsFolder(file.parent), config)
-    with torch.no_grad():
-        for stage in stages.values():
-            for name, tensor in stage.state_dict().items():
-                tensor.copy_(own_share(stage, name, weights.read(name)))
+    return match_weights(SafetensorsFolder(file.parent), config)
 
 
 def import_weights(source: Path, out: Path, model: str) -> tuple[WrittenFolder, int]:

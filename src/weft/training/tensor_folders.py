@@ -18,17 +18,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from weft.describe.reading import read_json
-from weft.describe.units import shown
 from weft.errors import InputError, Violation
+from weft.training.weight_files import weight_files
 
-SUFFIX = ".safetensors"
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
 # The key under which torch's storage keeps the offsets of a file's pieces, and the offsets' own key.
 _SHARDING = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 # No tensor is so long, and sums of two such numbers stay 64-bit integers.
 _LARGEST = 1 << 60
@@ -74,7 +69,7 @@ class SafetensorsFolder:
         self.path = path
         problems: list[Violation] = []
         self._pieces: dict[str, list[Piece]] = {}
-        for file in _files(path):
+        for file in weight_files(path):
             try:
                 for name, piece in _pieces_of(file):
                     self._pieces.setdefault(name, []).append(piece)
@@ -142,49 +137,6 @@ def _exact_cover(parts: Sequence[Piece]) -> bool:
         last = [np.searchsorted(border, value) for border, value in zip(borders, end, strict=True)]
         count[tuple(slice(low, high) for low, high in zip(first, last, strict=True))] += 1
     return bool((count == 1).all())
-
-
-def _files(path: Path) -> list[Path]:
-    """The files that count, in the order of their names."""
-    if not path.is_dir():
-        raise InputError(Violation(str(path), "not a folder with safetensors files"))
-    if (path / INDEX).exists():
-        return _indexed(path)
-    if (path / WHOLE).exists():
-        return [path / WHOLE]
-    found = sorted(path.glob(f"*{SUFFIX}"))
-    if not found:
-        raise InputError(Violation(str(path), _nothing(path)))
-    return found
-
-
-def _nothing(path: Path) -> str:
-    if (path / ".metadata").exists():
-        return "a checkpoint of torch's own format; make a folder of it: weft import FOLDER OUT --model NAME"
-    pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-    if pickles:
-        return (
-            f"only pickled weights ({', '.join(pickles)}), which can run any program when they are read and "
-            "are refused; transformers writes safetensors when it saves them"
-        )
-    return "no safetensors files in this folder"
-
-
-def _indexed(path: Path) -> list[Path]:
-    index = path / INDEX
-    record = read_json(index)
-    names = record.get("weight_map") if isinstance(record, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(Violation(str(index), "no weight_map from names of tensors to names of files"))
-    files = sorted(set(names.values()))
-    problems = [
-        Violation(str(index), f"{shown(name)}: no such file in the folder")
-        for name in files
-        if Path(name).name != name or not (path / name).is_file()
-    ]
-    if problems:
-        raise InputError(problems)
-    return [path / name for name in files]
 
 
 def _pieces_of(file: Path) -> list[tuple[str, Piece]]:

@@ -1,0 +1,64 @@
+"""Which safetensors files of a folder hold its weights. No torch here, so that files can be checked without.
+
+Where there is an index it alone says which files count, else `model.safetensors` does, else all files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.describe.reading import read_json
+from weft.describe.units import shown
+from weft.errors import InputError, Violation
+
+SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that count, in the order of their names.
+
+    Raises:
+        InputError: when there are none, with the reason, or one that the index names is missing.
+    """
+    if not path.is_dir():
+        raise InputError(Violation(str(path), "not a folder with safetensors files"))
+    if (path / INDEX).exists():
+        return _indexed(path)
+    if (path / WHOLE).exists():
+        return [path / WHOLE]
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    if not found:
+        raise InputError(Violation(str(path), _nothing(path)))
+    return found
+
+
+def _nothing(path: Path) -> str:
+    if (path / ".metadata").exists():
+        return "a checkpoint of torch's own format; make a folder of it: weft import FOLDER OUT --model NAME"
+    pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+    if pickles:
+        return (
+            f"only pickled weights ({', '.join(pickles)}), which can run any program when they are read and "
+            "are refused; transformers writes safetensors when it saves them"
+        )
+    return "no safetensors files in this folder"
+
+
+def _indexed(path: Path) -> list[Path]:
+    index = path / INDEX
+    record = read_json(index)
+    names = record.get("weight_map") if isinstance(record, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(Violation(str(index), "no weight_map from names of tensors to names of files"))
+    files = sorted(set(names.values()))
+    problems = [
+        Violation(str(index), f"{shown(name)}: no such file in the folder")
+        for name in files
+        if Path(name).name != name or not (path / name).is_file()
+    ]
+    if problems:
+        raise InputError(problems)
+    return [path / name for name in files]
