@@ -28,6 +28,7 @@ from weft.run.context_parallel import ContextRanks
 from weft.run.failures import PeerLostError
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
+from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
 
@@ -199,7 +200,7 @@ def leave_early(rank: int, ranks: int) -> str:
     if rank == 1:
         return ""
     group = ContextRanks(rank, ranks)
-    group.connect(dist.group.WORLD)
+    group.connect(HostGroup(dist.group.WORLD))
     with pytest.raises(PeerLostError) as caught:
         group.gather(torch.ones(3))
     return str(caught.value)
@@ -213,7 +214,7 @@ def test_a_rank_that_is_gone_is_named_as_such(worker_pool: WorkerPool) -> None:
 def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
     """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
     stage = build_stage(config, range(1, 3), SEED, torch.float32, context_share=(rank, ranks))
-    stage.context.connect(dist.group.WORLD)
+    stage.context.connect(HostGroup(dist.group.WORLD))
     inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
     stage(inputs)
     # The first pass has made the mask of all blocks, which stays.

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from weft.errors import RunError
+from weft.sync.base import Group
 from weft.sync.collectives import PIECE_ELEMENTS
 
 # Added to the norm by torch's own clipping, so that both scale alike.
@@ -52,16 +52,17 @@ class GradientNorm:
         """Whether the step of this norm is taken."""
         return math.isfinite(self.value)
 
-    def take(self, group: dist.ProcessGroup) -> torch.Tensor:
+    def take(self, group: Group) -> torch.Tensor:
         """The norm, shape (1,), in fp64; blocks, and every rank of the group calls it."""
-        squares = torch.zeros(1, dtype=torch.float64)
+        device = next((flat.device for one in self._gradients.values() for flat in one.stepped), None)
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
         for one in self._gradients.values():
             for flat in one.counted:
                 for piece in flat.split(PIECE_ELEMENTS):
                     wide = piece.double()
-                    squares += torch.dot(wide, wide).cpu()
-        if dist.get_world_size(group) > 1:
-            dist.all_reduce(squares, group=group)
+                    squares += torch.dot(wide, wide)
+        if group.size > 1:
+            group.all_reduce(squares)
         return squares.sqrt_()
 
     def settle(self, norm: float) -> None:

@@ -33,7 +33,7 @@ from weft.run.tensor_stage import (
 from weft.run.tied import TiedGradient, copies_of
 from weft.run.work_queue import WorkQueue
 from weft.sync import get_synchroniser
-from weft.sync.base import Synchroniser
+from weft.sync.base import Group, Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -213,11 +213,9 @@ def _tied_gradients(
     return tied
 
 
-def _equalise(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
+def _equalise(module: nn.Module, group: Group, source: int) -> None:
     for tensor in [*module.parameters(), *module.buffers()]:
-        on_host = tensor.detach().to("cpu").contiguous()
-        dist.broadcast(on_host, source, group=group)
-        tensor.detach().copy_(on_host)
+        group.broadcast(tensor.detach(), source)
 
 
 def _layouts(
@@ -266,7 +264,7 @@ def _own_gradients(
         flats = tuple(one.gradient(stage) for one in copies)
         answered = tuple(one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
         group = reducing.get(stage)
-        own = layout.share(0 if group is None else dist.get_rank(groups.collective[group]))
+        own = layout.share(0 if group is None else groups.collective[group].place)
         counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
         if stage in states.shards:
             stepped = states.shards[stage].own_gradient
@@ -279,8 +277,8 @@ def _own_gradients(
     return found
 
 
-def _part(of: slice, group: dist.ProcessGroup) -> slice:
+def _part(of: slice, group: Group) -> slice:
     """This rank's of the equal parts into which the ranks of a group cut what they all have."""
-    size = (of.stop - of.start) // dist.get_world_size(group)
-    start = of.start + dist.get_rank(group) * size
+    size = (of.stop - of.start) // group.size
+    start = of.start + group.place * size
     return slice(start, start + size)

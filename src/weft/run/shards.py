@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from weft.run.bucket import FlatLayout
 from weft.run.precision import give
-from weft.sync.collectives import all_gather
+from weft.sync.base import Group
 
 
 class StageWeights(Protocol):
@@ -28,7 +27,7 @@ class StageWeights(Protocol):
         """Have room for all weights of the stage, before they are gathered."""
         ...
 
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
+    def gather(self, group: Group) -> torch.Tensor:
         """Bring the weights up to date from the shares of all, and return them flat; blocks."""
         ...
 
@@ -40,7 +39,7 @@ class StageWeights(Protocol):
         """Give the room to another stage."""
         ...
 
-    def show(self, group: dist.ProcessGroup) -> None:
+    def show(self, group: Group) -> None:
         """Let the parameters be up to date until the next step; blocks."""
         ...
 
@@ -62,8 +61,10 @@ class ResidentWeights:
     def claim(self) -> None:
         """The room is the stage's own."""
 
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
-        return gather_into(self._flat, self.own.clone(), group)
+    def gather(self, group: Group) -> torch.Tensor:
+        # Own memory: the share is read while the whole is written.
+        group.all_gather(self._flat, self.own.clone())
+        return self._flat
 
     def require(self) -> None:
         """They are always there."""
@@ -71,7 +72,7 @@ class ResidentWeights:
     def free(self) -> None:
         """No other stage can use the room."""
 
-    def show(self, group: dist.ProcessGroup) -> None:
+    def show(self, group: Group) -> None:
         self.gather(group)
 
 
@@ -109,8 +110,9 @@ class GatheredWeights:
             self._shown = None
             _make_of(self._layout, self._room)
 
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
-        return gather_into(self._room, self.own, group)
+    def gather(self, group: Group) -> torch.Tensor:
+        group.all_gather(self._room, self.own)
+        return self._room
 
     def require(self) -> None:
         assert self._buffer.holder is self, "weights are read between a gather and its free"
@@ -119,9 +121,10 @@ class GatheredWeights:
         self.require()
         self._buffer.holder = None
 
-    def show(self, group: dist.ProcessGroup) -> None:
+    def show(self, group: Group) -> None:
         # Beside the buffer, which cannot take all stages at once.
-        self._shown = gather_into(torch.empty_like(self._room), self.own, group)
+        self._shown = torch.empty_like(self._room)
+        group.all_gather(self._shown, self.own)
         _make_of(self._layout, self._shown)
 
 
@@ -134,7 +137,7 @@ class StageShard:
         group: the ranks that share the stage.
     """
 
-    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: Group) -> None:
         self.weights = weights
         self.own_gradient = gradient
         self._group = group
@@ -150,21 +153,13 @@ class StageShard:
     def take_in(self, share: torch.Tensor, part: int) -> torch.Tensor:
         """Add the `part`-th reduced share of a step, shape (length / shards,), to the own gradient."""
         gradient = self.own_gradient
-        return gradient.copy_(share) if part == 0 else gradient.add_(share.to(gradient.device))
+        return gradient.copy_(share) if part == 0 else gradient.add_(share)
 
 
 def gather_weights(shards: Mapping[int, StageShard]) -> None:
     """Bring the parameters of a rank's stages up to date; all ranks of the job call it, between two steps."""
     for stage in sorted(shards):
         shards[stage].show()
-
-
-def gather_into(flat: torch.Tensor, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Fill `flat`, shape (n,), with the shares of all ranks, shape (n / ranks,), which lie elsewhere."""
-    # gloo works on host memory: elsewhere the weights take the way through it.
-    on_host = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
-    all_gather(on_host, share.to("cpu"), group)
-    return flat if on_host is flat else flat.copy_(on_host)
 
 
 def _make_of(layout: FlatLayout, flat: torch.Tensor) -> None:

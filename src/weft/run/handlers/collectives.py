@@ -47,12 +47,10 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Transfer:
     group = resources.groups.collective[instruction.group]
 
     def run() -> torch.Tensor:
-        # gloo works on host memory: elsewhere the gradient takes the way through it.
-        gradient, on_host = bucket.flat, bucket.flat.to("cpu")
         if shard is not None:
-            return shard.take_in(resources.synchroniser.reduce_scatter(on_host, group), part)
-        resources.synchroniser.reduce(on_host, group)
-        return gradient.copy_(on_host) if on_host is not gradient else gradient
+            return shard.take_in(resources.synchroniser.reduce_scatter(bucket.flat, group), part)
+        resources.synchroniser.reduce(bucket.flat, group)
+        return bucket.flat
 
     def post(stamp: Stamp) -> Handle:
         handle = resources.collectives.put(Job(Promise(label), run, stamp))
@@ -70,9 +68,8 @@ def reduce_across(workspace: Workspace, instruction: Instruction) -> Transfer:
     shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
 
     def run() -> torch.Tensor:
-        gradient, on_host = shard.own_gradient, shard.own_gradient.to("cpu")
-        resources.synchroniser.reduce(on_host, group)
-        return gradient.copy_(on_host) if on_host is not gradient else gradient
+        resources.synchroniser.reduce(shard.own_gradient, group)
+        return shard.own_gradient
 
     def post(stamp: Stamp) -> Handle:
         handle = resources.collectives.put(Job(Promise(label), run, stamp))
