@@ -23,11 +23,12 @@ from weft.planning.compile import compile_evaluation
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
-from weft.run.channels import Channels
+from weft.run.channels import Outbox
 from weft.run.context_parallel import ContextRanks
 from weft.run.failures import PeerLostError
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
+from weft.run.streams import Completion, Stream, Value
 from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
@@ -110,13 +111,13 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
     }
     found: dict[str, list[int]] = {name: [] for name in announced}
     send, calls = (
-        Channels.send,
+        Outbox.send,
         {name: getattr(ContextRanks, name) for name in announced if name != "messages"},
     )
 
-    def sent(channels: Channels, tensor: torch.Tensor, *arguments: Any) -> Any:
-        found["messages"].append(tensor.nbytes)
-        return send(channels, tensor, *arguments)
+    def sent(outbox: Outbox, stream: Stream, label: str, value: Value[torch.Tensor]) -> Completion:
+        found["messages"].append(value.content.nbytes)
+        return send(outbox, stream, label, value)
 
     def counted(name: str, times: int) -> Any:
         def call(group: ContextRanks, value: torch.Tensor) -> torch.Tensor:
@@ -127,7 +128,7 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
 
     runtime = make_runtime(rank, config, plan, program, loss_fn=TokenLoss())
     with (
-        patch.object(Channels, "send", sent),
+        patch.object(Outbox, "send", sent),
         patch.object(ContextRanks, "gather", counted("gather", plan.context_parallel)),
         patch.object(ContextRanks, "scatter_sum", counted("scatter_sum", 1)),
         patch.object(ContextRanks, "add_up", counted("add_up", 1)),

@@ -17,12 +17,14 @@ from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
 from weft.run.gradient_norm import GradientNorm, OwnGradient
+from weft.run.host_streams import HostStreams
 from weft.run.mesh import Groups, open_groups
 from weft.run.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.shards import StageShard
 from weft.run.states import StageStates, make_states
 from weft.run.statistics import StageStatistics
 from weft.run.stepped import SteppedWeights, require_elementwise
+from weft.run.streams import Streams
 from weft.run.tensor_stage import (
     SummedGradients,
     connect_stages,
@@ -31,7 +33,6 @@ from weft.run.tensor_stage import (
     tensor_ranks,
 )
 from weft.run.tied import TiedGradient, copies_of
-from weft.run.work_queue import WorkQueue
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, Synchroniser
 
@@ -67,7 +68,7 @@ class Resources:
     tied: Mapping[int, TiedGradient]
     groups: Groups
     channels: Channels
-    collectives: WorkQueue
+    streams: Streams
     synchroniser: Synchroniser
     loss_function: LossFunction
     micro_batch_size: int
@@ -156,7 +157,7 @@ def make_resources(
         tied=tied,
         groups=groups,
         channels=open_channels(_peers(program, rank), timeout_s),
-        collectives=WorkQueue("reduction"),
+        streams=HostStreams(device),
         synchroniser=synchroniser,
         loss_function=loss_fn,
         micro_batch_size=plan.micro_batch_size,

@@ -15,20 +15,23 @@ import torch
 
 from weft.run.bucket import FlatLayout
 from weft.run.precision import give
+from weft.run.streams import THERE, Value
 from weft.sync.base import Group
 
 
 class StageWeights(Protocol):
-    """The weights that the parameters of a stage are views of, and this rank's own range of them."""
+    """The weights that the parameters of a stage are views of, and this rank's own range of them.
+
+    Attributes:
+        own: the range.
+        room: who last freed the room that all weights need; work that gathers them reads it.
+    """
 
     own: torch.Tensor
+    room: Value[None]
 
-    def claim(self) -> None:
-        """Have room for all weights of the stage, before they are gathered."""
-        ...
-
-    def gather(self, group: Group) -> torch.Tensor:
-        """Bring the weights up to date from the shares of all, and return them flat; blocks."""
+    def gather(self, group: Group) -> None:
+        """Take the room and bring the weights up to date from the shares of all."""
         ...
 
     def require(self) -> None:
@@ -36,11 +39,11 @@ class StageWeights(Protocol):
         ...
 
     def free(self) -> None:
-        """Give the room to another stage."""
+        """Leave the room to another stage; who issues that sets `room`."""
         ...
 
     def show(self, group: Group) -> None:
-        """Let the parameters be up to date until the next step; blocks."""
+        """Let the parameters be up to date until the next step."""
         ...
 
 
@@ -56,15 +59,12 @@ class ResidentWeights:
     def __init__(self, layout: FlatLayout, flat: torch.Tensor, own: slice) -> None:
         self._flat = flat
         self.own = flat[own]
+        self.room = THERE
         _make_of(layout, flat)
 
-    def claim(self) -> None:
-        """The room is the stage's own."""
-
-    def gather(self, group: Group) -> torch.Tensor:
-        # Own memory: the share is read while the whole is written.
+    def gather(self, group: Group) -> None:
+        # A copy: the whole, of which the share is a part, is written while it is read.
         group.all_gather(self._flat, self.own.clone())
-        return self._flat
 
     def require(self) -> None:
         """They are always there."""
@@ -82,6 +82,7 @@ class WeightBuffer:
     def __init__(self, layouts: Sequence[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
         self.holder: GatheredWeights | None = None
+        self.freed = THERE
 
 
 class GatheredWeights:
@@ -103,16 +104,25 @@ class GatheredWeights:
         self._shown: torch.Tensor | None = None
         _make_of(layout, self._room)
 
+    @property
+    def room(self) -> Value[None]:
+        return self._buffer.freed
+
+    @room.setter
+    def room(self, freed: Value[None]) -> None:
+        self._buffer.freed = freed
+
     def claim(self) -> None:
+        """Take the room, whatever lies in it."""
         assert self._buffer.holder is None, "a stage frees the buffer before another one gathers into it"
         self._buffer.holder = self
         if self._shown is not None:
             self._shown = None
             _make_of(self._layout, self._room)
 
-    def gather(self, group: Group) -> torch.Tensor:
+    def gather(self, group: Group) -> None:
+        self.claim()
         group.all_gather(self._room, self.own)
-        return self._room
 
     def require(self) -> None:
         assert self._buffer.holder is self, "weights are read between a gather and its free"
@@ -142,18 +152,20 @@ class StageShard:
         self.own_gradient = gradient
         self._group = group
 
-    def gather(self) -> torch.Tensor:
-        """Bring the claimed weights up to date; blocks, and every rank of the group calls it."""
-        return self.weights.gather(self._group)
+    def gather(self) -> None:
+        """Bring the weights up to date; every rank of the group calls it."""
+        self.weights.gather(self._group)
 
     def show(self) -> None:
-        """Let the parameters be up to date until the next step; blocks, every rank of the group calls it."""
+        """Let the parameters be up to date until the next step; every rank of the group calls it."""
         self.weights.show(self._group)
 
-    def take_in(self, share: torch.Tensor, part: int) -> torch.Tensor:
+    def take_in(self, share: torch.Tensor, part: int) -> None:
         """Add the `part`-th reduced share of a step, shape (length / shards,), to the own gradient."""
-        gradient = self.own_gradient
-        return gradient.copy_(share) if part == 0 else gradient.add_(share)
+        if part == 0:
+            self.own_gradient.copy_(share)
+        else:
+            self.own_gradient.add_(share)
 
 
 def gather_weights(shards: Mapping[int, StageShard]) -> None:

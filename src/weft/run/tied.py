@@ -59,8 +59,8 @@ class TiedGradient:
         for copy in others:
             copy.detach().copy_(first.detach())
 
-    def reduce(self, synchroniser: Synchroniser, group: Group) -> torch.Tensor:
-        """Make every copy's gradient the sum of all, on every rank of the group; blocks."""
+    def reduce(self, synchroniser: Synchroniser, group: Group) -> None:
+        """Make every copy's gradient the sum of all, on every rank of the group."""
         total, *others = self._flat.values()
         for gradient in others:
             total += gradient
@@ -68,7 +68,6 @@ class TiedGradient:
             synchroniser.reduce(total, group)
         for gradient in others:
             gradient.copy_(total)
-        return total
 
     def clear(self, stage: int) -> None:
         self._flat[stage].zero_()
