@@ -72,6 +72,7 @@ def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
     import torch.distributed as dist
 
     from weft.run.channels import open_channels
+    from weft.run.work_queue import WorkQueue
     from weft.run.worker_start import start_worker
 
     context = start_worker()
@@ -84,7 +85,8 @@ def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
         channels = open_channels({1 - rank}, 60.0)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        channels.receive((2,), torch.float32, 1, "activation", "F0.0", lambda start, end: None).wait()
+        inbox, tensor = channels.incoming(1, "activation", 8), torch.empty(2)
+        inbox.receive(WorkQueue("messages"), "F0.0", tensor).wait()
     context.close()
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from weft.run.bucket import FlatLayout, make_buckets
+from weft.run.streams import THERE, Value
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=3), max_size=6)
 
@@ -72,17 +73,19 @@ def test_stages_that_share_a_buffer_never_mix(
         stage % buffers: stage for stage in layouts if len(range(stage % buffers, len(shapes), buffers)) == 1
     }
     added = dict.fromkeys(layouts, 0)
-    waited: list[int] = []
+    emptied = THERE
     for stage in (turn % len(shapes) for turn in turns):
         former = holds.get(stage % buffers)
         if former is not None and former != stage:
             assert (buckets[former].flat == added[former]).all()
-            buckets[former].hand_back(lambda former=former: waited.append(former))
+            buckets[former].hand_back()
+            buckets[former].room = emptied = Value()
             assert all(parameter.grad is None for parameter in layouts[former].parameters)
             added[former] = 0
-        buckets[stage].claim()
         if former not in (None, stage):
-            assert waited.pop() == former
+            # Work that makes gradients of this stage follows the work that took out those of the other.
+            assert buckets[stage].room is emptied
+        buckets[stage].claim()
         holds[stage % buffers] = stage
         for parameter in layouts[stage].parameters:
             assert parameter.grad is not None
@@ -98,4 +101,4 @@ def test_a_buffer_that_is_held_is_not_taken() -> None:
     with pytest.raises(AssertionError, match="empties the buffer before another stage takes it"):
         buckets[1].claim()
     with pytest.raises(AssertionError, match="hands back the buffer that it holds"):
-        buckets[1].hand_back(lambda: None)
+        buckets[1].hand_back()

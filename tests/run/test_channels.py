@@ -14,7 +14,8 @@ from pool import RankError, WorkerPool
 
 from weft.run.channels import PAYLOADS, SMALL_BYTES, Channels, open_channels
 from weft.run.failures import PeerLostError
-from weft.run.work_queue import unstamped
+from weft.run.streams import Completion, Value
+from weft.run.work_queue import WorkQueue
 
 pytestmark = pytest.mark.processes
 
@@ -22,8 +23,36 @@ TIMEOUT_S = 60.0
 SMALL, LARGE = 3, SMALL_BYTES // 4 + 1
 
 
-def opened(rank: int, ranks: int, timeout_s: float = TIMEOUT_S) -> Channels:
-    return open_channels(set(range(ranks)) - {rank}, timeout_s)
+class Lines:
+    """Messages with all other ranks, on streams as a Program has them: by peer, direction and payload."""
+
+    def __init__(self, rank: int, ranks: int, timeout_s: float = TIMEOUT_S) -> None:
+        self._channels: Channels = open_channels(set(range(ranks)) - {rank}, timeout_s)
+        self._streams: dict[tuple[int, str, str], WorkQueue] = {}
+
+    def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str) -> Completion:
+        outbox = self._channels.outgoing(peer, payload, tensor.nbytes)
+        return outbox.send(self._stream(peer, "out", payload), label, Value(tensor))
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, payload: str, label: str
+    ) -> Value[torch.Tensor]:
+        tensor = torch.empty(shape, dtype=dtype)
+        inbox = self._channels.incoming(peer, payload, tensor.nbytes)
+        return Value(tensor, inbox.receive(self._stream(peer, "in", payload), label, tensor))
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        self._channels.close()
+
+    def _stream(self, *key: int | str) -> WorkQueue:
+        return self._streams.setdefault(key, WorkQueue(" ".join(map(str, key))))
+
+
+def read(value: Value[torch.Tensor]) -> torch.Tensor:
+    value.completion.wait()
+    return value.content
 
 
 def threads() -> list[str]:
@@ -32,28 +61,30 @@ def threads() -> list[str]:
 
 def exchange(rank: int, ranks: int, length: int) -> tuple[dict[str, list[float]], int, bool]:
     """Both ranks send before they receive, two payloads at once, and read them in another order."""
-    channels = opened(rank, ranks)
+    channels = Lines(rank, ranks)
     peer, times = 1 - rank, []
 
     def stamp(start_ns: int, end_ns: int) -> None:
         times.append((start_ns, end_ns))
 
     sent = [
-        channels.send(torch.full((length,), 100.0 * index + number), peer, payload, "SF", stamp)
+        channels.send(torch.full((length,), 100.0 * index + number), peer, payload, "SF")
         for number in range(4)
         for index, payload in enumerate(PAYLOADS)
     ]
     received = {
-        payload: [channels.receive((length,), torch.float32, peer, payload, "RF", stamp) for _ in range(4)]
+        payload: [channels.receive((length,), torch.float32, peer, payload, "RF") for _ in range(4)]
         for payload in reversed(PAYLOADS)
     }
+    for completion in (*sent, *(value.completion for values in received.values() for value in values)):
+        completion.report_to(stamp)
     # The last one first: whoever waits for it finds those before it, too.
     values = {
-        payload: [handle.wait().unique().item() for handle in reversed(handles)]
-        for payload, handles in received.items()
+        payload: [read(value).unique().item() for value in reversed(arriving)]
+        for payload, arriving in received.items()
     }
-    for handle in sent:
-        handle.wait()
+    for completion in sent:
+        completion.wait()
     beside = bool(threads())
     channels.close()
     assert all(end_ns >= start_ns > 0 for start_ns, end_ns in times)
@@ -71,7 +102,7 @@ def test_order_and_payloads_are_kept(worker_pool: WorkerPool, length: int) -> No
 
 def converse(rank: int, ranks: int, seed: int) -> None:
     """Three ranks send each other messages of any size and type, all before anyone reads."""
-    channels = opened(rank, ranks)
+    channels = Lines(rank, ranks)
     pairs = [(source, target) for source in range(ranks) for target in range(ranks) if source != target]
     draw = random.Random(seed)
     # More than what the system takes in at once, so that some of the small ones have to wait.
@@ -94,13 +125,12 @@ def converse(rank: int, ranks: int, seed: int) -> None:
     sent, received = [], []
     for number, ((source, target), payload, shape, dtype) in enumerate(messages):
         if source == rank:
-            sent.append(channels.send(content(number), target, payload, str(number), unstamped))
+            sent.append(channels.send(content(number), target, payload, str(number)))
         if target == rank:
-            handle = channels.receive(shape, dtype, source, payload, str(number), unstamped)
-            received.append((number, handle))
+            received.append((number, channels.receive(shape, dtype, source, payload, str(number))))
     draw.shuffle(received)
-    for number, handle in received:
-        assert torch.equal(handle.wait(), content(number)), messages[number]
+    for number, value in received:
+        assert torch.equal(read(value), content(number)), messages[number]
     for one in sent:
         one.wait()
     channels.close()
@@ -111,26 +141,25 @@ def test_messages_of_all_sizes_arrive_whoever_reads_first(worker_pool: WorkerPoo
 
 
 def lose_peer(rank: int, ranks: int, notes: Path, length: int) -> None:
-    channels = opened(rank, ranks)
+    channels = Lines(rank, ranks)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    handles = [
-        channels.receive((length,), torch.float32, 1, "activation", label, unstamped)
-        for label in ("RF1.0", "RF1.1")
+    values = [
+        channels.receive((length,), torch.float32, 1, "activation", label) for label in ("RF1.0", "RF1.1")
     ]
     with notes.open("a") as file:
-        for handle in handles:
+        for value in values:
             with pytest.raises(PeerLostError) as caught:
-                handle.wait()
+                read(value)
             print(caught.value, file=file)
         with pytest.raises(PeerLostError) as caught:
             send_until_refused(channels, length)
         print(caught.value, file=file)
 
 
-def send_until_refused(channels: Channels, length: int) -> None:
+def send_until_refused(channels: Lines, length: int) -> None:
     for _ in range(1000):
-        channels.send(torch.zeros(length), 1, "activation", "SF0.0", unstamped).wait()
+        channels.send(torch.zeros(length), 1, "activation", "SF0.0").wait()
 
 
 @pytest.mark.parametrize("length", [SMALL, LARGE])
@@ -146,12 +175,12 @@ def test_a_lost_peer_is_named_with_the_instruction(
 
 
 def wait_in_vain(rank: int, ranks: int) -> list[str]:
-    channels = opened(rank, ranks, timeout_s=0.2)
+    channels = Lines(rank, ranks, timeout_s=0.2)
     found = []
     for length in (SMALL, LARGE):
-        handle = channels.receive((length,), torch.float32, 1 - rank, "activation", "RF1.0", unstamped)
+        value = channels.receive((length,), torch.float32, 1 - rank, "activation", "RF1.0")
         with pytest.raises(PeerLostError) as caught:
-            handle.wait()
+            read(value)
         found.append(str(caught.value))
     return found
 

@@ -23,11 +23,13 @@ from weft.planning.compile import compile_evaluation
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
-from weft.run.channels import Channels
+from weft.run.channels import Outbox
 from weft.run.context_parallel import ContextRanks
 from weft.run.failures import PeerLostError
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
+from weft.run.streams import Completion, Stream, Value
+from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
 
@@ -109,13 +111,13 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
     }
     found: dict[str, list[int]] = {name: [] for name in announced}
     send, calls = (
-        Channels.send,
+        Outbox.send,
         {name: getattr(ContextRanks, name) for name in announced if name != "messages"},
     )
 
-    def sent(channels: Channels, tensor: torch.Tensor, *arguments: Any) -> Any:
-        found["messages"].append(tensor.nbytes)
-        return send(channels, tensor, *arguments)
+    def sent(outbox: Outbox, stream: Stream, label: str, value: Value[torch.Tensor]) -> Completion:
+        found["messages"].append(value.content.nbytes)
+        return send(outbox, stream, label, value)
 
     def counted(name: str, times: int) -> Any:
         def call(group: ContextRanks, value: torch.Tensor) -> torch.Tensor:
@@ -126,7 +128,7 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
 
     runtime = make_runtime(rank, config, plan, program, loss_fn=TokenLoss())
     with (
-        patch.object(Channels, "send", sent),
+        patch.object(Outbox, "send", sent),
         patch.object(ContextRanks, "gather", counted("gather", plan.context_parallel)),
         patch.object(ContextRanks, "scatter_sum", counted("scatter_sum", 1)),
         patch.object(ContextRanks, "add_up", counted("add_up", 1)),
@@ -199,7 +201,7 @@ def leave_early(rank: int, ranks: int) -> str:
     if rank == 1:
         return ""
     group = ContextRanks(rank, ranks)
-    group.connect(dist.group.WORLD)
+    group.connect(HostGroup(dist.group.WORLD))
     with pytest.raises(PeerLostError) as caught:
         group.gather(torch.ones(3))
     return str(caught.value)
@@ -213,7 +215,7 @@ def test_a_rank_that_is_gone_is_named_as_such(worker_pool: WorkerPool) -> None:
 def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
     """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
     stage = build_stage(config, range(1, 3), SEED, torch.float32, context_share=(rank, ranks))
-    stage.context.connect(dist.group.WORLD)
+    stage.context.connect(HostGroup(dist.group.WORLD))
     inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
     stage(inputs)
     # The first pass has made the mask of all blocks, which stays.

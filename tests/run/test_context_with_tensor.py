@@ -24,6 +24,7 @@ from weft.predict.cost.memory import stage_kept_bytes
 from weft.run.stages import build_stage
 from weft.run.tensor_parallel import TensorRanks
 from weft.run.tensor_stage import connect_stages
+from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
 
@@ -116,7 +117,7 @@ def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
     )
     for axis, groups_of in ((stage.tensor, tensor_groups_of), (stage.context, context_groups_of)):
         groups = {ranks: dist.new_group(ranks) for ranks in groups_of(range(ranks), 2)}
-        axis.connect(next(group for ranks, group in groups.items() if rank in ranks))
+        axis.connect(HostGroup(next(group for ranks, group in groups.items() if rank in ranks)))
     inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
     # The first pass has made the mask of all blocks, which stays.
     stage(inputs)

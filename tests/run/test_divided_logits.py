@@ -9,6 +9,7 @@ from pool import WorkerPool
 
 from weft.run.divided_logits import DividedLogits
 from weft.run.tensor_parallel import TensorRanks
+from weft.run.transport import HostGroup
 from weft.training.tasks.base import cross_entropy, most_likely
 
 pytestmark = pytest.mark.processes
@@ -21,7 +22,7 @@ IGNORED = -7
 def compare(rank: int, ranks: int) -> float:
     """The largest difference between shares and the whole, over all cases."""
     group = TensorRanks(rank, ranks)
-    group.connect(dist.group.WORLD)
+    group.connect(HostGroup(dist.group.WORLD))
     worst = 0.0
     for number, (shape, vocabulary, scale) in enumerate(CASES):
         generator = torch.Generator().manual_seed(number)

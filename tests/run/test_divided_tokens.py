@@ -12,6 +12,7 @@ from weft.run.context_parallel import ContextRanks
 from weft.run.divided_logits import DividedLogits
 from weft.run.divided_tokens import DividedTokens
 from weft.run.tensor_parallel import TensorRanks
+from weft.run.transport import HostGroup
 from weft.training.tasks.base import cross_entropy, most_likely
 
 pytestmark = pytest.mark.processes
@@ -28,7 +29,7 @@ def compare(rank: int, ranks: int, tp: int) -> float:
     group, columns = ContextRanks(place, ranks // tp), TensorRanks(share, tp)
     for axis, groups_of in ((group, context_groups_of), (columns, tensor_groups_of)):
         made = {members: dist.new_group(members) for members in groups_of(range(ranks), ranks // tp)}
-        axis.connect(next(one for members, one in made.items() if rank in members))
+        axis.connect(HostGroup(next(one for members, one in made.items() if rank in members)))
     mine = slice(columns.share(5).start, columns.share(5).stop)
     worst = 0.0
     for seed, left_out in ((1, slice(0, 0)), (2, slice(2, None)), (3, slice(0, -1))):

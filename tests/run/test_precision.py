@@ -17,10 +17,11 @@ from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.compile import compile_evaluation
 from weft.program.kinds import MESSAGES
-from weft.run.channels import Channels
+from weft.run.channels import Outbox
 from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, give, lower_precision
 from weft.run.runtime import require_runnable
 from weft.run.stages import build_stage
+from weft.run.streams import Completion, Stream, Value
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
 from weft.training.weight_tensors import model_tensors
 
@@ -167,15 +168,15 @@ def watch(
         if kind in sends
     ]
     sent: list[int] = []
-    send = Channels.send
+    send = Outbox.send
 
-    def counted(channels: Channels, tensor: torch.Tensor, *arguments: object) -> object:
-        sent.append(tensor.nbytes)
-        return send(channels, tensor, *arguments)  # type: ignore[arg-type]
+    def counted(outbox: Outbox, stream: Stream, label: str, value: Value[torch.Tensor]) -> Completion:
+        sent.append(value.content.nbytes)
+        return send(outbox, stream, label, value)
 
     batch = batch_of(config, plan, 0)
     runtime = make_runtime(rank, config, plan, program, optimizer_factory=optimizer_factory(ADAMW))
-    with patch.object(Channels, "send", counted):
+    with patch.object(Outbox, "send", counted):
         losses = [runtime.step(0, batch).loss]
     losses += [runtime.step(step, batch).loss for step in range(1, 25)]
     evaluated = runtime.evaluate(compile_evaluation(plan, layer_graph(config)), [batch])

@@ -18,11 +18,12 @@ from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters, state_bytes
-from weft.program.program import Instruction
+from weft.program.program import NONE, Instruction
 from weft.run import handlers
 from weft.run.handlers import HANDLERS
-from weft.run.handlers.base import Compute, Handler, Transfer
+from weft.run.handlers.base import WEIGHTS, Handler, Issue
 from weft.run.runtime import Runtime
+from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
@@ -109,16 +110,24 @@ def test_states_of_every_optimizer_take_the_predicted_bytes(
     assert worker_pool.run(held, config, plans, name, momentum, ranks=2) == [expected] * 2
 
 
-def unfilled(workspace: Workspace, instruction: Instruction) -> Compute | Transfer:
+def unfilled(workspace: Workspace, instruction: Instruction) -> Issue:
     """A gather that takes the room and leaves in it what is there, unless it is a stage's first in a step."""
     weights = workspace.resources.shards[instruction.stage].weights
     if instruction.part == 0:
         return handlers.gather(workspace, instruction)
-    return Compute(lambda: None, weights.claim)
+
+    def issue(stream: Stream) -> Completion:
+        claimed = stream.run(str(instruction), weights.claim, weights.room)
+        workspace.values[WEIGHTS, instruction.stage, NONE] = Value(None, claimed)
+        return claimed
+
+    return issue
 
 
-def left_out(workspace: Workspace, instruction: Instruction) -> Compute | Transfer:
-    return handlers.gather(workspace, instruction) if instruction.part == 0 else Compute(_nothing, _nothing)
+def left_out(workspace: Workspace, instruction: Instruction) -> Issue:
+    if instruction.part == 0:
+        return handlers.gather(workspace, instruction)
+    return lambda stream: stream.run(str(instruction), _nothing)
 
 
 def _nothing() -> None:

@@ -25,6 +25,7 @@ from weft.run.failures import PeerLostError
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
 from weft.run.tensor_parallel import TensorRanks
+from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
 
@@ -222,7 +223,7 @@ def leave_early(rank: int, ranks: int) -> str:
     if rank == 1:
         return ""
     group = TensorRanks(rank, ranks)
-    group.connect(dist.group.WORLD)
+    group.connect(HostGroup(dist.group.WORLD))
     with pytest.raises(PeerLostError) as caught:
         group.add_up(torch.ones(3))
     return str(caught.value)
@@ -236,7 +237,7 @@ def test_a_rank_that_is_gone_is_named_as_such(worker_pool: WorkerPool) -> None:
 def kept_bytes(rank: int, ranks: int, config: ModelConfig, first: int, last: int) -> tuple[int, int]:
     """Bytes that layers leave from their forward to their backward pass, and what is predicted."""
     stage = build_stage(config, range(first, last), SEED, torch.float32, tensor_share=(rank, ranks))
-    stage.tensor.connect(dist.group.WORLD)
+    stage.tensor.connect(HostGroup(dist.group.WORLD))
     weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
     found: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Threads that finish jobs in order, and what readers of a failed one are told."""
+"""Threads that finish work in order, and what readers of a failed one are told."""
 
 from __future__ import annotations
 
@@ -6,45 +6,40 @@ import threading
 import time
 
 import pytest
-import torch
 
 from weft.errors import RunError
 from weft.run.failures import PeerLostError
-from weft.run.work_queue import Done, Job, Promise, WorkQueue, unstamped
+from weft.run.work_queue import WorkQueue
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(RuntimeError, PeerLostError), (ConnectionError, PeerLostError), (ValueError, RunError)],
 )
-def test_any_error_of_a_job_reaches_its_reader(error: type[Exception], kind: type[RunError]) -> None:
-    def fail() -> torch.Tensor:
+def test_any_error_of_work_reaches_who_waits(error: type[Exception], kind: type[RunError]) -> None:
+    def fail() -> None:
         raise error("no")
 
     queue = WorkQueue("reduction")
-    promise = queue.put(Job(Promise("R0"), fail, unstamped))
+    completion = queue.run("R0", fail)
     with pytest.raises(RunError, match=r"^R0: reduction failed: no$") as caught:
-        promise.wait()
+        completion.wait()
     queue.close()
     assert type(caught.value) is kind
 
 
-def test_nothing_behind_a_failed_job_is_trusted() -> None:
+def test_nothing_behind_failed_work_is_trusted() -> None:
     queue = WorkQueue("reduction")
     ran: list[int] = []
 
-    def fail() -> torch.Tensor:
+    def fail() -> None:
         raise RuntimeError("connection\nclosed")
 
-    def succeed() -> torch.Tensor:
-        ran.append(1)
-        return torch.zeros(1)
-
-    first = queue.put(Job(Promise("R0"), fail, unstamped))
-    second = queue.put(Job(Promise("R1"), succeed, unstamped))
-    for promise in (first, second):
+    first, second = queue.run("R0", fail), queue.run("R1", lambda: ran.append(1))
+    for completion in (first, second):
         with pytest.raises(RunError, match=r"^R0: reduction failed: connection$"):
-            promise.wait()
+            completion.wait()
+        assert completion.times is None
     queue.close()
     assert not ran
 
@@ -52,23 +47,18 @@ def test_nothing_behind_a_failed_job_is_trusted() -> None:
 def test_a_thread_that_never_returns_does_not_hold_up_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.run.work_queue.JOIN_TIMEOUT_S", 0.05)
     release = threading.Event()
-
-    def block() -> torch.Tensor:
-        release.wait()
-        return torch.zeros(1)
-
     queue = WorkQueue("reduction")
-    assert queue.idle
-    promise = queue.put(Job(Promise("R0"), block, unstamped))
-    assert not queue.idle
+    completion = queue.run("R0", release.wait)
+    assert completion.times is None
     begin = time.monotonic()
     queue.close()
     assert time.monotonic() - begin < 5
     release.set()
-    assert promise.wait().item() == 0
-    assert queue.idle
+    completion.wait()
+    assert completion.times is not None
 
 
-def test_what_is_there_is_not_waited_for() -> None:
-    value = torch.ones(2)
-    assert Done(value).wait() is value
+def test_a_queue_without_work_has_no_thread() -> None:
+    queue = WorkQueue("idle")
+    queue.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "weft-idle"]

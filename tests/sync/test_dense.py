@@ -14,6 +14,7 @@ from pool import WorkerPool
 from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.installed import installed
+from weft.run.transport import HostGroup
 from weft.sync import get_synchroniser
 from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter
 from weft.sync.dense import Dense
@@ -30,7 +31,7 @@ def gradient_of(rank: int) -> torch.Tensor:
 
 
 def reduce_late(rank: int, ranks: int, late: int) -> torch.Tensor:
-    gradient, group = gradient_of(rank), dist.new_group()
+    gradient, group = gradient_of(rank), HostGroup(dist.new_group())
     if rank == late:
         time.sleep(0.1)
     get_synchroniser(Choice(name="dense")).reduce(gradient, group)
@@ -38,7 +39,7 @@ def reduce_late(rank: int, ranks: int, late: int) -> torch.Tensor:
 
 
 def share_late(rank: int, ranks: int, late: int) -> torch.Tensor:
-    gradient, group = gradient_of(rank), dist.new_group()
+    gradient, group = gradient_of(rank), HostGroup(dist.new_group())
     if rank == late:
         time.sleep(0.1)
     share = get_synchroniser(Choice(name="dense")).reduce_scatter(gradient, group)
@@ -66,7 +67,7 @@ def share_of_pieces(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     gradients = [
         torch.randn(length, generator=torch.Generator().manual_seed(member)) for member in range(ranks)
     ]
-    found = reduce_scatter(gradients[rank], dist.new_group())
+    found = reduce_scatter(gradients[rank], HostGroup(dist.new_group()))
     expected = gradients[0].clone()
     for gradient in gradients[1:]:
         expected += gradient

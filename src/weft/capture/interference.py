@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from weft.capture.message_line import MessageLine
 from weft.capture.rounds import IN_FLIGHT, one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
@@ -36,13 +37,12 @@ from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.program.kinds import is_compute
 from weft.program.program import Program
-from weft.run.channels import ACTIVATION, Channels, open_channels
+from weft.run.channels import open_channels
 from weft.run.recorder import Recorder
 from weft.run.runtime import TIMEOUT_S, Runtime
 from weft.run.slots import read_slots
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
-from weft.run.work_queue import unstamped
 
 MODEL = "gpt-1m"
 SEQUENCE = 256
@@ -137,23 +137,20 @@ def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
-    channels = open_channels({after, before}, TIMEOUT_S)
-    try:
-        yield partial(_pass_round, channels, after, before, device)
-    finally:
-        channels.close()
-
-
-def _pass_round(
-    channels: Channels, after: int, before: int, device: torch.device, messages: int
-) -> list[float]:
     content = torch.zeros(MESSAGE_BYTES // 4, device=device)
+    with (
+        closing(open_channels({after, before}, TIMEOUT_S)) as channels,
+        closing(MessageLine(channels, after, before, content)) as line,
+    ):
+        yield partial(_pass_round, line)
+
+
+def _pass_round(line: MessageLine, messages: int) -> list[float]:
     seconds = []
     for _ in range(messages):
         start = time.perf_counter()
-        sent = channels.send(content.to("cpu"), after, ACTIVATION, "ring", unstamped)
-        received = channels.receive(content.shape, content.dtype, before, ACTIVATION, "ring", unstamped)
-        received.wait().to(device)
+        sent, received = line.send(), line.receive()
+        received.wait()
         sent.wait()
         seconds.append(time.perf_counter() - start)
     return seconds

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import torch
 import torch.distributed as dist
 
 from weft.capture.interference import measure_interference
+from weft.capture.message_line import MessageLine
 from weft.capture.timing import Timing, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
-from weft.run.channels import ACTIVATION, Channels, open_channels
+from weft.run.channels import Channels, open_channels
 from weft.run.runtime import TIMEOUT_S
-from weft.run.work_queue import unstamped
 
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
 MEMORY_BYTES = (2**16, 2**20, 2**24, 2**26)
@@ -117,21 +118,18 @@ def message_seconds(
     peer = pair[1] if rank == first else first
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
 
-    def send() -> None:
-        channels.send(tensor.to("cpu"), peer, ACTIVATION, "send", unstamped)
-
-    def receive() -> None:
-        handle = channels.receive(tensor.shape, tensor.dtype, peer, ACTIVATION, "receive", unstamped)
-        handle.wait().to(device)
-
     seconds = []
     dist.barrier()
     if rank in pair:
-        for _ in range(rounds):
-            start = time.perf_counter()
-            for transfer in (send, receive) if rank == first else (receive, send):
-                transfer()
-            seconds.append((time.perf_counter() - start) / 2.0)
+        with closing(MessageLine(channels, peer, peer, tensor)) as line:
+            for _ in range(rounds):
+                start = time.perf_counter()
+                if rank == first:
+                    line.send()
+                line.receive().wait()
+                if rank != first:
+                    line.send()
+                seconds.append((time.perf_counter() - start) / 2.0)
     dist.barrier()
     return slowest(summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)).seconds
 

@@ -20,6 +20,7 @@ from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
 from weft.run.states import make_states
 from weft.run.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
+from weft.run.transport import HostGroup
 
 LAYERS_PER_KIND = 4
 
@@ -89,7 +90,7 @@ def subjects_of(
     share = (tensor.place, tensor.size)
     stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision], tensor_share=share).to(device)
     if tensor.group is not None:
-        tensor_ranks(stage).connect(tensor.group)
+        tensor_ranks(stage).connect(HostGroup(tensor.group))
     optimizer, summed = _trained(stage, precision)
     every_input = [
         stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)

@@ -6,14 +6,14 @@ clearing is one operation. Where replicas share gradients out, several stages ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import nn
 
-from weft.run.work_queue import nothing_to_wait_for
+from weft.run.streams import THERE, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class FlatLayout:
 class GradientBucket:
     """Flat gradients of one stage, in a buffer that it may share with other stages.
 
-    Do not set `.grad` to None: use `clear`.
+    Do not set `.grad` to None: use `clear`. Work that makes gradients reads `room` and claims the bucket;
+    work that takes them out hands it back, and who issues that sets `room`.
     """
 
     def __init__(self, layout: FlatLayout, buffer: GradientBuffer) -> None:
@@ -100,26 +101,33 @@ class GradientBucket:
     def clear(self) -> None:
         self.flat.zero_()
 
+    @property
+    def room(self) -> Value[None]:
+        """Who last took gradients out of the buffer."""
+        return self._buffer.emptied
+
+    @room.setter
+    def room(self, emptied: Value[None]) -> None:
+        self._buffer.emptied = emptied
+
     def claim(self) -> None:
         """Before gradients of the stage are made: have the buffer, with nothing in it unless it is this
-        stage's already. Waits until the gradients of the stage before are taken out of it.
+        stage's already.
         """
         buffer = self._buffer
         if buffer.holder is self:
             return
         assert buffer.holder is None, "a reduction empties the buffer before another stage takes it"
-        buffer.until_empty()
         buffer.holder = self
         self.clear()
         for parameter, view in zip(self._layout.parameters, self._layout.views(self.flat), strict=True):
             parameter.grad = view
 
-    def hand_back(self, until_empty: Callable[[], object]) -> None:
-        """Leave the buffer to whoever claims it next; `until_empty` waits for what still reads it."""
+    def hand_back(self) -> None:
+        """Leave the buffer to whoever claims it next."""
         assert self._buffer.holder is self, "a stage hands back the buffer that it holds"
         for parameter in self._layout.parameters:
             parameter.grad = None
-        self._buffer.until_empty = until_empty
         self._buffer.holder = None
 
 
@@ -129,7 +137,7 @@ class GradientBuffer:
     def __init__(self, layouts: list[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
         self.holder: GradientBucket | None = None
-        self.until_empty: Callable[[], object] = nothing_to_wait_for  # nobody has used the buffer yet
+        self.emptied = THERE
 
 
 def make_buckets(

@@ -1,24 +1,27 @@
 """Messages between ranks over TCP connections of their own, first in, first out per peer and payload.
 
-Large messages have a thread per (peer, direction, payload), which blocks in the system call and stamps the
-time of arrival. Small ones do without: to hand them over between threads takes longer than to send them. The
-sender writes them at once, and whoever needs one reads it, so that in a Timeline it ends when it is read.
-Both ends tell small from large by the number of bytes, and each size has a connection of its own.
+Large messages block the thread of their stream in the system call. Small ones do without: to hand them over
+between threads takes longer than to send them. The sender writes them at once, and whoever needs one reads
+it, so that in a Timeline it ends when it is read. Both ends tell small from large by the number of bytes, and
+each size has a connection of its own. What is sent goes through host memory; see `weft.run.transport`.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from weft.errors import RunError
 from weft.run.connections import Connections, connect, receive_into, send_all, send_now
-from weft.run.work_queue import Done, Handle, Job, Promise, Stamp, WorkQueue, transfer_error
+from weft.run.streams import Completion, Ended, Reports, Stream, Value
+from weft.run.transport import bring_back, host_room
+from weft.run.work_queue import labelled
 
 # What messages carry.
 ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
@@ -27,40 +30,40 @@ PAYLOADS = (ACTIVATION, OUTPUT_GRADIENT)
 SMALL_BYTES = 64 * 1024
 
 
+class Incoming(Protocol):
+    """Where messages of one payload and size arrive from one peer."""
+
+    def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
+        """Fill a contiguous tensor with the next message, on that stream or when somebody waits for it."""
+        ...
+
+
 class Channels:
-    """All messages of one rank; one thread calls `send`, `receive` and the `wait` of what they return."""
+    """All messages of one rank."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._outboxes: dict[tuple[int, str], Outbox] = {}
-        self._inboxes: dict[tuple[int, str], Inbox | SmallInbox] = {}
+        self._inboxes: dict[tuple[int, str], Incoming] = {}
 
-    def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str, stamp: Stamp) -> Handle:
-        """Send a contiguous tensor in host memory, which must not change until the handle is done.
-
-        Raises:
-            RunError: when the peer is gone already.
-        """
-        key = (peer, _connection_name(payload, tensor.nbytes))
+    def outgoing(self, peer: int, payload: str, size_bytes: int) -> Outbox:
+        """Where messages of that size are sent from."""
+        key = (peer, _connection_name(payload, size_bytes))
         if key not in self._outboxes:
-            self._outboxes[key] = Outbox(self._connections[key], f"send of {payload} to rank {peer}")
-        return self._outboxes[key].send(tensor, label, stamp)
+            name = f"send of {payload} to rank {peer}"
+            self._outboxes[key] = Outbox(self._connections[key], name, small=size_bytes <= SMALL_BYTES)
+        return self._outboxes[key]
 
-    def receive(
-        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, payload: str, label: str, stamp: Stamp
-    ) -> Handle:
-        """Receive a tensor of that shape."""
-        tensor = torch.empty(shape, dtype=dtype)
-        key = (peer, _connection_name(payload, tensor.nbytes))
+    def incoming(self, peer: int, payload: str, size_bytes: int) -> Incoming:
+        """Where messages of that size arrive."""
+        key = (peer, _connection_name(payload, size_bytes))
         if key not in self._inboxes:
-            kind = SmallInbox if tensor.nbytes <= SMALL_BYTES else Inbox
+            kind = SmallInbox if size_bytes <= SMALL_BYTES else Inbox
             self._inboxes[key] = kind(self._connections[key], f"receive of {payload} from rank {peer}")
-        return self._inboxes[key].receive(tensor, label, stamp)
+        return self._inboxes[key]
 
     def close(self) -> None:
-        """Finish what is under way and hang up."""
-        for box in (*self._outboxes.values(), *self._inboxes.values()):
-            box.close()
+        """Hang up; the streams that messages went over are closed before."""
         for connection in self._connections.values():
             connection.close()
         self._outboxes.clear()
@@ -79,57 +82,58 @@ def open_channels(peers: Collection[int], timeout_s: float) -> Channels:
 
 
 class Outbox:
-    """Sends over one connection: at once what it takes at once, the rest from a thread."""
+    """Sends over one connection: at once what it takes at once, the rest on the stream of the message."""
+
+    def __init__(self, connection: socket.socket, name: str, *, small: bool) -> None:
+        self._connection = connection
+        self._name = name
+        self._small = small
+        self._last: Completion | None = None
+
+    def send(self, stream: Stream, label: str, value: Value[torch.Tensor]) -> Completion:
+        """Send a tensor, which must not change before the end of the message.
+
+        Raises:
+            RunError: when the peer is gone already.
+        """
+        if self._small and value.completion.times is not None and self._free():
+            content = _bytes_of(value.content)
+            begin_ns = time.monotonic_ns()
+            sent = self._send_now(label, content)
+            if sent == len(content):
+                return Ended((begin_ns, time.monotonic_ns()))
+            rest = content[sent:]
+            self._last = stream.run(label, lambda: self._send_all(label, rest), value)
+        else:
+            self._last = stream.run(label, lambda: self._send_all(label, _bytes_of(value.content)), value)
+        return self._last
+
+    def _free(self) -> bool:
+        """Whether nothing is left of the messages before."""
+        return self._last is None or self._last.times is not None
+
+    def _send_now(self, label: str, content: memoryview) -> int:
+        try:
+            return send_now(self._connection, content)
+        except OSError as error:
+            raise labelled(error, label, self._name) from error
+
+    def _send_all(self, label: str, content: memoryview) -> None:
+        try:
+            send_all(self._connection, content)
+        except OSError as error:
+            raise labelled(error, label, self._name) from error
+
+
+class Inbox:
+    """Large messages of one connection: the thread of their stream reads them one after the other."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._connection = connection
         self._name = name
-        self._queue: WorkQueue | None = None
 
-    def send(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
-        content = _bytes_of(tensor)
-        if len(content) <= SMALL_BYTES and (self._queue is None or self._queue.idle):
-            begin_ns = time.monotonic_ns()
-            try:
-                sent = send_now(self._connection, content)
-            except OSError as error:
-                raise transfer_error(label, self._name, error) from error
-            if sent == len(content):
-                stamp(begin_ns, time.monotonic_ns())
-                return Done(tensor)
-            content = content[sent:]
-
-        def transfer() -> torch.Tensor:
-            send_all(self._connection, content)
-            return tensor
-
-        if self._queue is None:
-            self._queue = WorkQueue(self._name)
-        return self._queue.put(Job(Promise(label), transfer, stamp))
-
-    def close(self) -> None:
-        if self._queue is not None:
-            self._queue.close()
-
-
-class Inbox:
-    """Large messages of one connection: a thread reads them one after the other."""
-
-    def __init__(self, connection: socket.socket, name: str) -> None:
-        self._connection = connection
-        self._queue = WorkQueue(name)
-
-    def receive(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
-        room = _bytes_of(tensor)
-
-        def transfer() -> torch.Tensor:
-            receive_into(self._connection, room)
-            return tensor
-
-        return self._queue.put(Job(Promise(label), transfer, stamp))
-
-    def close(self) -> None:
-        self._queue.close()
+    def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
+        return stream.run(label, lambda: _read(self._connection, tensor, label, self._name))
 
 
 class SmallInbox:
@@ -141,51 +145,70 @@ class SmallInbox:
         self._free_ns = 0
         self._failure: RunError | None = None
         self._unread: deque[Letter] = deque()
+        self._turn = threading.Condition(threading.Lock())
+        self._reading = False
 
-    def receive(self, tensor: torch.Tensor, label: str, stamp: Stamp) -> Handle:
-        letter = Letter(self, tensor, label, stamp, time.monotonic_ns())
+    def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
+        letter = Letter(self, tensor, label)
         self._unread.append(letter)
         return letter
 
     def read(self, wanted: Letter) -> None:
-        """Read up to `wanted`; nothing behind a failure can be trusted to arrive."""
-        if self._failure is not None:
-            raise self._failure
-        while not wanted.opened:
-            letter = self._unread.popleft()
+        """Read up to `wanted`; nothing behind a failure can be trusted to arrive.
+
+        Who comes while another thread reads waits for its letter, which may come before what that one wants.
+        """
+        while wanted.times is None:
+            with self._turn:
+                if self._failure is not None:
+                    raise self._failure
+                if self._reading:
+                    self._turn.wait()
+                    continue
+                self._reading = True
+                letter = self._unread.popleft()
             try:
-                receive_into(self._connection, _bytes_of(letter.tensor))
-            except OSError as error:
-                self._failure = transfer_error(letter.label, self._name, error)
-                raise self._failure from error
-            letter.opened = True
-            start_ns, self._free_ns = max(letter.posted_ns, self._free_ns), time.monotonic_ns()
-            letter.stamp(start_ns, self._free_ns)
+                self._open(letter)
+            except RunError as error:
+                self._failure = error
+            finally:
+                with self._turn:
+                    self._reading = False
+                    self._turn.notify_all()
 
-    def close(self) -> None:
-        self._unread.clear()
+    def _open(self, letter: Letter) -> None:
+        _read(self._connection, letter.tensor, letter.label, self._name)
+        start_ns, self._free_ns = max(letter.posted_ns, self._free_ns), time.monotonic_ns()
+        letter.end((start_ns, self._free_ns))
 
 
-@dataclass(slots=True)
-class Letter:
-    """A small message; the thread that computes waits for it and nobody else."""
+class Letter(Reports):
+    """A small message, which ends when the first who waits for it, or for a later one, has read it."""
 
-    inbox: SmallInbox
-    tensor: torch.Tensor
-    label: str
-    stamp: Stamp
-    posted_ns: int
-    opened: bool = False
+    def __init__(self, inbox: SmallInbox, tensor: torch.Tensor, label: str) -> None:
+        super().__init__()
+        self.inbox = inbox
+        self.tensor = tensor
+        self.label = label
+        self.posted_ns = time.monotonic_ns()
 
-    def wait(self) -> torch.Tensor:
-        if not self.opened:
+    def wait(self) -> None:
+        if self.times is None:
             self.inbox.read(self)
-        return self.tensor
 
 
 def _connection_name(payload: str, size_bytes: int) -> str:
     return f"{'small' if size_bytes <= SMALL_BYTES else 'large'} {payload}"
 
 
+def _read(connection: socket.socket, tensor: torch.Tensor, label: str, name: str) -> None:
+    on_host = host_room(tensor)
+    try:
+        receive_into(connection, _bytes_of(on_host))
+    except OSError as error:
+        raise labelled(error, label, name) from error
+    bring_back(tensor, on_host)
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.to("cpu").contiguous().view(-1).view(torch.uint8).numpy())

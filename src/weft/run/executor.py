@@ -1,26 +1,34 @@
 """`Executor`: one rank's part of a Program, as a flat list of closures.
 
-The main thread goes through the list in issue order. It computes; transfers it only posts, and they go on
-in the threads of their streams. Whoever reads a value waits for it.
+The main thread goes through the list in issue order and issues every instruction to its stream. What that
+blocks is up to the stream (`weft.run.streams`); the executor itself waits at the end of a step only, for what
+the step before has left under way.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-
-import torch
+from functools import partial
+from typing import NamedTuple
 
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
-from weft.program.program import Instruction, Program
+from weft.program.program import NONE, Instruction, Program
 from weft.run.handlers import HANDLERS
-from weft.run.handlers.base import Compute, Handler, Transfer
+from weft.run.handlers.base import NORM, Handler, Issue
 from weft.run.recorder import Recorder
-from weft.run.work_queue import Handle
+from weft.run.streams import Completion
 from weft.run.workspace import Batch, Workspace
 
 Record = Callable[[int, int, int, int, int], None]
+
+
+class Outcome(NamedTuple):
+    """What a step tells the host: this rank's share of the loss, and the norm where it is taken."""
+
+    loss: float
+    gradient_norm: float | None
 
 
 class Executor:
@@ -42,24 +50,22 @@ class Executor:
         self._workspace = workspace
         self._record: Record = recorder.record if recorder is not None else _forget
         self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
-        device = workspace.resources.device
-        self._settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
-        self._posted: list[Handle] = []
-        self._in_flight: list[Handle] = []
+        self._posted: list[Completion] = []
+        self._in_flight: list[Completion] = []
         self._actions = [
             (instruction, self._bind(instruction, handlers[instruction.kind.name](workspace, instruction)))
             for instruction in program.of_rank(workspace.resources.rank)
         ]
 
-    def run_step(self, step: int, batch: Batch) -> float:
-        """Execute one step and return this rank's share of the loss.
+    def run_step(self, step: int, batch: Batch) -> Outcome:
+        """Execute one step, of which only the outcome is waited for.
 
         Raises:
-            RunError: naming the rank, the step and the instruction; a transfer that fails after its last
+            RunError: naming the rank, the step and the instruction; one that fails after its last
                 reader is reported by the following step.
         """
         workspace = self._workspace
-        workspace.step, workspace.batch, workspace.loss = step, batch, 0.0
+        workspace.begin(step, batch)
         self._begin(step)
         reached: Instruction | None = None
         try:
@@ -67,6 +73,7 @@ class Executor:
                 action()
             # Sends of this step may still be under way; those of the step before have long been received.
             self.drain()
+            outcome = self._outcome()
         except RunError as error:
             raise type(error)(f"{self._where(reached)}: {error}") from error
         except Exception as error:
@@ -74,52 +81,42 @@ class Executor:
             raise RunError(f"{self._where(reached)}: {reason}") from error
         self._in_flight = self._posted.copy()
         self._posted.clear()
-        return workspace.loss
+        return outcome
 
     def drain(self) -> None:
-        """Wait for the transfers of the last finished step.
+        """Wait for what the last finished step has left under way; all times are known then.
 
         Raises:
-            RunError: when one has failed.
+            RunError: when something has failed.
         """
-        for handle in self._in_flight:
-            handle.wait()
+        for completion in self._in_flight:
+            completion.wait()
         self._in_flight = []
+
+    def _outcome(self) -> Outcome:
+        norm = self._workspace.values.get((NORM, NONE, NONE))
+        loss = self._workspace.read_loss()
+        return Outcome(loss, None if norm is None else self._workspace.read(norm))
 
     def _where(self, instruction: Instruction | None) -> str:
         return (
             f"rank {self._workspace.resources.rank}, step {self._workspace.step}, instruction {instruction}"
         )
 
-    def _bind(self, instruction: Instruction, action: Compute | Transfer) -> Callable[[], None]:
-        if isinstance(action, Compute):
-            return self._computing(instruction.position, action)
-        return self._posting(instruction.position, action)
-
-    def _computing(self, position: int, compute: Compute) -> Callable[[], None]:
-        clock, record, workspace, settle = time.monotonic_ns, self._record, self._workspace, self._settle
+    def _bind(self, instruction: Instruction, issue: Issue) -> Callable[[], None]:
+        # No action holds the executor: process groups end with the last reference to what holds them.
+        clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
+        position, stream = instruction.position, workspace.resources.streams.of(instruction)
 
         def run() -> None:
             posted_ns = clock()
-            compute.ready()
-            start_ns = clock()
-            compute.execute()
-            settle()
-            record(workspace.step, position, posted_ns, start_ns, clock())
-
-        return run
-
-    def _posting(self, position: int, transfer: Transfer) -> Callable[[], None]:
-        # No action holds the executor: process groups end with the last reference to what holds them.
-        clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
-
-        def run() -> None:
-            posted_ns, step = clock(), workspace.step
-
-            def stamp(start_ns: int, end_ns: int) -> None:
-                record(step, position, posted_ns, start_ns, end_ns)
-
-            posted.append(transfer.post(stamp))
+            completion = issue(stream)
+            times = completion.times
+            if times is not None:
+                record(workspace.step, position, posted_ns, *times)
+            else:
+                completion.report_to(partial(record, workspace.step, position, posted_ns))
+                posted.append(completion)
 
         return run
 
@@ -152,7 +149,3 @@ def _forget(step: int, position: int, posted_ns: int, start_ns: int, end_ns: int
 
 def _forget_step(step: int) -> None:
     """A step that nobody follows."""
-
-
-def _nothing() -> None:
-    """A synchronous device has finished when the call returns."""

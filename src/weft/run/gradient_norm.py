@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from weft.errors import RunError
+from weft.sync.base import Group
 from weft.sync.collectives import PIECE_ELEMENTS
 
 # Added to the norm by torch's own clipping, so that both scale alike.
@@ -45,47 +45,38 @@ class GradientNorm:
         self._gradients = gradients
         self._clip_norm = clip_norm
         self._skips = skip_non_finite
-        self.value = math.nan
 
-    @property
-    def finite(self) -> bool:
-        """Whether the step of this norm is taken."""
-        return math.isfinite(self.value)
-
-    def take(self, group: dist.ProcessGroup) -> torch.Tensor:
-        """The norm, shape (1,), in fp64; blocks, and every rank of the group calls it."""
-        squares = torch.zeros(1, dtype=torch.float64)
+    def take(self, group: Group) -> torch.Tensor:
+        """The norm, shape (1,), in fp64; every rank of the group calls it."""
+        device = next((flat.device for one in self._gradients.values() for flat in one.stepped), None)
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
         for one in self._gradients.values():
             for flat in one.counted:
                 for piece in flat.split(PIECE_ELEMENTS):
                     wide = piece.double()
-                    squares += torch.dot(wide, wide).cpu()
-        if dist.get_world_size(group) > 1:
-            dist.all_reduce(squares, group=group)
+                    squares += torch.dot(wide, wide)
+        if group.size > 1:
+            group.all_reduce(squares)
         return squares.sqrt_()
 
-    def settle(self, norm: float) -> None:
-        """Keep the norm of the step under way.
-
-        Raises:
-            RunError: when it is not finite and such steps are not left out.
-        """
-        self.value = norm
-        if not self.finite and not self._skips:
-            raise RunError(
-                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
-                "or optimizer.skip_non_finite = true"
-            )
-
-    def clip(self, stage: int) -> bool:
+    def clip(self, stage: int, norm: float) -> bool:
         """Scale what this rank steps of a stage down to the limit, where the norm is larger.
 
         Returns:
             Whether to step with it.
+
+        Raises:
+            RunError: when the norm is not finite and such steps are not left out.
         """
-        if self.finite and self._clip_norm is not None:
-            scale = self._clip_norm / (self.value + EPSILON)
-            if scale < 1.0:
-                for flat in self._gradients[stage].stepped:
-                    flat.mul_(scale)
-        return self.finite
+        if not math.isfinite(norm):
+            if self._skips:
+                return False
+            raise RunError(
+                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
+                "or optimizer.skip_non_finite = true"
+            )
+        scale = 1.0 if self._clip_norm is None else self._clip_norm / (norm + EPSILON)
+        if scale < 1.0:
+            for flat in self._gradients[stage].stepped:
+                flat.mul_(scale)
+        return True

@@ -15,6 +15,7 @@ from weft.describe.plan import context_groups_of, tensor_groups_of
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Program
+from weft.run.transport import HostGroup
 
 BACKEND = "gloo"
 
@@ -30,13 +31,14 @@ class Groups:
     rank: int
     generation: int
     losses: dist.ProcessGroup
-    collective: dict[int, dist.ProcessGroup]
-    replica: dict[tuple[int, ...], dist.ProcessGroup]
+    collective: dict[int, HostGroup]
+    replica: dict[tuple[int, ...], HostGroup]
 
     def close(self) -> None:
         """Give the groups back. All members are done with them when the last one closes."""
-        for group in (self.losses, *self.collective.values(), *self.replica.values()):
-            dist.destroy_process_group(group)
+        dist.destroy_process_group(self.losses)
+        for group in (*self.collective.values(), *self.replica.values()):
+            group.close()
 
 
 def open_groups(
@@ -78,8 +80,8 @@ def open_groups(
         rank=rank,
         generation=generation,
         losses=losses,
-        collective=mine,
-        replica={ranks: group for ranks, group in inside.items() if rank in ranks},
+        collective={index: HostGroup(group) for index, group in mine.items()},
+        replica={ranks: HostGroup(group) for ranks, group in inside.items() if rank in ranks},
     )
 
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 
 from weft.run.failures import PeerLostError
 from weft.run.work_queue import first_line
-from weft.sync.collectives import all_gather, reduce_scatter
+from weft.sync.base import Group
+from weft.sync.collectives import add_up, reduce_scatter
 
 
 class ReplicaRanks:
@@ -30,9 +30,9 @@ class ReplicaRanks:
     def __init__(self, place: int = 0, size: int = 1) -> None:
         self.place = place
         self.size = size
-        self._group: dist.ProcessGroup | None = None
+        self._group: Group | None = None
 
-    def connect(self, group: dist.ProcessGroup) -> None:
+    def connect(self, group: Group) -> None:
         """Exchange over this group from now on; its ranks are in the order of their places."""
         self._group = group
 
@@ -40,37 +40,33 @@ class ReplicaRanks:
         self._group = None
 
     @property
-    def group(self) -> dist.ProcessGroup:
+    def group(self) -> Group:
         assert self._group is not None, "a runtime connects the stages that it is given"
         return self._group
 
     def add_up(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' values of one shape, in the order of the ranks, as a new tensor."""
-        flat = on_host(value).view(-1)
+        flat = value.detach().contiguous().view(-1)
         total = flat.new_zeros(-(-len(flat) // self.size) * self.size)
         total[: len(flat)] = flat
         with self.meeting():
-            if self.size == 2:
-                # The sum of two numbers does not depend on their order.
-                dist.all_reduce(total, group=self.group)
-            else:
-                all_gather(total, reduce_scatter(total, self.group), self.group)
-        return total[: len(flat)].view(value.shape).to(value.device)
+            add_up(total, self.group)
+        return total[: len(flat)].view(value.shape)
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """All ranks' values of one shape, one after the other: (size, ...)."""
-        share = on_host(value)
-        found = torch.empty((self.size, *share.shape), dtype=share.dtype)
+        share = value.detach().contiguous()
+        found = share.new_empty((self.size, *share.shape))
         with self.meeting():
-            all_gather(found.view(-1), share.view(-1), self.group)
-        return found.to(value.device)
+            self.group.all_gather(found.view(-1), share.view(-1))
+        return found
 
     def scatter_sum(self, values: torch.Tensor) -> torch.Tensor:
         """The own part (...) of the sum of all ranks' (size, ...), in the order of the ranks."""
-        shares = on_host(values)
+        shares = values.detach().contiguous()
         with self.meeting():
             own = reduce_scatter(shares.view(-1), self.group)
-        return own.view(shares.shape[1:]).to(values.device)
+        return own.view(shares.shape[1:])
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
@@ -79,8 +75,3 @@ class ReplicaRanks:
             yield
         except RuntimeError as error:
             raise PeerLostError(f"lost another {self.name} rank: {first_line(error)}") from error
-
-
-def on_host(value: torch.Tensor) -> torch.Tensor:
-    """Contiguous in host memory, which is what gloo works on."""
-    return value.detach().to("cpu").contiguous()

@@ -17,12 +17,14 @@ from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
 from weft.run.gradient_norm import GradientNorm, OwnGradient
+from weft.run.host_streams import HostStreams
 from weft.run.mesh import Groups, open_groups
 from weft.run.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.shards import StageShard
 from weft.run.states import StageStates, make_states
 from weft.run.statistics import StageStatistics
 from weft.run.stepped import SteppedWeights, require_elementwise
+from weft.run.streams import Streams
 from weft.run.tensor_stage import (
     SummedGradients,
     connect_stages,
@@ -31,9 +33,8 @@ from weft.run.tensor_stage import (
     tensor_ranks,
 )
 from weft.run.tied import TiedGradient, copies_of
-from weft.run.work_queue import WorkQueue
 from weft.sync import get_synchroniser
-from weft.sync.base import Synchroniser
+from weft.sync.base import Group, Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -67,7 +68,7 @@ class Resources:
     tied: Mapping[int, TiedGradient]
     groups: Groups
     channels: Channels
-    collectives: WorkQueue
+    streams: Streams
     synchroniser: Synchroniser
     loss_function: LossFunction
     micro_batch_size: int
@@ -156,7 +157,7 @@ def make_resources(
         tied=tied,
         groups=groups,
         channels=open_channels(_peers(program, rank), timeout_s),
-        collectives=WorkQueue("reduction"),
+        streams=HostStreams(device),
         synchroniser=synchroniser,
         loss_function=loss_fn,
         micro_batch_size=plan.micro_batch_size,
@@ -216,11 +217,9 @@ def _tied_gradients(
     return tied
 
 
-def _equalise(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
+def _equalise(module: nn.Module, group: Group, source: int) -> None:
     for tensor in [*module.parameters(), *module.buffers()]:
-        on_host = tensor.detach().to("cpu").contiguous()
-        dist.broadcast(on_host, source, group=group)
-        tensor.detach().copy_(on_host)
+        group.broadcast(tensor.detach(), source)
 
 
 def _layouts(
@@ -269,7 +268,7 @@ def _own_gradients(
         flats = tuple(one.gradient(stage) for one in copies)
         answered = tuple(one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
         group = reducing.get(stage)
-        own = layout.share(0 if group is None else dist.get_rank(groups.collective[group]))
+        own = layout.share(0 if group is None else groups.collective[group].place)
         counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
         if stage in states.shards:
             stepped = states.shards[stage].own_gradient
@@ -282,8 +281,8 @@ def _own_gradients(
     return found
 
 
-def _part(of: slice, group: dist.ProcessGroup) -> slice:
+def _part(of: slice, group: Group) -> slice:
     """This rank's of the equal parts into which the ranks of a group cut what they all have."""
-    size = (of.stop - of.start) // dist.get_world_size(group)
-    start = of.start + dist.get_rank(group) * size
+    size = (of.stop - of.start) // group.size
+    start = of.start + group.place * size
     return slice(start, start + size)

@@ -14,7 +14,7 @@ from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.program import Program
 from weft.run.bucket import GradientBucket
-from weft.run.executor import Executor, require_supported
+from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.recorder import Recorder
 from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources
 from weft.run.shards import StageShard, gather_weights
@@ -160,12 +160,14 @@ class Runtime:
 
     def gather_weights(self) -> None:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
+        self._catch_up()
         gather_weights(self.shards)
         self.average_statistics()
 
     def average_statistics(self) -> None:
         """Give all replicas the same running statistics, such as those of batch norms; every rank must call
         it."""
+        self._catch_up()
         average_statistics(self._resources.statistics)
 
     def step(self, step: int, batch: Batch) -> StepResult:
@@ -181,9 +183,7 @@ class Runtime:
         """
         if self._training is None:
             raise RunError("this runtime is closed")
-        loss = self._training.run_step(step, batch)
-        norm = self._resources.gradient_norm
-        return self._share(step, loss, None if norm is None else norm.value)
+        return self._share(step, self._training.run_step(step, batch))
 
     def evaluate(self, program: Program, batches: Iterable[Batch]) -> float:
         """Mean loss over batches, by a forward-only program; every rank must call it with as many batches.
@@ -215,8 +215,8 @@ class Runtime:
         try:
             self._training.drain()
         finally:
+            self._held.streams.close()
             self._held.channels.close()
-            self._held.collectives.close()
             self._held.groups.close()
             disconnect_stages(self._stages)
             # torch's threads of a group end with the last reference to it. One that still runs when the
@@ -239,11 +239,16 @@ class Runtime:
             last_gradients=last_gradients(program, self.rank),
         )
 
-    def _share(self, step: int, loss: float, gradient_norm: float | None = None) -> StepResult:
-        share = torch.tensor([loss], dtype=torch.float64)
+    def _catch_up(self) -> None:
+        """Between two steps: what the host reads now must have been done on all streams."""
+        if self._training is not None:
+            self._training.drain()
+
+    def _share(self, step: int, outcome: Outcome) -> StepResult:
+        share = torch.tensor([outcome.loss], dtype=torch.float64)
         shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
         work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work, gradient_norm)
+        return StepResult(step, shares, work, outcome.gradient_norm)
 
 
 def require_runnable(plan: Plan, program: Program) -> None:

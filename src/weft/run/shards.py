@@ -12,24 +12,26 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from weft.run.bucket import FlatLayout
 from weft.run.precision import give
-from weft.sync.collectives import all_gather
+from weft.run.streams import THERE, Value
+from weft.sync.base import Group
 
 
 class StageWeights(Protocol):
-    """The weights that the parameters of a stage are views of, and this rank's own range of them."""
+    """The weights that the parameters of a stage are views of, and this rank's own range of them.
+
+    Attributes:
+        own: the range.
+        room: who last freed the room that all weights need; work that gathers them reads it.
+    """
 
     own: torch.Tensor
+    room: Value[None]
 
-    def claim(self) -> None:
-        """Have room for all weights of the stage, before they are gathered."""
-        ...
-
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
-        """Bring the weights up to date from the shares of all, and return them flat; blocks."""
+    def gather(self, group: Group) -> None:
+        """Take the room and bring the weights up to date from the shares of all."""
         ...
 
     def require(self) -> None:
@@ -37,11 +39,11 @@ class StageWeights(Protocol):
         ...
 
     def free(self) -> None:
-        """Give the room to another stage."""
+        """Leave the room to another stage; who issues that sets `room`."""
         ...
 
-    def show(self, group: dist.ProcessGroup) -> None:
-        """Let the parameters be up to date until the next step; blocks."""
+    def show(self, group: Group) -> None:
+        """Let the parameters be up to date until the next step."""
         ...
 
 
@@ -57,13 +59,12 @@ class ResidentWeights:
     def __init__(self, layout: FlatLayout, flat: torch.Tensor, own: slice) -> None:
         self._flat = flat
         self.own = flat[own]
+        self.room = THERE
         _make_of(layout, flat)
 
-    def claim(self) -> None:
-        """The room is the stage's own."""
-
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
-        return gather_into(self._flat, self.own.clone(), group)
+    def gather(self, group: Group) -> None:
+        # A copy: the whole, of which the share is a part, is written while it is read.
+        group.all_gather(self._flat, self.own.clone())
 
     def require(self) -> None:
         """They are always there."""
@@ -71,7 +72,7 @@ class ResidentWeights:
     def free(self) -> None:
         """No other stage can use the room."""
 
-    def show(self, group: dist.ProcessGroup) -> None:
+    def show(self, group: Group) -> None:
         self.gather(group)
 
 
@@ -81,6 +82,7 @@ class WeightBuffer:
     def __init__(self, layouts: Sequence[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
         self.holder: GatheredWeights | None = None
+        self.freed = THERE
 
 
 class GatheredWeights:
@@ -102,15 +104,25 @@ class GatheredWeights:
         self._shown: torch.Tensor | None = None
         _make_of(layout, self._room)
 
+    @property
+    def room(self) -> Value[None]:
+        return self._buffer.freed
+
+    @room.setter
+    def room(self, freed: Value[None]) -> None:
+        self._buffer.freed = freed
+
     def claim(self) -> None:
+        """Take the room, whatever lies in it."""
         assert self._buffer.holder is None, "a stage frees the buffer before another one gathers into it"
         self._buffer.holder = self
         if self._shown is not None:
             self._shown = None
             _make_of(self._layout, self._room)
 
-    def gather(self, group: dist.ProcessGroup) -> torch.Tensor:
-        return gather_into(self._room, self.own, group)
+    def gather(self, group: Group) -> None:
+        self.claim()
+        group.all_gather(self._room, self.own)
 
     def require(self) -> None:
         assert self._buffer.holder is self, "weights are read between a gather and its free"
@@ -119,9 +131,10 @@ class GatheredWeights:
         self.require()
         self._buffer.holder = None
 
-    def show(self, group: dist.ProcessGroup) -> None:
+    def show(self, group: Group) -> None:
         # Beside the buffer, which cannot take all stages at once.
-        self._shown = gather_into(torch.empty_like(self._room), self.own, group)
+        self._shown = torch.empty_like(self._room)
+        group.all_gather(self._shown, self.own)
         _make_of(self._layout, self._shown)
 
 
@@ -134,37 +147,31 @@ class StageShard:
         group: the ranks that share the stage.
     """
 
-    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: Group) -> None:
         self.weights = weights
         self.own_gradient = gradient
         self._group = group
 
-    def gather(self) -> torch.Tensor:
-        """Bring the claimed weights up to date; blocks, and every rank of the group calls it."""
-        return self.weights.gather(self._group)
+    def gather(self) -> None:
+        """Bring the weights up to date; every rank of the group calls it."""
+        self.weights.gather(self._group)
 
     def show(self) -> None:
-        """Let the parameters be up to date until the next step; blocks, every rank of the group calls it."""
+        """Let the parameters be up to date until the next step; every rank of the group calls it."""
         self.weights.show(self._group)
 
-    def take_in(self, share: torch.Tensor, part: int) -> torch.Tensor:
+    def take_in(self, share: torch.Tensor, part: int) -> None:
         """Add the `part`-th reduced share of a step, shape (length / shards,), to the own gradient."""
-        gradient = self.own_gradient
-        return gradient.copy_(share) if part == 0 else gradient.add_(share.to(gradient.device))
+        if part == 0:
+            self.own_gradient.copy_(share)
+        else:
+            self.own_gradient.add_(share)
 
 
 def gather_weights(shards: Mapping[int, StageShard]) -> None:
     """Bring the parameters of a rank's stages up to date; all ranks of the job call it, between two steps."""
     for stage in sorted(shards):
         shards[stage].show()
-
-
-def gather_into(flat: torch.Tensor, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Fill `flat`, shape (n,), with the shares of all ranks, shape (n / ranks,), which lie elsewhere."""
-    # gloo works on host memory: elsewhere the weights take the way through it.
-    on_host = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
-    all_gather(on_host, share.to("cpu"), group)
-    return flat if on_host is flat else flat.copy_(on_host)
 
 
 def _make_of(layout: FlatLayout, flat: torch.Tensor) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.run.bucket import FlatLayout, GradientBucket, make_buckets
 from weft.run.shards import GatheredWeights, ResidentWeights, StageShard, StageWeights, WeightBuffer
 from weft.run.stepped import OwnRange, SteppedWeights
+from weft.sync.base import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StageStates:
 def make_states(
     layouts: Mapping[int, FlatLayout],
     optimizers: Mapping[int, torch.optim.Optimizer],
-    groups: Mapping[int, dist.ProcessGroup],
+    groups: Mapping[int, Group],
     sharding: str,
     *,
     dtype: torch.dtype,
@@ -56,7 +56,7 @@ def make_states(
         group = groups.get(stage)
         if group is None and dtype == stepped_dtype:
             continue
-        own = slice(0, layout.length) if group is None else layout.share(dist.get_rank(group))
+        own = slice(0, layout.length) if group is None else layout.share(group.place)
         masters = layout.flatten(stepped_dtype)
         weights: StageWeights
         if stage in rooms:

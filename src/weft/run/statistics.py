@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from weft.sync.base import Group
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ class StageStatistics:
             across islands; none where there is but one replica.
     """
 
-    def __init__(self, module: nn.Module, share: float, groups: Sequence[dist.ProcessGroup]) -> None:
+    def __init__(self, module: nn.Module, share: float, groups: Sequence[Group]) -> None:
         self._parts = [part for part in module.modules() if isinstance(part, Counting)]
         self._share = share
         self._groups = tuple(groups)
@@ -70,7 +71,7 @@ class StageStatistics:
         values = [value for part in self._parts for value in part.statistics()]
         mean = torch.cat([value.to("cpu", torch.float64).flatten() for value in values]) * self._share
         for group in self._groups:
-            dist.all_reduce(mean, group=group)
+            group.all_reduce(mean)
         for value, part in zip(values, mean.split([value.numel() for value in values]), strict=True):
             value.copy_(part.view_as(value))
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from weft.describe.optimizers import declared_work
 from weft.errors import InputError, Violation
 from weft.run.bucket import FlatLayout
 from weft.run.precision import give
+from weft.sync.base import Group
 
 # They step every element by itself and make their states at the first step.
 ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
@@ -64,7 +64,7 @@ class OwnRange:
     weights: torch.Tensor
     masters: torch.Tensor
     gradient: torch.Tensor
-    group: dist.ProcessGroup | None
+    group: Group | None
 
 
 class SteppedWeights:
@@ -126,16 +126,15 @@ class SteppedWeights:
             return value
         if value.numel() == length:
             return value.view_as(piece.parameter)
-        size, place = len(self._own.masters), dist.get_rank(group)
+        size = len(self._own.masters)
         if piece.start > 0:
-            dist.send(value.to("cpu"), dist.get_global_rank(group, piece.begins // size), group=group)
+            group.send(value, piece.begins // size)
             return value
         whole = torch.empty(length, dtype=value.dtype)
         whole[: piece.end] = value
-        for other in range(place + 1, (piece.begins + length - 1) // size + 1):
+        for other in range(group.place + 1, (piece.begins + length - 1) // size + 1):
             start = other * size - piece.begins
-            part = whole[start : start + size]
-            dist.recv(part, dist.get_global_rank(group, other), group=group)
+            group.receive(whole[start : start + size], other)
         return whole.view_as(piece.parameter)
 
 

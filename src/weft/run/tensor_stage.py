@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import context_groups_of, tensor_groups_of
@@ -17,6 +16,7 @@ from weft.run.context_parallel import ContextRanks
 from weft.run.replica_ranks import ReplicaRanks
 from weft.run.tensor_layers import Division
 from weft.run.tensor_parallel import TensorRanks
+from weft.sync.base import Group
 
 # Elements of a gradient that context ranks add up at once: they bound the room that the exchange takes.
 SUMMED_ELEMENTS = 2**22
@@ -66,7 +66,7 @@ def connect_stages(
     program: Program,
     rank: int,
     stages: Mapping[int, nn.Module],
-    groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    groups: Mapping[tuple[int, ...], Group],
     context_parallel: int,
 ) -> None:
     """Let the stages of a rank exchange over the groups of their replicas.

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from weft.errors import InputError, Violation
-from weft.sync.base import Synchroniser
+from weft.sync.base import Group, Synchroniser
 
 
 @runtime_checkable
@@ -53,27 +52,22 @@ class TiedGradient:
         """That of the copy of `stage`, flat; behind the weight's elements are zeros."""
         return self._flat[stage]
 
-    def equalise(self, group: dist.ProcessGroup, source: int) -> None:
+    def equalise(self, group: Group, source: int) -> None:
         """Give all copies the values that the first copy of rank `source` has."""
         first, *others = self.copies.values()
-        # gloo works on host memory: elsewhere values take the way through it.
-        on_host = first.detach().to("cpu").contiguous()
-        dist.broadcast(on_host, source, group=group)
-        for copy in (first, *others):
-            copy.detach().copy_(on_host)
+        group.broadcast(first.detach(), source)
+        for copy in others:
+            copy.detach().copy_(first.detach())
 
-    def reduce(self, synchroniser: Synchroniser, group: dist.ProcessGroup) -> torch.Tensor:
-        """Make every copy's gradient the sum of all, on every rank of the group; blocks."""
+    def reduce(self, synchroniser: Synchroniser, group: Group) -> None:
+        """Make every copy's gradient the sum of all, on every rank of the group."""
         total, *others = self._flat.values()
         for gradient in others:
             total += gradient
-        if dist.get_world_size(group) > 1:
-            on_host = total.to("cpu")
-            synchroniser.reduce(on_host, group)
-            total.copy_(on_host)
+        if group.size > 1:
+            synchroniser.reduce(total, group)
         for gradient in others:
             gradient.copy_(total)
-        return total
 
     def clear(self, stage: int) -> None:
         self._flat[stage].zero_()

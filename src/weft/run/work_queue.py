@@ -1,158 +1,119 @@
-"""What a rank has not to wait for: results on their way, and threads that bring them about in order."""
+"""`WorkQueue`: a stream with a thread of its own, for work that waits for others."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import torch
 
 from weft.errors import RunError
 from weft.run.failures import PeerLostError
+from weft.run.streams import Completion, Reports, Value
 
 JOIN_TIMEOUT_S = 5.0
 
-# start and end of a transfer, in nanoseconds of `time.monotonic_ns`.
-Stamp = Callable[[int, int], None]
 
-
-def unstamped(start_ns: int, end_ns: int) -> None:
-    """The stamp of a transfer whose times nobody keeps."""
-
-
-def nothing_to_wait_for() -> None:
-    """What is read is there."""
-
-
-class Handle(Protocol):
-    """A result on its way."""
-
-    def wait(self) -> torch.Tensor:
-        """Block until the result is there.
-
-        Raises:
-            RunError: what went wrong, with the instruction and the peer.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A result that is there."""
-
-    value: torch.Tensor
-
-    def wait(self) -> torch.Tensor:
-        return self.value
-
-
-def _closed_gate() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
-
-
-@dataclass(slots=True)
-class Promise:
-    """A result that another thread brings about. `label` names the instruction, for errors.
+class Promise(Reports):
+    """The end of work that another thread does.
 
     The gate is a lock and no `threading.Event`: there are several promises to an instruction of a few
     microseconds, and an event is made of a condition, a queue and a second lock.
     """
 
-    label: str
-    _gate: threading.Lock = field(default_factory=_closed_gate)
-    _value: torch.Tensor | None = None
-    _error: RunError | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._error: RunError | None = None
 
-    @property
-    def kept(self) -> bool:
-        """Whether nobody needs to wait any more."""
-        return not self._gate.locked()
-
-    def resolve(self, value: torch.Tensor) -> None:
-        self._value = value
+    def end(self, times: tuple[int, int]) -> None:
+        super().end(times)
         self._gate.release()
 
     def fail(self, error: RunError) -> None:
         self._error = error
         self._gate.release()
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> None:
         with self._gate:  # whoever comes later finds it open, too
             pass
         if self._error is not None:
             raise self._error
-        assert self._value is not None, "a promise is resolved with a value"
-        return self._value
 
 
 @dataclass(slots=True)
 class Job:
-    """What a queue's thread does: `run` blocks until the result is there. Nobody changes it."""
+    """What a queue's thread does once all that it reads is there. Nobody changes it."""
 
-    promise: Promise
-    run: Callable[[], torch.Tensor]
-    stamp: Stamp
+    label: str
+    work: Callable[[], None]
+    reads: Sequence[Value]
+    promise: Promise = field(default_factory=Promise)
     posted_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class WorkQueue:
-    """A thread that finishes jobs in the order in which they were given; it is one stream of the Program."""
+    """A thread that does what it is given in order; it starts with the first job."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._free_ns = 0
-        self._last: Promise | None = None
+        self._failure: RunError | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"weft-{name}", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
-    @property
-    def idle(self) -> bool:
-        """Whether all jobs given so far are done; asked by the thread that gives them."""
-        return self._last is None or self._last.kept
-
-    def put(self, job: Job) -> Promise:
-        self._last = job.promise
+    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Completion:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"weft-{self.name}", daemon=True)
+            self._thread.start()
+        job = Job(label, work, reads)
         self._jobs.put(job)
         return job.promise
 
     def close(self) -> None:
         """End the thread after the jobs it still has, or leave it behind when its peer never answers."""
-        self._jobs.put(None)
-        self._thread.join(JOIN_TIMEOUT_S)
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _serve(self) -> None:
-        failure: RunError | None = None
-        while (job := self._jobs.get()) is not None:
-            if failure is None:
-                failure = self._finish(job)
-            else:
-                # The stream is in order: nothing behind a failed job can be trusted to arrive.
-                job.promise.fail(failure)
+        while self._finish_next():
+            pass
+
+    def _finish_next(self) -> bool:
+        # What a job holds goes with this call, and does not wait for the next one.
+        job = self._jobs.get()
+        if job is None:
+            return False
+        if self._failure is None:
+            self._failure = self._finish(job)
+        if self._failure is not None:
+            # The stream is in order: nothing behind a failed job can be trusted to arrive.
+            job.promise.fail(self._failure)
+        return True
 
     def _finish(self, job: Job) -> RunError | None:
-        # The transfer may have begun before this thread was woken up.
-        start_ns = max(job.posted_ns, self._free_ns)
         try:
-            value = job.run()
+            # The work may have begun before this thread was woken up.
+            start_ns = max(job.posted_ns, self._free_ns)
+            for value in job.reads:
+                value.completion.wait()
+                if value.completion.times is not None:
+                    start_ns = max(start_ns, value.completion.times[1])
+            job.work()
             self._free_ns = time.monotonic_ns()
-            job.stamp(start_ns, self._free_ns)
+            job.promise.end((start_ns, self._free_ns))
+        except RunError as error:
+            return error
         except Exception as error:
-            failure = transfer_error(job.promise.label, self.name, error)
-            job.promise.fail(failure)
-            return failure
-        job.promise.resolve(value)
+            return labelled(error, job.label, self.name)
         return None
 
 
-def transfer_error(label: str, name: str, error: Exception) -> RunError:
-    """What readers are told of a transfer that failed."""
+def labelled(error: Exception, label: str, name: str) -> RunError:
+    """What is told of an instruction that failed on the stream of that name."""
     # torch reports every failed transfer as a plain RuntimeError.
     lost = isinstance(error, OSError) or type(error) is RuntimeError
     return (PeerLostError if lost else RunError)(f"{label}: {name} failed: {first_line(error)}")

@@ -1,10 +1,10 @@
-"""What the instructions of one rank work on: modules, gradients, messages, and values on their way."""
+"""What the instructions of one rank work on: modules, gradients, messages, and the values between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -14,9 +14,10 @@ from weft.program.kinds import (
     SEND_ACTIVATION,
     SEND_GRADIENT,
 )
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
+from weft.run.streams import THERE, Value
 
 
 class MicroBatch(NamedTuple):
@@ -73,30 +74,48 @@ class Workspace:
         training: keep what backward needs.
         micro_batch_weight: one over the micro-batches of the global batch, so that the losses add up to the
             global mean.
-        values: by (name, stage, micro-batch); whoever reads a value takes it away.
+        values: by (name, stage, micro-batch). Who reads what a micro-batch has left takes it away; what is
+            known of a whole stage stays until there is news.
         last_gradients: positions of the computations that complete a stage's gradient.
-        step, batch, loss: of the step under way; `loss` is this rank's share.
+        step, batch: of the step that is issued.
+        losses: this rank's shares of its loss, in their order.
     """
 
     resources: Resources
     route: Route
     training: bool
     micro_batch_weight: float
-    values: dict[tuple[str, int, int], Any] = field(default_factory=dict)
+    values: dict[tuple[str, int, int], Value] = field(default_factory=dict)
     last_gradients: frozenset[int] = frozenset()
     step: int = 0
     batch: Batch | None = None
-    loss: float = 0.0
+    losses: list[Value[torch.Tensor]] = field(default_factory=list)
+
+    def begin(self, step: int, batch: Batch) -> None:
+        self.step, self.batch = step, batch
+        self.losses.clear()
 
     def micro_batch(self, number: int) -> MicroBatch:
         assert self.batch is not None, "a step begins with its batch"
         return MicroBatch(*self.batch(number))
 
-    def arrived(self, name: str, stage: int, micro_batch: int) -> torch.Tensor:
-        """Take a value, waiting for it when it comes from another rank."""
-        value = self.values.pop((name, stage, micro_batch))
-        return value.wait().to(self.resources.device) if not isinstance(value, torch.Tensor) else value
+    def latest(self, name: str, stage: int) -> Value:
+        """What is known of a stage so far."""
+        return self.values.get((name, stage, NONE), THERE)
 
-    def reseed(self, layer: int, micro_batch: int) -> None:
+    def read(self, value: Value[torch.Tensor]) -> float:
+        """A number, for the host.
+
+        Raises:
+            RunError: when what should have made it failed.
+        """
+        value.completion.wait()
+        return value.content.item()
+
+    def read_loss(self) -> float:
+        """This rank's share of the loss of the step."""
+        return sum((self.read(loss) for loss in self.losses), 0.0)
+
+    def reseed(self, step: int, layer: int, micro_batch: int) -> None:
         """Key torch's generators by what is computed, so that neither order nor cut changes a draw."""
-        torch.manual_seed(counter_seed(self.resources.seed, self.step, micro_batch, layer))
+        torch.manual_seed(counter_seed(self.resources.seed, step, micro_batch, layer))

@@ -1,25 +1,62 @@
-"""What the runtime asks of a method that makes replicas agree."""
+"""What the runtime asks of a method that makes replicas agree, and what it gives to it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
+
+
+class Group(Protocol):
+    """Ranks that exchange tensors, which are contiguous and given where they lie, on any device.
+
+    The calls are made on a stream of the Program. They may block the thread that makes them; when a result
+    is there, the stream knows. Every rank of the group makes the same calls in the same order.
+
+    Attributes:
+        size, place: how many ranks there are, and which of them this one is.
+    """
+
+    size: int
+    place: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by the sum of all ranks', added in any order."""
+        ...
+
+    def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
+        """Fill `flat`, shape (n,), with the shares of all ranks, shape (n / size,), in their order."""
+        ...
+
+    def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
+        """Give the r-th of `size` equal parts of `given`, shape (n,), to rank r, and take one of each."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Replace a tensor, contiguous or not, by that of rank `source` of the whole job."""
+        ...
+
+    def send(self, tensor: torch.Tensor, place: int) -> None:
+        """Send a tensor to the rank at that place of the group."""
+        ...
+
+    def receive(self, tensor: torch.Tensor, place: int) -> None:
+        """Fill a tensor with what the rank at that place sends."""
+        ...
 
 
 class Synchroniser(Protocol):
-    """One method. The runtime gives it a thread of its own, so it may block.
+    """One method. The runtime calls it on a stream of its own, so it may block.
 
-    A gradient is the flat one of a stage, or a share of it: shape (n,), contiguous, in host memory; n is a
-    multiple of the group's size.
+    A gradient is the flat one of a stage, or a share of it: shape (n,), contiguous, where the stage lies. The
+    length n is a multiple of the group's size.
     """
 
-    def reduce(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def reduce(self, gradient: torch.Tensor, group: Group) -> None:
         """Make `gradient` the one to step with on every rank of `group`."""
         ...
 
-    def reduce_scatter(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def reduce_scatter(self, gradient: torch.Tensor, group: Group) -> torch.Tensor:
         """The rank's own share, shape (n / size,), of the gradient to step with; `gradient` stays as it is.
 
         The r-th rank of the group gets the r-th share.

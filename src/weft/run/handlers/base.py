@@ -1,36 +1,34 @@
 """What a handler is, and the names of the values that handlers hand to each other.
 
-A handler is called once per instruction when the executor is made and returns what to do in every step:
-`Compute` runs on the main thread, `Transfer` is posted and goes on by itself.
+A handler is called once per instruction when the executor is made, and returns what issues the instruction in
+every step: it takes the stream of the instruction and returns the end of its work; see `weft.run.streams`.
+A handler knows what others do by the names of their values only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weft.program.program import Instruction
-from weft.run.work_queue import Handle, Stamp
+from weft.run.streams import Completion, Stream
 from weft.run.workspace import Workspace
 
+Issue = Callable[[Stream], Completion]
+Handler = Callable[[Workspace, Instruction], Issue]
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """`ready` waits for what the instruction reads; `execute` computes."""
+# Of a stage and a micro-batch. The first two and the last two of the first line are messages' contents, too:
+# an output is sent as the next stage's activation, an input gradient as the stage before's output gradient.
+ACTIVATION, OUTPUT, INPUT_GRADIENT, OUTPUT_GRADIENT = (
+    "activation",
+    "output",
+    "input_gradient",
+    "output_gradient",
+)
+SAVED, WEIGHT_PART = "saved", "saved_for_weight"
 
-    ready: Callable[[], None]
-    execute: Callable[[], None]
+# Of a stage: what has been done last to its weights and to its gradient in this step. Whoever changes either
+# follows it and puts itself in its place, so that the last one speaks for all.
+WEIGHTS, GRADIENT = "weights", "gradient"
 
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """`post` starts the transfer and returns; its handle is done when the transfer is."""
-
-    post: Callable[[Stamp], Handle]
-
-
-Handler = Callable[[Workspace, Instruction], Compute | Transfer]
-
-OUTPUT, INPUT_GRADIENT = "output", "input_gradient"
-SAVED, MICRO_BATCH, REDUCED, GATHERED = "saved", "micro_batch", "reduced_gradient", "gathered_weights"
-WEIGHT_PART, REDUCED_TIED, NORM = "saved_for_weight", "reduced_tied_gradient", "gradient_norm"
+# Of all stages: the norm of the whole gradient, shape (1,).
+NORM = "gradient_norm"

@@ -1,150 +1,147 @@
-"""What the holders of the same weights do together, and the optimizer's step that waits for it."""
+"""What the holders of the same weights do together, and the optimizer's step that follows it."""
 
 from __future__ import annotations
 
-import torch
-
 from weft.program.program import NONE, Instruction
-from weft.run.handlers.base import (
-    GATHERED,
-    NORM,
-    REDUCED,
-    REDUCED_TIED,
-    Compute,
-    Transfer,
-)
-from weft.run.work_queue import Handle, Job, Promise, Stamp, nothing_to_wait_for
+from weft.run.handlers.base import GRADIENT, NORM, WEIGHTS, Issue
+from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
 
-def gather(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Bring a stage's weights up to date from all shares, on the thread of the collective stream."""
-    stage, label, resources = instruction.stage, str(instruction), workspace.resources
-    shard = resources.shards[stage]
+def gather(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Bring a stage's weights up to date from all shares, once there is room for them."""
+    stage, label = instruction.stage, str(instruction)
+    shard = workspace.resources.shards[stage]
 
-    def post(stamp: Stamp) -> Handle:
-        shard.weights.claim()
-        handle = resources.collectives.put(Job(Promise(label), shard.gather, stamp))
-        workspace.values[GATHERED, stage, NONE] = handle
-        return handle
+    def issue(stream: Stream) -> Completion:
+        gathered = stream.run(label, shard.gather, workspace.latest(WEIGHTS, stage), shard.weights.room)
+        workspace.values[WEIGHTS, stage, NONE] = Value(None, gathered)
+        return gathered
 
-    return Transfer(post)
-
-
-def free(workspace: Workspace, instruction: Instruction) -> Compute:
-    """Give the room of a stage's weights to the next one."""
-    return Compute(nothing_to_wait_for, workspace.resources.shards[instruction.stage].weights.free)
+    return issue
 
 
-def reduce(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Make the replicas of a stage agree on its gradient, on the thread of the collective stream.
+def free(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Give the room of a stage's weights to the next one; the computations that read them came before."""
+    stage, label = instruction.stage, str(instruction)
+    weights = workspace.resources.shards[stage].weights
+
+    def issue(stream: Stream) -> Completion:
+        freed = stream.run(label, weights.free, workspace.latest(WEIGHTS, stage))
+        weights.room = Value(None, freed)
+        return freed
+
+    return issue
+
+
+def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Make the replicas of a stage agree on its gradient.
 
     Where they share out what they step, each gets its share of the sum, and the gradient's buffer is free
     for another stage.
     """
     stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
     bucket, shard = resources.buckets[stage], resources.shards.get(stage)
-    group = resources.groups.collective[instruction.group]
+    synchroniser, group = resources.synchroniser, resources.groups.collective[instruction.group]
 
-    def run() -> torch.Tensor:
-        # gloo works on host memory: elsewhere the gradient takes the way through it.
-        gradient, on_host = bucket.flat, bucket.flat.to("cpu")
+    def work() -> None:
+        if shard is None:
+            synchroniser.reduce(bucket.flat, group)
+        else:
+            shard.take_in(synchroniser.reduce_scatter(bucket.flat, group), part)
+            bucket.hand_back()
+
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
+        value = workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
         if shard is not None:
-            return shard.take_in(resources.synchroniser.reduce_scatter(on_host, group), part)
-        resources.synchroniser.reduce(on_host, group)
-        return gradient.copy_(on_host) if on_host is not gradient else gradient
+            bucket.room = value
+        return reduced
 
-    def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Promise(label), run, stamp))
-        workspace.values[REDUCED, stage, NONE] = handle
-        if shard is not None:
-            bucket.hand_back(handle.wait)
-        return handle
-
-    return Transfer(post)
+    return issue
 
 
-def reduce_across(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Add up a stage's own share of the gradient with those of other islands, on the collectives' thread."""
+def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add up a stage's own share of the gradient with those of other islands."""
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
 
-    def run() -> torch.Tensor:
-        gradient, on_host = shard.own_gradient, shard.own_gradient.to("cpu")
-        resources.synchroniser.reduce(on_host, group)
-        return gradient.copy_(on_host) if on_host is not gradient else gradient
+    def work() -> None:
+        resources.synchroniser.reduce(shard.own_gradient, group)
 
-    def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Promise(label), run, stamp))
-        workspace.values[REDUCED, stage, NONE] = handle
-        return handle
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
+        workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        return reduced
 
-    return Transfer(post)
+    return issue
 
 
-def reduce_tied(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Add up the gradients of all copies of a weight, on the thread of the collective stream."""
-    part, label, resources = instruction.part, str(instruction), workspace.resources
-    tied, group = resources.tied[part], resources.groups.collective[instruction.group]
+def reduce_tied(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add up the gradients of all copies of a weight."""
+    label, resources = str(instruction), workspace.resources
+    tied, group = resources.tied[instruction.part], resources.groups.collective[instruction.group]
 
-    def run() -> torch.Tensor:
-        return tied.reduce(resources.synchroniser, group)
+    def work() -> None:
+        tied.reduce(resources.synchroniser, group)
 
-    def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Promise(label), run, stamp))
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in tied.stages))
         for stage in tied.stages:
-            workspace.values[REDUCED_TIED, stage, part] = handle
-        return handle
+            workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        return reduced
 
-    return Transfer(post)
+    return issue
 
 
-def norm(workspace: Workspace, instruction: Instruction) -> Transfer:
-    """Take the norm of the whole gradient, on the thread of the collective stream."""
+def norm(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Take the norm of the whole gradient."""
     label, resources = str(instruction), workspace.resources
     gradient_norm, group = resources.gradient_norm, resources.groups.collective[instruction.group]
     assert gradient_norm is not None, "a program with norms has something to take them of"
 
-    def post(stamp: Stamp) -> Handle:
-        handle = resources.collectives.put(Job(Promise(label), lambda: gradient_norm.take(group), stamp))
-        workspace.values[NORM, NONE, NONE] = handle
-        return handle
+    def issue(stream: Stream) -> Completion:
+        value = workspace.values[NORM, NONE, NONE] = Value()
 
-    return Transfer(post)
+        def work() -> None:
+            value.content = gradient_norm.take(group)
+
+        gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
+        value.completion = stream.run(label, work, *gradients)
+        return value.completion
+
+    return issue
 
 
-def step(workspace: Workspace, instruction: Instruction) -> Compute:
+def step(workspace: Workspace, instruction: Instruction) -> Issue:
     """Step a stage's optimizer once its gradient is reduced, then clear the gradient.
 
     Where the norm of the whole gradient is taken, the gradient is clipped to it; all ranks leave the step out
     where the norm is not finite. A gradient that was handed back is cleared by the next stage to claim its
     buffer.
     """
-    stage = instruction.stage
-    shared = stage in workspace.resources.shards
-    statistics = workspace.resources.statistics[stage]
-    gradient_norm = workspace.resources.gradient_norm
-    optimizer, bucket = workspace.resources.optimizers[stage], workspace.resources.buckets[stage]
-    tied = {part: one for part, one in workspace.resources.tied.items() if stage in one.stages}
+    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    optimizer, statistics = resources.optimizers[stage], resources.statistics[stage]
+    bucket, shared = resources.buckets[stage], stage in resources.shards
+    gradient_norm = resources.gradient_norm
+    tied = [one for one in resources.tied.values() if stage in one.stages]
 
-    def ready() -> None:
-        for part in tied:
-            workspace.values.pop((REDUCED_TIED, stage, part)).wait()
-        reduced = workspace.values.pop((REDUCED, stage, NONE), None)
-        if reduced is not None:
-            reduced.wait()
-        if gradient_norm is not None:
-            gradient_norm.settle(workspace.values[NORM, NONE, NONE].wait().item())
+    def issue(stream: Stream) -> Completion:
+        norm = workspace.latest(NORM, NONE)
 
-    def execute() -> None:
-        if gradient_norm is None or gradient_norm.clip(stage):
-            optimizer.step()
-            statistics.end_step()
-        else:
-            statistics.forget()
-        for one in tied.values():
-            one.clear(stage)
-        if not shared:
-            bucket.clear()
+        def work() -> None:
+            if gradient_norm is None or gradient_norm.clip(stage, norm.content.item()):
+                optimizer.step()
+                statistics.end_step()
+            else:
+                statistics.forget()
+            for one in tied:
+                one.clear(stage)
+            if not shared:
+                bucket.clear()
 
-    return Compute(ready, execute)
+        stepped = stream.run(label, work, workspace.latest(GRADIENT, stage), norm)
+        workspace.values[WEIGHTS, stage, NONE] = Value(None, stepped)
+        return stepped
+
+    return issue

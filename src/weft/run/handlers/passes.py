@@ -3,55 +3,148 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from weft.program.program import NONE, Instruction
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import (
-    GATHERED,
+    ACTIVATION,
+    GRADIENT,
     INPUT_GRADIENT,
-    MICRO_BATCH,
     OUTPUT,
+    OUTPUT_GRADIENT,
     SAVED,
     WEIGHT_PART,
-    Compute,
+    WEIGHTS,
+    Issue,
 )
 from weft.run.loss_input import loss_input
 from weft.run.recompute import LayerFunction, layer_functions, run_layers
+from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
-from weft.run.work_queue import nothing_to_wait_for
 from weft.run.workspace import Workspace
 
+# From a stage's input, the targets where it is the last one, and the step.
+StagePass = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
-def forward(workspace: Workspace, instruction: Instruction) -> Compute:
+# Of a stage's input, its output and the gradient of it; None for a loss.
+Differentiate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
+
+
+def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run a stage on one micro-batch; the last stage also computes the weighted loss."""
-    stage, number = instruction.stage, instruction.micro_batch
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     route, values, resources = workspace.route, workspace.values, workspace.resources
-    module = resources.stages[stage]
-    first, last = stage not in route.before, stage not in route.after
+    first, last, training = stage not in route.before, stage not in route.after, workspace.training
+    sent = (stage, number) in route.activations_sent
+    made_as = (OUTPUT, stage, number) if sent else (ACTIVATION, route.after.get(stage, NONE), number)
+    # The ranks of a replica all have the same loss.
+    counts = last and leads_replica(resources.stages[stage])
+    run_stage, require_weights = _stage_pass(workspace, instruction), _weights_required(workspace, stage)
+    statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
+
+    def prepared(inputs: torch.Tensor) -> torch.Tensor:
+        if first:
+            # Samples come in one precision, whatever the model computes in.
+            return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
+        return inputs.detach().requires_grad_() if training else inputs
+
+    def issue(stream: Stream) -> Completion:
+        loaded = workspace.micro_batch(number) if first or last else None
+        given = Value(loaded.inputs) if first else values.pop((ACTIVATION, stage, number))
+        saved, made, step = Value(), Value(), workspace.step
+
+        def work() -> None:
+            require_weights()
+            inputs = prepared(given.content)
+            output = run_stage(inputs, loaded.targets.to(device) if last else None, step)
+            if training:
+                statistics.count()
+                saved.content = (inputs, output)
+            made.content = output.detach()
+
+        ended = stream.run(label, work, given, workspace.latest(WEIGHTS, stage))
+        saved.completion = made.completion = ended
+        if training:
+            values[SAVED, stage, number] = saved
+        if counts:
+            workspace.losses.append(made)
+        elif not last:
+            values[made_as] = made
+        return ended
+
+    return issue
+
+
+def backward(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Accumulate a stage's weight gradients for one micro-batch and hand on the gradient of its input."""
+    add_up = _added_up(workspace, instruction)
+    claim = workspace.resources.buckets[instruction.stage].claim
+
+    def differentiate(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        claim()
+        torch.autograd.backward(output, gradient)
+        add_up()
+
+    return _going_back(workspace, instruction, differentiate)
+
+
+def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Hand on the gradient of a stage's input for one micro-batch and keep what the weight part needs."""
+    # The part of torch that splits autograd takes seconds to import, which orders of whole passes do without.
+    from weft.run.split_backward import WeightPart, run_input_part
+
+    module = workspace.resources.stages[instruction.stage]
+    # The input part of a first stage makes a gradient, too: see `run_input_part`.
+    makes_gradients = instruction.stage not in workspace.route.before
+    claim = workspace.resources.buckets[instruction.stage].claim
+
+    def differentiate(
+        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+    ) -> WeightPart:
+        if makes_gradients:
+            claim()
+        return run_input_part(module, inputs, output, gradient)
+
+    return _going_back(workspace, instruction, differentiate, leaves=WEIGHT_PART)
+
+
+def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    bucket, add_up = workspace.resources.buckets[stage], _added_up(workspace, instruction)
+    completes = instruction.position in workspace.last_gradients
+
+    def issue(stream: Stream) -> Completion:
+        part = workspace.values.pop((WEIGHT_PART, stage, number))
+
+        def work() -> None:
+            bucket.claim()
+            part.content.run()
+            add_up()
+
+        ended = stream.run(label, work, part, bucket.room)
+        if completes:
+            workspace.values[GRADIENT, stage, NONE] = Value(None, ended)
+        return ended
+
+    return issue
+
+
+def draws_numbers(module: nn.Module) -> bool:
+    """Whether the module drops out anything while it trains."""
+    return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
+
+
+def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
+    """What runs a stage forward, and computes the weighted loss where it is given targets."""
+    stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
+    module, loss_function = resources.stages[stage], resources.loss_function
     draws = workspace.training and draws_numbers(module)
     recompute = resources.recompute[stage] if workspace.training else "none"
-    await_weights = _gathered(workspace, stage)
-    statistics = resources.statistics[stage]
-    loss_function = resources.loss_function
-    # The ranks of a replica all have the same loss.
-    counts = leads_replica(module)
-
-    def ready() -> None:
-        await_weights()
-        if not first:
-            values[ACTIVATION, stage, number] = workspace.arrived(ACTIVATION, stage, number)
-        if first or last:
-            loaded = workspace.micro_batch(number)
-            if first:
-                inputs = loaded.inputs.to(resources.device)
-                # Samples come in one precision, whatever the model computes in.
-                wanted = resources.dtype if inputs.is_floating_point() else inputs.dtype
-                values[ACTIVATION, stage, number] = inputs.to(wanted)
-            if last:
-                values[MICRO_BATCH, stage, number] = loaded.targets.to(resources.device)
+    layered = draws or recompute != "none"
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
         def compute(value: torch.Tensor) -> torch.Tensor:
@@ -60,139 +153,86 @@ def forward(workspace: Workspace, instruction: Instruction) -> Compute:
 
         return compute
 
-    def seeded(place: int, function: LayerFunction) -> LayerFunction:
+    def seeded(place: int, function: LayerFunction, step: int) -> LayerFunction:
         def draw_and_run(value: torch.Tensor) -> torch.Tensor:
-            workspace.reseed(resources.first_layers[stage] + place, number)
+            workspace.reseed(step, resources.first_layers[stage] + place, number)
             return function(value)
 
         return draw_and_run
 
-    def execute() -> None:
-        inputs = values.pop((ACTIVATION, stage, number))
-        if workspace.training and not first:
-            inputs = inputs.detach().requires_grad_()
+    def run(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
         with torch.set_grad_enabled(workspace.training):
-            layered = draws or recompute != "none"
             functions = layer_functions(module, inputs) if layered else (module,)
             if draws:
-                functions = [seeded(place, function) for place, function in enumerate(functions)]
-            if last:
-                targets = values.pop((MICRO_BATCH, stage, number))
+                functions = [seeded(place, function, step) for place, function in enumerate(functions)]
+            if targets is not None:
                 functions = (*functions[:-1], weighted_loss(functions[-1], targets))
-            output = run_layers(functions, inputs, recompute=recompute, draws=draws)
-        if workspace.training:
-            statistics.count()
-            values[SAVED, stage, number] = (inputs, output)
-        if last:
-            workspace.loss += output.item() if counts else 0.0
-        elif (stage, number) in route.activations_sent:
-            values[OUTPUT, stage, number] = output.detach()
-        else:
-            values[ACTIVATION, route.after[stage], number] = output.detach()
+            return run_layers(functions, inputs, recompute=recompute, draws=draws)
 
-    return Compute(ready, execute)
-
-
-def backward(workspace: Workspace, instruction: Instruction) -> Compute:
-    """Accumulate a stage's weight gradients for one micro-batch and hand on the gradient of its input."""
-    complete = _completion(workspace, instruction)
-
-    def execute(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        torch.autograd.backward(output, gradient)
-        complete()
-
-    return _going_back(workspace, instruction, execute)
-
-
-def backward_input(workspace: Workspace, instruction: Instruction) -> Compute:
-    """Hand on the gradient of a stage's input for one micro-batch and keep what the weight part needs."""
-    # The part of torch that splits autograd takes seconds to import, which orders of whole passes do without.
-    from weft.run.split_backward import run_input_part
-
-    stage, number = instruction.stage, instruction.micro_batch
-    module = workspace.resources.stages[stage]
-
-    def execute(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        workspace.values[WEIGHT_PART, stage, number] = run_input_part(module, inputs, output, gradient)
-
-    return _going_back(workspace, instruction, execute)
-
-
-def backward_weight(workspace: Workspace, instruction: Instruction) -> Compute:
-    """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
-    key = (WEIGHT_PART, instruction.stage, instruction.micro_batch)
-    complete = _completion(workspace, instruction)
-
-    def execute() -> None:
-        workspace.values.pop(key).run()
-        complete()
-
-    return Compute(workspace.resources.buckets[instruction.stage].claim, execute)
-
-
-def draws_numbers(module: nn.Module) -> bool:
-    """Whether the module drops out anything while it trains."""
-    return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
-
-
-def _completion(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
-    """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
-    summed = workspace.resources.summed.get(instruction.stage, ())
-    if instruction.position not in workspace.last_gradients:
-        summed = ()
-
-    def complete() -> None:
-        for one in summed:
-            one.add_up()
-
-    return complete
+    return run
 
 
 def _going_back(
     workspace: Workspace,
     instruction: Instruction,
-    differentiate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None],
-) -> Compute:
-    """Wait for the gradient of the output, let `differentiate` set that of the input, and hand it on."""
-    stage, number = instruction.stage, instruction.micro_batch
-    route, values = workspace.route, workspace.values
+    differentiate: Differentiate,
+    *,
+    leaves: str | None = None,
+) -> Issue:
+    """Let `differentiate` set the gradient of the input and hand it on.
+
+    What it returns is left for the stage and micro-batch under the name `leaves`.
+    """
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    route, values, bucket = workspace.route, workspace.values, workspace.resources.buckets[stage]
     first, last = stage not in route.before, stage not in route.after
+    sent = (stage, number) in route.gradients_sent
+    made_as = (INPUT_GRADIENT, stage, number) if sent else (OUTPUT_GRADIENT, route.before.get(stage), number)
+    completes = instruction.position in workspace.last_gradients
+    require_weights = _weights_required(workspace, stage)
 
-    # The input part of a first stage makes a gradient, too: see `run_input_part`.
-    makes_gradients = instruction.kind.name != "backward_input" or first
-    claim = workspace.resources.buckets[stage].claim
-    await_weights = _gathered(workspace, stage)
+    def issue(stream: Stream) -> Completion:
+        saved = values.pop((SAVED, stage, number))
+        given = THERE if last else values.pop((OUTPUT_GRADIENT, stage, number))
+        made, left = Value(), Value()
 
-    def ready() -> None:
-        await_weights()
-        if makes_gradients:
-            claim()
-        if not last:
-            values[OUTPUT_GRADIENT, stage, number] = workspace.arrived(OUTPUT_GRADIENT, stage, number)
+        def work() -> None:
+            require_weights()
+            inputs, output = saved.content
+            left.content = differentiate(inputs, output, given.content)
+            made.content = inputs.grad
 
-    def execute() -> None:
-        inputs, output = values.pop((SAVED, stage, number))
-        gradient = None if last else values.pop((OUTPUT_GRADIENT, stage, number))
-        differentiate(inputs, output, gradient)
-        if first:
-            return
-        if (stage, number) in route.gradients_sent:
-            values[INPUT_GRADIENT, stage, number] = inputs.grad
-        else:
-            values[OUTPUT_GRADIENT, route.before[stage], number] = inputs.grad
+        ended = stream.run(label, work, saved, given, workspace.latest(WEIGHTS, stage), bucket.room)
+        made.completion = left.completion = ended
+        if not first:
+            values[made_as] = made
+        if leaves is not None:
+            values[leaves, stage, number] = left
+        if completes:
+            values[GRADIENT, stage, NONE] = Value(None, ended)
+        return ended
 
-    return Compute(ready, execute)
+    return issue
 
 
-def _gathered(workspace: Workspace, stage: int) -> Callable[[], None]:
-    """What waits until the weights of a stage are there."""
-    values, shard = workspace.values, workspace.resources.shards.get(stage)
-    if shard is None:
-        return nothing_to_wait_for
+def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
+    """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
+    summed = workspace.resources.summed.get(instruction.stage, ())
+    if instruction.position not in workspace.last_gradients:
+        summed = ()
 
-    def wait() -> None:
-        if (gathered := values.pop((GATHERED, stage, NONE), None)) is not None:
-            gathered.wait()
-        shard.weights.require()
+    def add_up() -> None:
+        for one in summed:
+            one.add_up()
 
-    return wait
+    return add_up
+
+
+def _weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
+    """What checks that the weights of a stage are where its parameters look for them."""
+    shard = workspace.resources.shards.get(stage)
+    return _nothing if shard is None else shard.weights.require
+
+
+def _nothing() -> None:
+    """Weights that never leave are there."""

@@ -1,0 +1,67 @@
+"""Streams of a rank that computes in the host's own thread, beside threads for what others take part in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from weft.program.program import NONE, Instruction
+from weft.run.streams import Ended, Stream, Value
+from weft.run.work_queue import WorkQueue
+
+COMPUTE, COLLECTIVE = "compute", "collective"
+
+
+class HostStream:
+    """The thread that issues is the one that computes: work is over when `run` returns, and raises there."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Threads of other streams, and who reads the clock, take work for ended when its call is.
+        self._settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Ended:
+        for value in reads:
+            value.completion.wait()
+        start_ns = time.monotonic_ns()
+        work()
+        self._settle()
+        return Ended((start_ns, time.monotonic_ns()))
+
+
+class HostStreams:
+    """Computations on the host's thread; a thread for collectives, and one for each peer and kind of message.
+
+    A thread starts with the first work that it is given: messages may need none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._compute = HostStream(device)
+        self._queues: dict[tuple[str, int], WorkQueue] = {}
+
+    def of(self, instruction: Instruction) -> Stream:
+        kind = instruction.kind
+        if kind.stream == COMPUTE:
+            return self._compute
+        peer = NONE if kind.collective else instruction.peer
+        key = (kind.stream, peer)
+        if key not in self._queues:
+            self._queues[key] = WorkQueue(_name(kind.stream, peer))
+        return self._queues[key]
+
+    def close(self) -> None:
+        for stream in self._queues.values():
+            stream.close()
+        self._queues.clear()
+
+
+def _name(stream: str, peer: int) -> str:
+    """As errors call it."""
+    if stream == COLLECTIVE:
+        return "reduction"
+    return stream.replace("_", " ") + ("" if peer == NONE else f" of rank {peer}")
+
+
+def _nothing() -> None:
+    """A synchronous device has finished when the call returns."""

@@ -1,0 +1,146 @@
+"""Streams, completions and values: how the instructions of a rank are put in order.
+
+Every instruction is issued once per step, in the order of the Program, to the stream of its kind: the queue
+(rank, stream, peer) of the Program. `issue(stream)` says what the instruction does and which values it reads,
+and returns a completion. It never waits for a result in order to put work in order: what that takes is up to
+the stream. The host's own thread blocks the host, a queue blocks its thread, and a stream of an accelerator
+lets the device wait for an event while the host goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from weft.program.program import Instruction
+
+# Start and end of an instruction, in nanoseconds of `time.monotonic_ns`.
+Times = tuple[int, int]
+Stamp = Callable[[int, int], None]
+
+Content = TypeVar("Content")
+
+
+class Completion(Protocol):
+    """The end of one instruction's work. Only completions block."""
+
+    @property
+    def times(self) -> Times | None:
+        """When the work began and ended; None until somebody has noticed that it has ended well."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the work has ended; any thread may call it, and more than one.
+
+        Raises:
+            RunError: what went wrong first, in this work or in what it follows, with the label of that
+                instruction. `PeerLostError` when it was another rank.
+        """
+        ...
+
+    def report_to(self, stamp: Stamp) -> None:
+        """Have `stamp` called once with the times, by whoever notices the end; never after a failure.
+
+        That is this call where the times are known, a thread that does the work, or the first `wait` that
+        returns where nobody else looks: an accelerator tells its times to who asks.
+        """
+        ...
+
+
+class Ended:
+    """The completion of work that is done, which is all that a thread leaves behind that did it itself."""
+
+    __slots__ = ("times",)
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+
+    def wait(self) -> None:
+        """Nobody has to."""
+
+    def report_to(self, stamp: Stamp) -> None:
+        stamp(*self.times)
+
+
+class Reports:
+    """What completions share that end later: times, and who wants to know them."""
+
+    def __init__(self) -> None:
+        self.times: Times | None = None
+        self._stamps: list[Stamp] = []
+
+    def report_to(self, stamp: Stamp) -> None:
+        self._stamps.append(stamp)
+        if self.times is not None:
+            self._report(self.times)
+
+    def end(self, times: Times) -> None:
+        self.times = times
+        self._report(times)
+
+    def _report(self, times: Times) -> None:
+        # Two threads may get here: one that ends the work, one that comes to ask. A stamp is taken once.
+        while self._stamps:
+            try:
+                stamp = self._stamps.pop()
+            except IndexError:
+                return
+            stamp(*times)
+
+
+_LONG_AGO = Ended((0, 0))
+
+
+class Value(Generic[Content]):
+    """What instructions hand to each other, with the completion that makes it valid.
+
+    The content of a value that is made on a stream is set by the work that makes it; nobody looks at it but
+    work that has named the value among what it reads. A value may have no content and only say that
+    something has been done. Given alone, content has always been there.
+    """
+
+    __slots__ = ("completion", "content")
+
+    content: Content
+
+    def __init__(self, content: Content | None = None, completion: Completion = _LONG_AGO) -> None:
+        self.content = content  # type: ignore[assignment]
+        self.completion = completion
+
+
+# In place of a value that nobody had to make.
+THERE: Value[None] = Value()
+
+
+class Stream(Protocol):
+    """One queue of a rank's Program: what is run on it goes in order, beside what runs on other streams."""
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Completion:
+        """Do `work` when all that was run here before has ended, and all that it reads is there.
+
+        The work is called once: within this call, or later by a thread of the stream. It may block the thread
+        that calls it. On an accelerator it is called within this call, with the stream as torch's current
+        one, and what it launches runs later. What the work reads has to outlive that: a completion keeps
+        the values until its end has been noticed, and no longer.
+
+        Args:
+            label: names the instruction, for errors.
+            reads: every value that the work looks at or follows, content or not.
+
+        Returns:
+            The end of the work. It fails when the work raises, or with the failure of what came before it on
+            the stream or of what it reads. Work done within the call may instead raise at once.
+        """
+        ...
+
+
+class Streams(Protocol):
+    """The streams of one rank."""
+
+    def of(self, instruction: Instruction) -> Stream:
+        """The one to which this instruction is issued, step after step."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is under way and end the threads."""
+        ...
