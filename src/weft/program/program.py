@@ -175,6 +175,10 @@ class Obligations:
     owners: Mapping[tuple[int, int], tuple[int, ...]]
     methods: Mapping[str, Owed] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"
+        return one_line(self, f"to {self.purpose}: {owed}")
+
 
 @dataclass(frozen=True)
 class GroupKin:
@@ -205,10 +209,6 @@ class GroupKin:
             first = np.where(there, table, self.count).min(axis=-1, keepdims=True)
             np.minimum.at(number, table[there], np.broadcast_to(first, table.shape)[there])
         return number
-
-    def __repr__(self) -> str:
-        owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"
-        return one_line(self, f"to {self.purpose}: {owed}")
 
 
 @dataclass(frozen=True, kw_only=True)
