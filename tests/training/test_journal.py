@@ -14,7 +14,8 @@ from weft.training.run_directory import RunDirectory
 
 
 def done(step: int, loss: float = 1.5, gradient_norm: float | None = None) -> StepResult:
-    return StepResult(step, [torch.tensor([loss])], None, gradient_norm)
+    figures = {} if gradient_norm is None else {"gradient_norm": gradient_norm}
+    return StepResult(step, [torch.tensor([loss])], None, figures)
 
 
 def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool = True) -> Journal:

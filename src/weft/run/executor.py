@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from weft.bundles import runtime_parts
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
-from weft.program.program import NONE, Instruction, Program
+from weft.program.program import Instruction, Program
 from weft.run.handlers import HANDLERS
-from weft.run.handlers.base import NORM, Handler, Issue
+from weft.run.handlers.base import Handler, Issue
+from weft.run.methods import HandlerOf
 from weft.run.recorder import Recorder
 from weft.run.streams import Completion
 from weft.run.workspace import Batch, Workspace
@@ -25,10 +27,10 @@ Record = Callable[[int, int, int, int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a step tells the host: this rank's share of the loss, and the norm where it is taken."""
+    """What a step tells the host: this rank's share of the loss, and figures of methods by name."""
 
     loss: float
-    gradient_norm: float | None
+    figures: Mapping[str, float]
 
 
 class Executor:
@@ -44,8 +46,9 @@ class Executor:
         workspace: Workspace,
         *,
         recorder: Recorder | None = None,
-        handlers: Mapping[str, Handler] = HANDLERS,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
+        handlers = all_handlers() if handlers is None else handlers
         require_supported(program, handlers)
         self._workspace = workspace
         self._record: Record = recorder.record if recorder is not None else _forget
@@ -94,9 +97,14 @@ class Executor:
         self._in_flight = []
 
     def _outcome(self) -> Outcome:
-        norm = self._workspace.values.get((NORM, NONE, NONE))
-        loss = self._workspace.read_loss()
-        return Outcome(loss, None if norm is None else self._workspace.read(norm))
+        workspace = self._workspace
+        figures = {
+            name: value
+            for one in workspace.resources.methods.values()
+            for name, value in one.figures(workspace).items()
+        }
+        loss = workspace.read_loss()
+        return Outcome(loss, {name: workspace.read(value) for name, value in figures.items()})
 
     def _where(self, instruction: Instruction | None) -> str:
         return (
@@ -121,12 +129,18 @@ class Executor:
         return run
 
 
-def require_supported(program: Program, handlers: Mapping[str, Handler] = HANDLERS) -> None:
+def all_handlers() -> dict[str, Handler]:
+    """Handlers by kind: the runtime's own, and those of methods."""
+    return {**HANDLERS, **{one.kind: one.handler for one in runtime_parts(HandlerOf)}}
+
+
+def require_supported(program: Program, handlers: Mapping[str, Handler] | None = None) -> None:
     """Refuse a program that this runtime cannot execute; call it before any process group starts.
 
     Raises:
         InputError: one line for everything that is not supported yet.
     """
+    handlers = all_handlers() if handlers is None else handlers
     used = sorted({KINDS[int(code)].name for code in set(program.columns.kind.tolist())} - set(handlers))
     problems = [f"instructions of kind {name!r} are" for name in used]
     if program.steps_per_cycle != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
-from weft.run.gradient_norm import GradientNorm, OwnGradient
 from weft.run.host_streams import HostStreams
 from weft.run.mesh import Groups, open_groups
+from weft.run.methods import Making, MethodState, OwnGradient, states_of
 from weft.run.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.shards import StageShard
 from weft.run.states import StageStates, make_states
@@ -32,7 +33,6 @@ from weft.run.tensor_stage import (
     summed_gradients,
     tensor_ranks,
 )
-from weft.run.tied import TiedGradient, copies_of
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, Synchroniser
 
@@ -49,9 +49,9 @@ class Resources:
 
     `first_layers` are the positions of the stages' first layers in the model, `statistics` what the stages
     collect while they train, `recompute` what their backward passes run forward again. `shards` has the
-    stages that the rank steps a share of only. `tied` are the weights that stages share, by the `part` of
-    their reductions. `gradient_norm` is that of the whole gradient, where steps wait for it. `summed`
-    has what the ranks of a replica add up of a stage's gradient before it is whole.
+    stages that the rank steps a share of only. `methods` is what methods keep, by name. `own_gradients` are
+    the gradients that the rank steps, by stage. `summed` has what the ranks of a replica add up of a stage's
+    gradient before it is whole.
     """
 
     rank: int
@@ -65,7 +65,8 @@ class Resources:
     optimizers: Mapping[int, torch.optim.Optimizer]
     shards: Mapping[int, StageShard]
     stepped: Mapping[int, SteppedWeights]
-    tied: Mapping[int, TiedGradient]
+    methods: Mapping[str, MethodState]
+    own_gradients: Mapping[int, OwnGradient]
     groups: Groups
     channels: Channels
     streams: Streams
@@ -74,7 +75,6 @@ class Resources:
     micro_batch_size: int
     sequence: int
     seed: int
-    gradient_norm: GradientNorm | None = None
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
 
 
@@ -87,8 +87,7 @@ def make_resources(
     *,
     device: torch.device,
     seed: int,
-    clip_norm: float | None,
-    skip_non_finite: bool,
+    settings: Mapping[str, Mapping[str, Any]],
     generation: int,
     timeout_s: float,
 ) -> Resources:
@@ -122,8 +121,9 @@ def make_resources(
     for stage, over in replicas.items():
         for group in over:
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
-    tied = _tied_gradients(program, groups, stages)
-    layouts = _layouts(program, stages, reducing, crossing, tied)
+    making = Making(plan=plan, program=program, stages=stages, groups=groups, device=device)
+    methods = states_of(making, settings)
+    layouts = _layouts(program, stages, reducing, crossing, methods)
     dtype = PRECISIONS[plan.precision]
     states = make_states(
         layouts,
@@ -135,7 +135,7 @@ def make_resources(
     )
     for module in stages.values():
         lower_precision(module.parameters(), dtype)
-    return Resources(
+    resources = Resources(
         rank=rank,
         device=device,
         dtype=dtype,
@@ -154,7 +154,8 @@ def make_resources(
         optimizers=optimizers,
         shards=states.shards,
         stepped=states.stepped,
-        tied=tied,
+        methods=methods,
+        own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
         groups=groups,
         channels=open_channels(_peers(program, rank), timeout_s),
         streams=HostStreams(device),
@@ -163,17 +164,13 @@ def make_resources(
         micro_batch_size=plan.micro_batch_size,
         sequence=plan.sequence,
         seed=seed,
-        gradient_norm=GradientNorm(
-            _own_gradients(stages, layouts, states, tied, program, groups),
-            clip_norm=clip_norm,
-            skip_non_finite=skip_non_finite,
-        )
-        if plan.gradient_norm
-        else None,
         summed=summed_gradients(
             stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}
         ),
     )
+    for one in methods.values():
+        one.begin(resources)
+    return resources
 
 
 def _groups_of_stages(program: Program, rank: int, *names: str) -> dict[int, int]:
@@ -200,23 +197,6 @@ def _share_of(program: Program, rank: int, stage: int) -> float:
     return float(np.count_nonzero(passes & own) / np.count_nonzero(passes))
 
 
-def _tied_gradients(
-    program: Program, groups: Groups, stages: Mapping[int, nn.Module]
-) -> dict[int, TiedGradient]:
-    """By the part of their reductions, the weights that stages of this rank share, all copies made equal."""
-    columns = program.columns
-    tied = {}
-    for row in np.flatnonzero(
-        (columns.kind == KINDS.code("reduce_tied")) & (columns.rank == groups.rank)
-    ).tolist():
-        part, group = int(columns.part[row]), int(columns.group[row])
-        members = program.groups[group]
-        copies = copies_of(program.obligations.methods["tying"].stages, part, stages)
-        tied[part] = TiedGradient(copies, len(members), leads=members[0] == groups.rank)
-        tied[part].equalise(groups.collective[group], members[0])
-    return tied
-
-
 def _equalise(module: nn.Module, group: Group, source: int) -> None:
     for tensor in [*module.parameters(), *module.buffers()]:
         group.broadcast(tensor.detach(), source)
@@ -227,7 +207,7 @@ def _layouts(
     stages: Mapping[int, nn.Module],
     reducing: Mapping[int, int],
     crossing: Mapping[int, int],
-    tied: Mapping[int, TiedGradient],
+    methods: Mapping[str, MethodState],
 ) -> dict[int, FlatLayout]:
     """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient.
 
@@ -241,7 +221,7 @@ def _layouts(
         stage: FlatLayout.of(
             module,
             ranks(reducing, stage),
-            apart=(one.copies[stage] for one in tied.values() if stage in one.copies),
+            apart=(parameter for one in methods.values() for parameter in one.apart(stage)),
             parts=ranks(crossing, stage),
         )
         for stage, module in stages.items()
@@ -252,21 +232,18 @@ def _own_gradients(
     stages: Mapping[int, nn.Module],
     layouts: Mapping[int, FlatLayout],
     states: StageStates,
-    tied: Mapping[int, TiedGradient],
+    methods: Mapping[str, MethodState],
     program: Program,
     groups: Groups,
 ) -> dict[int, OwnGradient]:
     """What this rank steps of each stage, and counts of it.
 
-    Of tied weights the first copy of the first holder counts, of what tensor ranks all have the first one's,
-    of what all islands have an equal part on each.
+    Of what tensor ranks all have the first one's counts, of what all islands have an equal part on each.
     """
     reducing = _groups_of_stages(program, groups.rank, "gather", "reduce")
     crossing, found = _groups_of_stages(program, groups.rank, "reduce_across"), {}
     for stage, layout in layouts.items():
-        copies = [one for one in tied.values() if stage in one.stages]
-        flats = tuple(one.gradient(stage) for one in copies)
-        answered = tuple(one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
+        others = [one.own_gradient(stage) for one in methods.values()]
         group = reducing.get(stage)
         own = layout.share(0 if group is None else groups.collective[group].place)
         counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
@@ -277,7 +254,10 @@ def _own_gradients(
             stepped = states.buckets[stage].flat
             counted = stepped[counts]
         once = counted_once(stages[stage], layout, counted, counts.start)
-        found[stage] = OwnGradient((stepped, *flats), (*once, *answered))
+        found[stage] = OwnGradient(
+            (stepped, *(flat for one in others for flat in one.stepped)),
+            (*once, *(flat for one in others for flat in one.counted)),
+        )
     return found
 
 

@@ -15,6 +15,7 @@ from weft.program.buffers import last_gradients
 from weft.program.program import Program
 from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
+from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
 from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources
 from weft.run.shards import StageShard, gather_weights
@@ -30,8 +31,7 @@ TIMEOUT_S = 1800.0
 class StepResult:
     """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them.
 
-    `gradient_norm` is that of the whole gradient before it was clipped, where the program takes it. A step of
-    which it is not finite was left out.
+    `figures` are what methods tell of it, by name.
     """
 
     def __init__(
@@ -39,12 +39,17 @@ class StepResult:
         step: int,
         shares: list[torch.Tensor],
         work: dist.Work | None,
-        gradient_norm: float | None = None,
+        figures: Mapping[str, float] | None = None,
     ) -> None:
         self.step = step
-        self.gradient_norm = gradient_norm
+        self.figures = dict(figures or {})
         self._shares = shares
         self._work = work
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the whole gradient before it was clipped, where the program takes it."""
+        return self.figures.get("gradient_norm")
 
     @property
     def left_out(self) -> bool:
@@ -120,8 +125,7 @@ class Runtime:
             optimizer_factory,
             device=torch.device(device),
             seed=seed,
-            clip_norm=clip_norm,
-            skip_non_finite=skip_non_finite,
+            settings={"gradient-norm": {"clip_norm": clip_norm, "skip_non_finite": skip_non_finite}},
             generation=generation,
             timeout_s=timeout_s,
         )
@@ -157,6 +161,11 @@ class Runtime:
     def stepped(self) -> Mapping[int, SteppedWeights]:
         """The stages of which this rank steps a share, or masters of the parameters."""
         return self._resources.stepped
+
+    @property
+    def methods(self) -> Mapping[str, MethodState]:
+        """What methods keep on this rank, by name."""
+        return self._resources.methods
 
     def gather_weights(self) -> None:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
@@ -248,7 +257,7 @@ class Runtime:
         share = torch.tensor([outcome.loss], dtype=torch.float64)
         shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
         work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work, outcome.gradient_norm)
+        return StepResult(step, shares, work, outcome.figures)
 
 
 def require_runnable(plan: Plan, program: Program) -> None:

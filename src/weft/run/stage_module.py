@@ -25,7 +25,8 @@ class Stage(Protocol):
 
     A call takes the micro-batch's inputs (first stage) or the previous stage's output and returns the next
     stage's input (last stage: what the loss function takes). A stage may also say what its layers are
-    (`weft.run.recompute.Layered`) and which weights it shares with other stages (`weft.run.tied.Tied`).
+    (`weft.run.recompute.Layered`) and which weights it shares with other stages
+    (`weft.methods.tying.runtime.Tied`).
     """
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor: ...

@@ -8,4 +8,8 @@ from weft.methods.gradient_norm.costs import COSTS
 from weft.methods.gradient_norm.kinds import USES
 from weft.methods.gradient_norm.moves import MOVES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS, *MOVES))
+BUNDLE = Bundle(
+    name=program.NAME,
+    parts=(program.PASS, *USES, *COSTS, *MOVES),
+    runtime="weft.methods.gradient_norm.runtime",
+)

@@ -8,4 +8,6 @@ from weft.methods.sharding.costs import COSTS
 from weft.methods.sharding.kinds import USES
 from weft.methods.sharding.moves import MOVES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS, *MOVES))
+BUNDLE = Bundle(
+    name=program.NAME, parts=(program.PASS, *USES, *COSTS, *MOVES), runtime="weft.methods.sharding.runtime"
+)

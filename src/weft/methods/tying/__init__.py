@@ -7,4 +7,4 @@ from weft.methods.tying import program
 from weft.methods.tying.costs import COSTS
 from weft.methods.tying.kinds import USES
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *USES, *COSTS), runtime="weft.methods.tying.runtime")

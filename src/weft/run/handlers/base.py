@@ -29,6 +29,3 @@ SAVED, WEIGHT_PART = "saved", "saved_for_weight"
 # Of a stage: what has been done last to its weights and to its gradient in this step. Whoever changes either
 # follows it and puts itself in its place, so that the last one speaks for all.
 WEIGHTS, GRADIENT = "weights", "gradient"
-
-# Of all stages: the norm of the whole gradient, shape (1,).
-NORM = "gradient_norm"

@@ -1,4 +1,4 @@
-"""`TiedGradient`: what a rank's copies of a weight that several stages use have in common.
+"""What a rank's copies of a weight that several stages use have in common.
 
 Each copy collects the gradients of its own stage. Before the stages step, all copies of all ranks are added
 up, so that each steps with the same gradient and all of them stay equal bit by bit.
@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
 from weft.errors import InputError, Violation
+from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
+from weft.methods.tying.program import NAME
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import GRADIENT, Issue
+from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
+from weft.run.streams import Completion, Stream, Value
+from weft.run.workspace import Workspace
 from weft.sync.base import Group, Synchroniser
 
 
@@ -91,3 +99,74 @@ def copies_of(
             raise InputError(Violation(f"stage {stage}", problem))
         copies[stage] = parameters[own.index(part)]
     return copies
+
+
+class TiedState(MethodState):
+    """The tied weights of a rank's stages, by the `part` of their reductions; all copies are made equal."""
+
+    def __init__(self, making: Making) -> None:
+        program, groups, columns = making.program, making.groups, making.program.columns
+        owed = program.obligations.methods[NAME]
+        assert isinstance(owed, TiesStages)
+        self.tied: dict[int, TiedGradient] = {}
+        for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
+            part, group = int(columns.part[row]), int(columns.group[row])
+            members = program.groups[group]
+            copies = copies_of(owed.stages, part, making.stages)
+            self.tied[part] = TiedGradient(copies, len(members), leads=members[0] == groups.rank)
+            self.tied[part].equalise(groups.collective[group], members[0])
+
+    def _of(self, stage: int) -> list[TiedGradient]:
+        return [one for one in self.tied.values() if stage in one.copies]
+
+    def apart(self, stage: int) -> tuple[nn.Parameter, ...]:
+        return tuple(one.copies[stage] for one in self._of(stage))
+
+    def own_gradient(self, stage: int) -> OwnGradient:
+        """Of each weight the first copy of the first holder counts."""
+        copies = self._of(stage)
+        counted = (one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
+        return OwnGradient(tuple(one.gradient(stage) for one in copies), tuple(counted))
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
+        copies = self._of(stage)
+        return _Clearing(copies, stage) if copies else None
+
+
+class _Clearing:
+    """The reduction speaks for the stage's gradient, which the step follows anyway."""
+
+    def __init__(self, copies: list[TiedGradient], stage: int) -> None:
+        self._copies, self._stage = copies, stage
+
+    def reads(self) -> tuple[Value, ...]:
+        return ()
+
+    def admits(self, *values: Value) -> bool:
+        return True
+
+    def stepped(self) -> None:
+        for one in self._copies:
+            one.clear(self._stage)
+
+
+def reduce_tied(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add up the gradients of all copies of a weight."""
+    label, resources = str(instruction), workspace.resources
+    state = resources.methods[NAME]
+    assert isinstance(state, TiedState)
+    tied, group = state.tied[instruction.part], resources.groups.collective[instruction.group]
+
+    def work() -> None:
+        tied.reduce(resources.synchroniser, group)
+
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in tied.stages))
+        for stage in tied.stages:
+            workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        return reduced
+
+    return issue
+
+
+PARTS = (HandlerOf(kind="reduce_tied", handler=reduce_tied), StateOf(method=NAME, make=TiedState))

@@ -10,9 +10,9 @@ from small_jobs import batch_of, make_plan, make_program, make_runtime, paramete
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.methods.tying.runtime import copies_of
 from weft.program.verify import require_valid
 from weft.run.stages import build_stage
-from weft.run.tied import copies_of
 
 STEPS = 3
 TABLES = {"gpt": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}

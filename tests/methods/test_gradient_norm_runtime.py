@@ -22,8 +22,9 @@ from small_jobs import (
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.methods.gradient_norm.runtime import GradientNorm
 from weft.program.verify import require_valid
-from weft.run.gradient_norm import GradientNorm, OwnGradient
+from weft.run.methods import OwnGradient
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -164,11 +165,8 @@ def test_clipping_needs_a_plan_that_takes_the_norm(worker_pool: WorkerPool) -> N
 
 def test_each_stage_is_scaled_once() -> None:
     gradients = [torch.ones(4), torch.ones(4)]
-    norm = GradientNorm(
-        {stage: OwnGradient((flat,), (flat,)) for stage, flat in enumerate(gradients)},
-        clip_norm=1.0,
-        skip_non_finite=False,
-    )
+    own = {stage: OwnGradient((flat,), (flat,)) for stage, flat in enumerate(gradients)}
+    norm = GradientNorm(clip_norm=1.0, skip_non_finite=False, gradients=own)
     assert norm.clip(0, 4.0)
     assert gradients[0][0].item() == pytest.approx(0.25, rel=1e-6)
     assert gradients[1][0].item() == 1.0

@@ -1,0 +1,142 @@
+"""`GradientNorm`: the norm of a step's whole gradient, and what follows from it.
+
+Every element of the gradient is counted by one rank: where replicas all hold the summed gradient of a stage,
+each counts its equal share of it. All ranks get the same number, so that they all clip alike, or all leave
+the step out. With a limit the gradient is scaled to it where its norm is larger (Pascanu et al., On the
+difficulty of training recurrent neural networks, arXiv 1211.5063).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from weft.errors import RunError
+from weft.methods.gradient_norm.program import NAME
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import GRADIENT, Issue
+from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
+from weft.run.resources import Resources
+from weft.run.streams import Completion, Stream, Value
+from weft.run.workspace import Workspace
+from weft.sync.base import Group
+from weft.sync.collectives import PIECE_ELEMENTS
+
+# Of all stages: shape (1,).
+NORM = "gradient_norm"
+# Added to the norm by torch's own clipping, so that both scale alike.
+EPSILON = 1e-6
+
+
+class GradientNorm(MethodState):
+    """The norm on one rank.
+
+    Args:
+        clip_norm: the largest norm to step with; None steps with any.
+        skip_non_finite: leave out a step whose gradient is not finite, instead of failing.
+        gradients: of a rank's stages, where they are known already.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float | None,
+        skip_non_finite: bool,
+        gradients: Mapping[int, OwnGradient] | None = None,
+    ) -> None:
+        self._gradients: Mapping[int, OwnGradient] = gradients or {}
+        self._clip_norm = clip_norm
+        self._skips = skip_non_finite
+
+    @classmethod
+    def of(cls, making: Making) -> GradientNorm:
+        settings = making.settings
+        return cls(
+            clip_norm=settings.get("clip_norm"), skip_non_finite=settings.get("skip_non_finite", False)
+        )
+
+    def begin(self, resources: Resources) -> None:
+        self._gradients = resources.own_gradients
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate:
+        return _Clipping(self, workspace, stage)
+
+    def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        norm = workspace.values.get((NORM, NONE, NONE))
+        return {} if norm is None else {NORM: norm}
+
+    def take(self, group: Group) -> torch.Tensor:
+        """The norm, shape (1,), in fp64; every rank of the group calls it."""
+        device = next((flat.device for one in self._gradients.values() for flat in one.stepped), None)
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
+        for one in self._gradients.values():
+            for flat in one.counted:
+                for piece in flat.split(PIECE_ELEMENTS):
+                    wide = piece.double()
+                    squares += torch.dot(wide, wide)
+        if group.size > 1:
+            group.all_reduce(squares)
+        return squares.sqrt_()
+
+    def clip(self, stage: int, norm: float) -> bool:
+        """Scale what this rank steps of a stage down to the limit, where the norm is larger.
+
+        Returns:
+            Whether to step with it.
+
+        Raises:
+            RunError: when the norm is not finite and such steps are not left out.
+        """
+        if not math.isfinite(norm):
+            if self._skips:
+                return False
+            raise RunError(
+                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
+                "or optimizer.skip_non_finite = true"
+            )
+        scale = 1.0 if self._clip_norm is None else self._clip_norm / (norm + EPSILON)
+        if scale < 1.0:
+            for flat in self._gradients[stage].stepped:
+                flat.mul_(scale)
+        return True
+
+
+class _Clipping:
+    """A step waits for the norm, and is left out where it is not finite."""
+
+    def __init__(self, norm: GradientNorm, workspace: Workspace, stage: int) -> None:
+        self._norm, self._workspace, self._stage = norm, workspace, stage
+
+    def reads(self) -> tuple[Value, ...]:
+        return (self._workspace.latest(NORM, NONE),)
+
+    def admits(self, *values: Value) -> bool:
+        (norm,) = values
+        return self._norm.clip(self._stage, norm.content.item())
+
+    def stepped(self) -> None:
+        """The gradient is cleared by the step."""
+
+
+def norm(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Take the norm of the whole gradient."""
+    label, resources = str(instruction), workspace.resources
+    state, group = resources.methods[NAME], resources.groups.collective[instruction.group]
+    assert isinstance(state, GradientNorm)
+
+    def issue(stream: Stream) -> Completion:
+        value = workspace.values[NORM, NONE, NONE] = Value()
+
+        def work() -> None:
+            value.content = state.take(group)
+
+        gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
+        value.completion = stream.run(label, work, *gradients)
+        return value.completion
+
+    return issue
+
+
+PARTS = (HandlerOf(kind="norm", handler=norm), StateOf(method=NAME, make=GradientNorm.of))

@@ -1,0 +1,86 @@
+"""How replicas gather weights, give back their room, and agree on gradients, or on their share of them."""
+
+from __future__ import annotations
+
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import GRADIENT, WEIGHTS, Issue
+from weft.run.methods import HandlerOf
+from weft.run.streams import Completion, Stream, Value
+from weft.run.workspace import Workspace
+
+
+def gather(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Bring a stage's weights up to date from all shares, once there is room for them."""
+    stage, label = instruction.stage, str(instruction)
+    shard = workspace.resources.shards[stage]
+
+    def issue(stream: Stream) -> Completion:
+        gathered = stream.run(label, shard.gather, workspace.latest(WEIGHTS, stage), shard.weights.room)
+        workspace.values[WEIGHTS, stage, NONE] = Value(None, gathered)
+        return gathered
+
+    return issue
+
+
+def free(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Give the room of a stage's weights to the next one; the computations that read them came before."""
+    stage, label = instruction.stage, str(instruction)
+    weights = workspace.resources.shards[stage].weights
+
+    def issue(stream: Stream) -> Completion:
+        freed = stream.run(label, weights.free, workspace.latest(WEIGHTS, stage))
+        weights.room = Value(None, freed)
+        return freed
+
+    return issue
+
+
+def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Make the replicas of a stage agree on its gradient.
+
+    Where they share out what they step, each gets its share of the sum, and the gradient's buffer is free
+    for another stage.
+    """
+    stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
+    bucket, shard = resources.buckets[stage], resources.shards.get(stage)
+    synchroniser, group = resources.synchroniser, resources.groups.collective[instruction.group]
+
+    def work() -> None:
+        if shard is None:
+            synchroniser.reduce(bucket.flat, group)
+        else:
+            shard.take_in(synchroniser.reduce_scatter(bucket.flat, group), part)
+            bucket.hand_back()
+
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
+        value = workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        if shard is not None:
+            bucket.room = value
+        return reduced
+
+    return issue
+
+
+def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add up a stage's own share of the gradient with those of other islands."""
+    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
+
+    def work() -> None:
+        resources.synchroniser.reduce(shard.own_gradient, group)
+
+    def issue(stream: Stream) -> Completion:
+        reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
+        workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        return reduced
+
+    return issue
+
+
+PARTS = (
+    HandlerOf(kind="gather", handler=gather),
+    HandlerOf(kind="free", handler=free),
+    HandlerOf(kind="reduce", handler=reduce),
+    HandlerOf(kind="reduce_across", handler=reduce_across),
+)

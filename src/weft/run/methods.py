@@ -1,0 +1,126 @@
+"""What methods add to the runtime of a rank: handlers of their kinds, and state from step to step.
+
+A method names these among the `PARTS` of its runtime module (`weft.bundles`). The runtime knows what a
+`MethodState` is asked for, and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from weft.bundles import runtime_parts
+from weft.describe.plan import Plan
+from weft.program.program import Program
+from weft.run.mesh import Groups
+from weft.run.streams import Value
+
+if TYPE_CHECKING:
+    from weft.run.handlers.base import Handler
+    from weft.run.resources import Resources
+    from weft.run.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerOf:
+    """How a kind of instruction is executed."""
+
+    kind: str
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGradient:
+    """Flat gradients of one stage on one rank: what it steps, and what it answers for among all ranks.
+
+    Every element of the whole gradient is counted by one rank.
+    """
+
+    stepped: tuple[torch.Tensor, ...] = ()
+    counted: tuple[torch.Tensor, ...] = ()
+
+
+class StepGate(Protocol):
+    """What a method has a stage's optimizer step wait for, and does about it."""
+
+    def reads(self) -> tuple[Value, ...]:
+        """The values that the step follows; asked when it is issued."""
+        ...
+
+    def admits(self, *values: Value) -> bool:
+        """Whether to step; asked when these values are there."""
+        ...
+
+    def stepped(self) -> None:
+        """What comes after the step, also after one that was left out."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """What a method's state is made from, on one rank; `settings` are the job's for this method."""
+
+    plan: Plan
+    program: Program
+    stages: Mapping[int, nn.Module]
+    groups: Groups
+    device: torch.device
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class MethodState:
+    """What a method keeps on one rank from step to step; each method says what it needs of this."""
+
+    def apart(self, stage: int) -> tuple[nn.Parameter, ...]:
+        """Parameters of a stage whose gradients the method keeps itself."""
+        return ()
+
+    def own_gradient(self, stage: int) -> OwnGradient:
+        """The gradients of those parameters."""
+        return OwnGradient()
+
+    def begin(self, resources: Resources) -> None:
+        """See what else the rank keeps; called once, when all of it is there."""
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
+        """What the steps of a stage wait for; None where they wait for nothing of the method's."""
+        return None
+
+    def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        """Numbers of the step under way, by name, for the run's metrics."""
+        return {}
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What a checkpoint keeps of it, by name; loading fills the same tensors."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOf:
+    """Makes the state of a method, where a program owes it something."""
+
+    method: str
+    make: Callable[[Making], MethodState]
+
+
+def states_of(making: Making, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodState]:
+    """The states of the methods that a program owes something, by name."""
+    owed = making.program.obligations.methods
+    return {
+        one.method: one.make(
+            Making(
+                plan=making.plan,
+                program=making.program,
+                stages=making.stages,
+                groups=making.groups,
+                device=making.device,
+                settings=settings.get(one.method, {}),
+            )
+        )
+        for one in runtime_parts(StateOf)
+        if one.method in owed
+    }
