@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_jobs import tiny
 from transformers import GPT2LMHeadModel, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -45,6 +46,26 @@ def test_the_whole_model_is_the_one_of_transformers(family: str, tied: bool) -> 
     assert not missing.unexpected_keys
     assert missing.missing_keys == (["lm_head.weight"] if tied else [])
     torch.testing.assert_close(model(tokens(config)), expected(tokens(config)).logits, rtol=0, atol=0)
+
+
+def test_norms_of_llama_are_fp32_in_a_model_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what equals one process within 1e-9 equals `transformers`, and not float64 throughout."""
+
+    def gradients(family: str) -> dict[str, torch.Tensor]:
+        config = tiny(family)
+        model = build_stage(config, range(config.layers + 2), 3, torch.float64)
+        model(tokens(config)).logsumexp(-1).mean().backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    def in_its_own_precision(self: LlamaRMSNorm, inputs: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(inputs.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * (inputs * scale)
+
+    rounded = gradients("llama")
+    monkeypatch.setattr(LlamaRMSNorm, "forward", in_its_own_precision)
+    exact = gradients("llama")
+    off = max(float((rounded[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in exact)
+    assert 1e-9 < off < 1e-5
 
 
 @settings(max_examples=20, deadline=None)
