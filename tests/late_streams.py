@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from weft.program.program import NONE, Instruction, Program
-from weft.run.handlers import HANDLERS
+from weft.run.executor import all_handlers
 from weft.run.handlers.base import Handler, Issue
 from weft.run.streams import Completion, Stream, Value
 from weft.run.work_queue import WorkQueue
@@ -99,10 +99,10 @@ class LateStreams:
 def late(seed: int) -> Iterator[Clock]:
     """Runtimes that are made in this block have late streams, whose clock is given."""
     clock = Clock()
-    watched = {name: _watched(handler, clock) for name, handler in HANDLERS.items()}
+    watched = {name: _watched(handler, clock) for name, handler in all_handlers().items()}
     with (
         patch("weft.run.resources.HostStreams", lambda device: LateStreams(seed, clock)),
-        patch.dict(HANDLERS, watched),  # type: ignore[arg-type]
+        patch("weft.run.executor.all_handlers", lambda: watched),
     ):
         yield clock
 

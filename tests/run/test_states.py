@@ -17,10 +17,10 @@ from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Plan
 from weft.errors import RunError
+from weft.methods.sharding.runtime import gather as whole
 from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters, state_bytes
 from weft.program.program import NONE, Instruction
-from weft.run import handlers
-from weft.run.handlers import HANDLERS
+from weft.run.executor import all_handlers
 from weft.run.handlers.base import WEIGHTS, Handler, Issue
 from weft.run.runtime import Runtime
 from weft.run.streams import Completion, Stream, Value
@@ -114,7 +114,7 @@ def unfilled(workspace: Workspace, instruction: Instruction) -> Issue:
     """A gather that takes the room and leaves in it what is there, unless it is a stage's first in a step."""
     weights = workspace.resources.shards[instruction.stage].weights
     if instruction.part == 0:
-        return handlers.gather(workspace, instruction)
+        return whole(workspace, instruction)
 
     def issue(stream: Stream) -> Completion:
         claimed = stream.run(str(instruction), weights.claim, weights.room)
@@ -126,7 +126,7 @@ def unfilled(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def left_out(workspace: Workspace, instruction: Instruction) -> Issue:
     if instruction.part == 0:
-        return handlers.gather(workspace, instruction)
+        return whole(workspace, instruction)
     return lambda stream: stream.run(str(instruction), _nothing)
 
 
@@ -136,7 +136,8 @@ def _nothing() -> None:
 
 def train(rank: int, ranks: int, config: ModelConfig, plan: Plan, gather: Handler) -> dict[str, torch.Tensor]:
     """Parameters after two steps; they are read in between, too, which must not change them."""
-    with patch.dict(HANDLERS, {"gather": gather}):
+    executed = {**all_handlers(), "gather": gather}
+    with patch("weft.run.executor.all_handlers", lambda: executed):
         runtime = make_runtime(rank, config, plan, make_program(config, plan))
     for step in range(2):
         runtime.step(step, batch_of(config, plan, step))
@@ -158,8 +159,8 @@ def test_backward_passes_need_their_weights_back_in_the_buffer(worker_pool: Work
     expected, found, wrong = (
         worker_pool.run(train, config, plan, gather, ranks=2)[0]
         for plan, gather in (
-            (looped("zero-0"), handlers.gather),
-            (looped("zero-3"), handlers.gather),
+            (looped("zero-0"), whole),
+            (looped("zero-3"), whole),
             (looped("zero-3"), unfilled),
         )
     )
