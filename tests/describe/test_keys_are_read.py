@@ -21,13 +21,18 @@ from weft.describe.cluster_tables import ClusterFile
 from weft.describe.device import Device
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import GoalTable
+from weft.describe.run_tables.training import ReportTable
 
 ACTING = ("planning/", "training/", "run/", "capture/", "moves/", "predict/", "lab/")
 # Keys that are known to do nothing yet. Whoever mends one takes it out.
-UNREAD = {"GoalTable.contract"}
+UNREAD: set[str] = set()
 
 RUN_TABLES = tables_under(RunFile)
-RUN_READS = Reads(RUN_TABLES, owners={"run": RunFile}, makers={"load_run": RunFile, "parse_run": RunFile})
+RUN_READS = Reads(
+    RUN_TABLES,
+    owners={"run": RunFile, "_report": ReportTable},
+    makers={"load_run": RunFile, "parse_run": RunFile},
+)
 CLUSTER_TABLES = tables_under(ClusterFile)
 CLUSTER_READS = Reads(CLUSTER_TABLES, owners={}, makers={"model_validate": ClusterFile})
 PARTS = tables_under(Cluster)

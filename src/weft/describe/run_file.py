@@ -13,10 +13,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.one_line import one_line
 from weft.describe.reading import parse_toml, read_toml, violations_of
+from weft.describe.run_tables.methods import split_tables
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
     BYTES,
@@ -46,6 +48,16 @@ class RunFile(TomlTable):
     sync: SyncTable = SyncTable()
     checkpoint: CheckpointTable = CheckpointTable()
     report: ReportTable = ReportTable()
+    # Of methods, by name; in a file they stand beside the others.
+    methods: SkipJsonSchema[dict[str, SerializeAsAny[TomlTable]]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tables_of_methods(cls, record: Any) -> Any:
+        if not isinstance(record, Mapping):
+            return record
+        own, methods = split_tables(record)
+        return {**own, "methods": methods} if methods else own
 
     @model_validator(mode="after")
     def _tokenizer_of_a_folder(self) -> RunFile:
@@ -76,11 +88,10 @@ class RunFile(TomlTable):
 
     def to_toml(self) -> str:
         """The run file with every default written out; keys left to the planner stay absent."""
-        tables = []
-        for name in type(self).model_fields:
-            record = getattr(self, name).model_dump(exclude_none=True)
-            if record:
-                tables.append(table_text(f"[{name}]", record))
+        names = [name for name in type(self).model_fields if name != "methods"]
+        given = {**{name: getattr(self, name) for name in names}, **self.methods}
+        records = {name: table.model_dump(exclude_none=True) for name, table in given.items()}
+        tables = [table_text(f"[{name}]", record) for name, record in records.items() if record]
         return "\n".join(tables)
 
 

@@ -20,6 +20,7 @@ from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.run_file import RunFile
+from weft.describe.run_tables.methods import Options, run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
@@ -211,6 +212,13 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     if problems := task_problems(run.task.kind, posed.model):
         raise InputError(problems)
     return posed
+
+
+def asked_of_methods(run: RunFile) -> dict[str, Options]:
+    """What a run file's tables of methods ask, by method; those that ask nothing are left out."""
+    tables = run_tables()
+    found = {name: tables[name].options(table) for name, table in run.methods.items()}
+    return {name: options for name, options in found.items() if options is not None}
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -12,8 +12,9 @@ It reads no pickle: the storage takes its metadata from the headers of the safet
 
 Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
 `optimizer/transformer.h.0.ln_1.weight/exp_avg` a state of its optimizer. Both are whole, also where replicas
-share out what they step: each writes the states that begin in its share. Every leaf is a tensor, because the
-storage cannot read back anything else; what is not a tensor stands in `state.json`.
+share out what they step: each writes the states that begin in its share. `method/NAME/...` is what a method
+keeps. Every leaf is a tensor, because the storage cannot read back anything else; what is not a tensor stands
+in `state.json`.
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
 name it is complete. `weft.training.manifest` checks every byte before anything is loaded.
@@ -33,6 +34,7 @@ from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
+from weft.run.methods import MethodState
 from weft.training.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.attendance import Attendance
 from weft.training.manifest import (
@@ -54,6 +56,7 @@ from weft.training.weight_tensors import fill_copies, model_slots, model_tensors
 # a slower disk, than another.
 SAVE_TIMEOUT_S = 1800.0
 LOAD_TIMEOUT_S = CheckpointTable().load_timeout_s
+NO_METHODS: Mapping[str, MethodState] = {}
 _UNFINISHED = ".saving-"
 
 
@@ -63,6 +66,7 @@ def save(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],
     shards: Shards = NO_SHARDS,
+    methods: Mapping[str, MethodState] = NO_METHODS,
     *,
     keep: int,
 ) -> Path:
@@ -73,7 +77,7 @@ def save(
     Raises:
         RunError: on every rank when one could not write; earlier checkpoints stay as they were.
     """
-    write(directory, state, collect(stages, optimizers, shards), keep=keep)
+    write(directory, state, collect(stages, optimizers, shards, methods), keep=keep)
     return generation_path(directory, state.step)
 
 
@@ -81,6 +85,7 @@ def collect(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],
     shards: Shards = NO_SHARDS,
+    methods: Mapping[str, MethodState] = NO_METHODS,
 ) -> dict[str, torch.Tensor]:
     """What this rank has of a checkpoint, by name: the tensors themselves, not copies. Every rank calls it.
 
@@ -89,7 +94,15 @@ def collect(
     with meeting_peers():
         weights = model_tensors(stages, shards)
         states = optimizer_tensors(stages, optimizers, shards)
-        return join_shares(stages, weights | states)
+        return join_shares(stages, weights | states) | _method_tensors(methods)
+
+
+def _method_tensors(methods: Mapping[str, MethodState]) -> dict[str, torch.Tensor]:
+    return {
+        f"method/{method}/{name}": tensor
+        for method, state in methods.items()
+        for name, tensor in state.tensors().items()
+    }
 
 
 def copy_to_host(
@@ -187,6 +200,7 @@ def load(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],
     shards: Shards = NO_SHARDS,
+    methods: Mapping[str, MethodState] = NO_METHODS,
     *,
     ranks: Attendance | None = None,
     timeout_s: float = LOAD_TIMEOUT_S,
@@ -194,7 +208,8 @@ def load(
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
     Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
-    that reach into its share. It meets `ranks` when it has read all: whoever is there first waits for the
+    that reach into its share. What a method keeps is read where the checkpoint has it; a method that was not
+    in use then begins anew. It meets `ranks` when it has read all: whoever is there first waits for the
     others while they read on, and no longer than `timeout_s` for one that reads nothing.
 
     Raises:
@@ -203,8 +218,10 @@ def load(
     group, meet, progress = _waiting(ranks, str(path), "read nothing", timeout_s)
     with together(group, meet):
         state = read_state(path)
-        slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known_tensors(path), shards)
-        rooms = {key: slot.whole for key, slot in slots.items()}
+        known = known_tensors(path)
+        slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known, shards)
+        kept = {name: tensor for name, tensor in _method_tensors(methods).items() if name in known}
+        rooms = {key: slot.whole for key, slot in slots.items()} | kept
         filled = read_shares(path, stages, rooms, progress)
         read_tensors(path, {key: room for key, room in rooms.items() if key not in filled}, progress)
     for slot in slots.values():

@@ -193,7 +193,7 @@ def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
     runtime = run.runtime
     with meeting_peers():
         runtime.average_statistics()
-    _report(run, saver.save(state, runtime.stages, runtime.optimizers, runtime.stepped))
+    _report(run, saver.save(state, runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods))
 
 
 def _report(run: OpenRun, saved: list[Saved]) -> None:

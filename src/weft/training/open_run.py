@@ -157,6 +157,7 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
         runtime.stages,
         runtime.optimizers,
         runtime.stepped,
+        runtime.methods,
         ranks=run.checkpoint_ranks,
         timeout_s=run.job.run.checkpoint.load_timeout_s,
     )

@@ -24,9 +24,10 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.methods import MethodState
 from weft.training.agreement import together
 from weft.training.attendance import Attendance, LateRankError
-from weft.training.checkpoints import SAVE_TIMEOUT_S, collect, copy_to_host, write
+from weft.training.checkpoints import NO_METHODS, SAVE_TIMEOUT_S, collect, copy_to_host, write
 from weft.training.manifest import generations
 from weft.training.optimizer_states import NO_SHARDS, Shards
 from weft.training.training_state import TrainingState
@@ -103,6 +104,7 @@ class Saver:
         stages: Mapping[int, nn.Module],
         optimizers: Mapping[int, torch.optim.Optimizer],
         shards: Shards = NO_SHARDS,
+        methods: Mapping[str, MethodState] = NO_METHODS,
     ) -> list[Saved]:
         """Copy the tensors and begin to write them; returns the save before, if it had to be waited for.
 
@@ -111,7 +113,7 @@ class Saver:
         """
         before = self.wait()
         started_s = time.monotonic()
-        self._room = copy_to_host(collect(stages, optimizers, shards), self._room)
+        self._room = copy_to_host(collect(stages, optimizers, shards, methods), self._room)
         self._step, self._stall_s = state.step, time.monotonic() - started_s
         self._writing = self._threads.submit(self._write, state)
         return before

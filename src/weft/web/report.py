@@ -111,6 +111,7 @@ def _tables(report: ReportData) -> str:
         sections.append(_section("kinds", title, rows, _KIND_HEAD))
     if rows := _memory_table(report):
         sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
+    sections += [_section(name, escape(title), _rows(rows)) for name, title, rows in report.sections]
     if report.summary:
         shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
         sections.append(_section("summary", "Summary", _rows(shown)))

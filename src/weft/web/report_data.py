@@ -58,6 +58,7 @@ class ReportData:
         losses, held_out: (step, nats per token); a value that is not finite is drawn as a gap.
         memory: one entry per rank.
         summary: what `summary.json` holds, shown as a table.
+        sections: what methods show: name, title, rows (what, figure or words).
     """
 
     run: str
@@ -72,6 +73,7 @@ class ReportData:
     held_out: Points = ()
     memory: Sequence[RankMemory] = ()
     summary: Mapping[str, object] = field(default_factory=dict)
+    sections: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = ()
 
     def __post_init__(self) -> None:
         timelines = (self.predicted, self.measured)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from weft.describe.plan import shared_out
 from weft.planning.planned import PlannedJob
+from weft.planning.report_sections import sections_of
 from weft.predict.live_bytes import live_curve
 from weft.training.run_directory import RunDirectory
 from weft.web.report import write_report
@@ -40,6 +41,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
         memory=_memory(planned, summary["max_rss_bytes"]),
         summary=summary,
+        sections=sections_of(planned, metrics),
     )
 
 

@@ -1,0 +1,56 @@
+"""Tables of a RUN.toml that ask for a method; methods contribute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from weft.bundles import parts
+from weft.describe.reading import violations_of
+from weft.describe.toml_table import TomlTable
+from weft.errors import InputError, Violation
+
+Options = Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTable:
+    """A table of the run file, called like its method.
+
+    Attributes:
+        method: the method's name.
+        table: the keys it has.
+        options: what a given table asks of the method, as a plan keeps it; None: nothing.
+    """
+
+    method: str
+    table: type[TomlTable]
+    options: Callable[[Any], Options | None]
+
+
+def run_tables() -> Mapping[str, RunTable]:
+    """By method."""
+    return {one.method: one for one in parts(RunTable)}
+
+
+def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:
+    """The tables of a run file that are not of methods, and those that are, checked.
+
+    Raises:
+        InputError: listing everything that is wrong with those of methods.
+    """
+    known = run_tables()
+    given = {**record.get("methods", {}), **{name: record[name] for name in record if name in known}}
+    tables: dict[str, TomlTable] = {}
+    problems: list[Violation] = []
+    for name, table in given.items():
+        try:
+            tables[name] = known[name].table.model_validate(dict(table))
+        except ValidationError as error:
+            problems += violations_of(error, name, known[name].table)
+    if problems:
+        raise InputError(problems)
+    return {name: value for name, value in record.items() if name not in (*known, "methods")}, tables
