@@ -12,7 +12,9 @@ from hypothesis import settings
 from installing import install_example
 from pool import WorkerPool
 
+from weft.bundles import bundles, others, parts, runtime_parts
 from weft.installed import installed
+from weft.program.passes import ordered_passes
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
 # integration tries the same examples every time; everybody else tries new ones.
@@ -32,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
 
 
+def forget_installed() -> None:
+    """Have packages looked for again."""
+    for known in (installed, others, bundles, parts, runtime_parts, ordered_passes):
+        known.cache_clear()
+
+
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages, here and in the processes that a test starts (see `installing`)."""
@@ -39,9 +47,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-    installed.cache_clear()
+    forget_installed()
     yield folder
-    installed.cache_clear()
+    forget_installed()
     names = {path.stem for path in folder.iterdir()}
     for module in [one for one in sys.modules if one.partition(".")[0] in names]:
         del sys.modules[module]

@@ -13,21 +13,26 @@ SOURCE = ROOT / "tests" / "third_party"
 _EntryPoints = Mapping[str, Mapping[str, str]]
 
 
-def printed(language: str) -> str:
-    """What the contributing guide prints in a language, once."""
+# What the blocks of Python in the contributing guide are, in their order.
+PRINTED = ("last_in_first_out.py", "gradient_average/__init__.py", "gradient_average/runtime.py")
+
+
+def printed(language: str) -> list[str]:
+    """The blocks that the contributing guide prints in a language."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    return str(block)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def install_example(folder: Path) -> None:
-    """The package of `tests/third_party` with the schedule of the contributing guide."""
+    """The package of `tests/third_party` with the schedule and the method of the contributing guide."""
     shutil.copytree(SOURCE / "weft_example", folder / "weft_example", dirs_exist_ok=True)
-    (folder / "weft_example" / "last_in_first_out.py").write_text(printed("python"), encoding="utf-8")
+    for name, text in zip(PRINTED, printed("python"), strict=True):
+        path = folder / "weft_example" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     own = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    more = tomllib.loads(printed("toml"))["project"]
     groups: dict[str, dict[str, str]] = {}
-    for project in (own, more):
+    for project in (own, *(tomllib.loads(text)["project"] for text in printed("toml"))):
         for group, named in project["entry-points"].items():
             groups.setdefault(group, {}).update(named)
     register(folder, own["name"], groups)

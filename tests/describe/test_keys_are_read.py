@@ -28,11 +28,8 @@ ACTING = ("planning/", "training/", "run/", "capture/", "moves/", "predict/", "l
 UNREAD: set[str] = set()
 
 RUN_TABLES = tables_under(RunFile)
-RUN_READS = Reads(
-    RUN_TABLES,
-    owners={"run": RunFile, "_report": ReportTable},
-    makers={"load_run": RunFile, "parse_run": RunFile},
-)
+OWNERS: dict[str, type] = {"run": RunFile, "_report": ReportTable}
+RUN_READS = Reads(RUN_TABLES, owners=OWNERS, makers={"load_run": RunFile, "parse_run": RunFile})
 CLUSTER_TABLES = tables_under(ClusterFile)
 CLUSTER_READS = Reads(CLUSTER_TABLES, owners={}, makers={"model_validate": ClusterFile})
 PARTS = tables_under(Cluster)
@@ -91,7 +88,7 @@ def test_a_new_key_that_nobody_reads_is_found():
     wider = create_model("GoalTable", __base__=GoalTable, made_up=(int, 1))
     run_file = create_model("RunFile", __base__=RunFile, goal=(wider, wider()))
     makers = dict.fromkeys(RUN_READS.makers, run_file)
-    reads = Reads(tables_under(run_file), owners={"run": run_file}, makers=makers)
+    reads = Reads(tables_under(run_file), owners={**OWNERS, "run": run_file}, makers=makers)
     assert unread(reads, sources(under=ACTING)) == UNREAD | {"GoalTable.made_up"}
 
 

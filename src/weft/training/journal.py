@@ -72,8 +72,7 @@ class Journal:
         self._pending = None
         with meeting_peers():
             loss = result.loss
-        if result.gradient_norm is not None:
-            metrics["gradient_norm"] = result.gradient_norm
+        metrics |= result.figures
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
             return

@@ -107,14 +107,15 @@ def by_table(seconds_of: Callable[..., tuple[float, float, float]], *keys: Ints)
     return Taken(table[which, 0], table[which, 1], table[which, 2])
 
 
-def _compute_hook(
+def computation(
     kind: str,
     seconds_of: Callable[[StageTimes], float],
     exchanged: Callable[[Exchanges], float] = lambda exchanges: 0.0,
     *,
     recomputes: bool = False,
 ) -> CostOf:
-    """A stage's time, the executor's own time, and what the ranks of its replica exchange, if several.
+    """The cost of a kind that computes on a stage: its time, the executor's own time, and what the ranks of
+    the stage's replica exchange, if several.
 
     `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
     """
@@ -195,22 +196,22 @@ def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
 
 
 _COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
-    _compute_hook("forward", lambda times: times.forward_s, lambda exchanges: exchanges.forward_s),
-    _compute_hook(
+    computation("forward", lambda times: times.forward_s, lambda exchanges: exchanges.forward_s),
+    computation(
         "backward",
         lambda times: times.backward_input_s + times.backward_weight_s,
         lambda exchanges: exchanges.backward_s,
         recomputes=True,
     ),
-    _compute_hook(
+    computation(
         "backward_input",
         lambda times: times.backward_input_s,
         lambda exchanges: exchanges.backward_s,
         recomputes=True,
     ),
     # The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
-    _compute_hook("backward_weight", lambda times: times.backward_weight_s),
-    _compute_hook("step", lambda times: times.update_s),
+    computation("backward_weight", lambda times: times.backward_weight_s),
+    computation("step", lambda times: times.update_s),
     CostOf(kind="send_activation", hook=_send),
     CostOf(kind="send_gradient", hook=_send),
     # A message takes its time on the sender's side.

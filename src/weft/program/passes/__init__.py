@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Generic, TypeVar
 
@@ -87,6 +88,7 @@ class Pass(Generic[Asked]):
     check: Callable[[Program, Any], Sequence[Violation]] = _no_check
 
 
+@cache
 def ordered_passes() -> tuple[Pass[Any], ...]:
     """All passes in the order that they declare; those that say nothing go by name.
 
