@@ -16,12 +16,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from weft.bundles import parts
 from weft.cli.main import app
 from weft.describe.catalogue import catalogue
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS
 from weft.describe.schema import SCHEMAS, json_schema
 from weft.describe.units import format_bytes, format_count
+from weft.moves.composition import Composition
 from weft.moves.registry import all_moves
 from weft.predict.abstract import ScheduleFigures, simulate_schedule
 from weft.program.schedules import SCHEDULES
@@ -99,6 +101,11 @@ def moves() -> str:
         for move in all_moves().values()
     ]
     return _table(("move", "contract", "what it does", "how the contract is tested", "source"), rows)
+
+
+def compositions() -> str:
+    rows = [(one.method, one.other, one.reason) for one in parts(Composition)]
+    return _table(("method", "does not always go with", "because"), rows)
 
 
 def devices() -> str:
@@ -219,5 +226,5 @@ def _table_lines(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> Iterat
 
 GENERATED: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (commands, schedules, moves, devices, device_sources, models, run_file)
+    for function in (commands, schedules, moves, compositions, devices, device_sources, models, run_file)
 }

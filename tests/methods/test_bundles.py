@@ -47,7 +47,7 @@ def test_every_contribution_has_a_room_that_takes_it() -> None:
 def test_methods_of_others_join_those_of_weft(weft_example: Path) -> None:
     assert "gradient-average" in bundles()
     assert "keep the average gradient" in {move.name for move in parts(Move)}
-    assert [one.name for one in ordered_passes()][0] == "sharding"
+    assert next(iter(ordered_passes())).name == "sharding"
 
 
 @pytest.mark.parametrize(

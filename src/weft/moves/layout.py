@@ -27,6 +27,7 @@ from weft.describe.plan import (
 )
 from weft.errors import InputError, Violation
 from weft.moves import uneven
+from weft.moves.composition import refuse_composition
 from weft.moves.job import Job
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
@@ -188,22 +189,15 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return "the model's layers are not a chain; only one stage is supported for it"
     if (unshared := _refuse_shared(job, layout)) is not None:
         return unshared
-    if layout.sharding != "zero-0" and replicas_of(layout) == 1:
-        return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
     refused = refuse_island(layout.sharding, layout.island, replicas_of(layout))
     if refused is not None:
         problem, nearest = refused
         return f"{problem}; nearest {'sharding' if layout.sharding == 'zero-0' else 'island'}: {nearest}"
-    if layout.sharding in ("zero-2", "zero-3") and "reductions" in layout.blocking:
-        return (
-            f"{layout.sharding} reduces gradients during the step, not at its end; nearest sharding: zero-1"
-        )
     if (refused_share := _refuse_share(job, layout)) is not None:
         return refused_share
-    if "selective" in layout.recomputes and not job.graph.knows_products:
-        return "the model does not say what its products leave; nearest recompute: full"
     return (
-        job.graph.refuse_tensor(layout.tensor_parallel)
+        refuse_composition(job, layout)
+        or job.graph.refuse_tensor(layout.tensor_parallel)
         or job.graph.refuse_context(layout.context_parallel, job.sequence)
         or _refuse_order_of_any(job, layout)
     )

@@ -23,6 +23,7 @@ import numpy as np
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Blocking, Plan
 from weft.errors import Violation
+from weft.methods.blocking.moves import FEW_GRADIENTS
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, is_any_of
 from weft.program.layout import PipelineLayout
@@ -31,8 +32,6 @@ from weft.program.passes import Pass
 from weft.program.program import NONE, Edges, Ints
 
 NAME = "blocking"
-# What reduces during the step, because there is no room for every gradient.
-FEW_GRADIENTS = ("zero-2", "zero-3")
 
 
 def asked(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
