@@ -1,7 +1,7 @@
 """`Plan`: the decisions and nothing else.
 
 A Plan is data at the bottom of the house because everything above reads it: cost model, moves, compiler,
-planners and runtime. `plan_id` hashes the decisions; the prediction a plan was chosen for does not change it.
+planners and runtime. `plan_id` hashes it. The prediction that a plan was chosen for stands beside it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed"]
-# Share of the variance of a prediction's error that all plans of one model on one machine have in common, as
-# long as nobody has measured it.
-SHARED = 0.9
 
 
 class _Record(BaseModel):
@@ -59,22 +56,6 @@ class Stage(_Record):
     layers: tuple[Rank, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
     recompute: Recompute = "none"
-
-
-class Prediction(_Record):
-    """What the planner expected; times with a 90 % interval.
-
-    `shared` is the part of the variance of the step's error (of its logarithm) that other plans of the job
-    have in common with it.
-    """
-
-    step_s: float = Field(gt=0)
-    step_low_s: float = Field(gt=0)
-    step_high_s: float = Field(gt=0)
-    first_step_s: float = Field(gt=0)
-    peak_bytes: tuple[int, ...]
-    source: str
-    shared: float = Field(default=SHARED, ge=0.0, le=1.0)
 
 
 class Plan(_Record):
@@ -114,7 +95,6 @@ class Plan(_Record):
     gradient_norm: bool = False
     optimizer: OptimizerWork = ADAMW
     sync: Choice = Choice(name="dense")
-    prediction: Prediction | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -130,6 +110,14 @@ class Plan(_Record):
     def element_bytes(self) -> int:
         return PRECISION_BYTES[self.precision]
 
+    @property
+    def words(self) -> str:
+        """The plan in a line, for tables and messages."""
+        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        shared = "" if self.sharding == "zero-0" else f", {shared_out(self.sharding, self.island)}"
+        sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
+        return f"{axes}, {self.schedule.name}, {sizes}{shared}"
+
     def shape(self, stage: int) -> Shape:
         """What one rank of a stage computes of a micro-batch."""
         width = len(self.stages[stage].replicas[0].ranks) // self.context_parallel
@@ -144,23 +132,13 @@ class Plan(_Record):
     @property
     def plan_id(self) -> str:
         """Sixteen hex digits of the decisions' hash."""
-        return hashlib.sha256(self._canonical(exclude={"prediction"}).encode()).hexdigest()[:16]
+        canonical = json.dumps(self.record(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
-    def to_json(self) -> str:
-        """The plan file: canonical keys, one stage per line so that people can read and edit it."""
-        record = self._record()
-        stages = record.pop("stages")
-        lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
-        head = json.dumps({"plan_id": self.plan_id, **record}, indent=1, sort_keys=True)
-        return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
-
-    def _canonical(self, exclude: set[str]) -> str:
-        return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
-
-    def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The fields but islands, context ranks, stacks and optimizers that are not given, so that plans
         without them keep the id they had."""
-        record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
+        record: dict[str, Any] = self.model_dump(mode="json")
         if self.island is None:
             del record["island"]
         if self.context_parallel == 1:

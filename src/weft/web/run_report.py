@@ -23,8 +23,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     """Everything the page shows of one finished run."""
     metrics = directory.metrics()
     summary = directory.summary()
-    prediction = planned.plan.prediction
-    assert prediction is not None, "a plan that ran carries its prediction"
+    prediction = planned.prediction
     return ReportData(
         run=directory.name,
         model=planned.plan.model,
@@ -69,7 +68,6 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
 
 
 def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
-    assert planned.plan.prediction is not None
     return [
         RankMemory(
             rank=rank,
@@ -78,5 +76,5 @@ def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
             capacity_bytes=planned.problem.job.cluster.device_of(rank).memory_bytes,
             live=live_curve(planned.program, planned.predicted, rank),
         )
-        for rank, predicted in enumerate(planned.plan.prediction.peak_bytes)
+        for rank, predicted in enumerate(planned.prediction.peak_bytes)
     ]

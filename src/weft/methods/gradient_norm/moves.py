@@ -12,7 +12,7 @@ def _applies(context: Context) -> str | None:
 
 
 def _apply(context: Context) -> Plan:
-    return context.plan.model_copy(update={"gradient_norm": True, "prediction": None})
+    return context.plan.model_copy(update={"gradient_norm": True})
 
 
 MOVES: tuple[Move, ...] = (
