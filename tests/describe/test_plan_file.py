@@ -88,17 +88,35 @@ def test_only_plans_with_islands_say_so():
     plain, islands = plan(sharding="zero-3"), plan(sharding="zero-3", island=2)
     assert "island" not in PlanFile(plain).to_json()
     assert '"island": 2' in PlanFile(islands).to_json()
-    left_out = {"island", "context_parallel", "stack", "optimizer"}
+    left_out = {"island", "methods", "stack", "optimizer"}
     record = plain.model_dump(mode="json", exclude=left_out)
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     assert plain.plan_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert plain.plan_id != islands.plan_id
 
 
-def test_only_plans_with_context_ranks_say_so(tmp_path):
-    plain, divided = plan(), plan(context_parallel=2)
-    assert "context_parallel" not in PlanFile(plain).to_json()
-    assert plain.plan_id != divided.plan_id
+def test_only_plans_with_methods_say_so(tmp_path):
+    plain, clipped = plan(), plan(methods=(Choice(name="gradient-norm"),))
+    assert "methods" not in PlanFile(plain).to_json()
+    assert plain.plan_id != clipped.plan_id
+    assert plain.method("gradient-norm") is None
+    assert clipped.method("gradient-norm") == clipped.methods[0]
+    (tmp_path / "plan.json").write_text(PlanFile(clipped).to_json())
+    assert load_plan(tmp_path / "plan.json") == clipped
+    assert problems(clipped) == []
+
+
+def test_methods_that_nobody_contributes_are_refused():
+    (line,) = problems(plan(methods=(Choice(name="gradient-norn"),)))
+    assert line.startswith("plan: methods: 'gradient-norn' is not one of ")
+    assert line.endswith(" (nearest valid: gradient-norm)")
+    twice = plan(methods=2 * (Choice(name="gradient-norm"),))
+    assert problems(twice) == ["plan: methods: 'gradient-norm': each can be named once"]
+
+
+def test_the_mesh_says_how_many_ranks_divide_the_tokens(tmp_path):
+    divided = plan(mesh={"pp": 2, "dp": 1, "cp": 2})
+    assert (plan().cp, divided.cp) == (1, 2)
     (tmp_path / "plan.json").write_text(PlanFile(divided).to_json())
     assert load_plan(tmp_path / "plan.json") == divided
 
@@ -179,34 +197,33 @@ def test_tensor_ranks_must_divide_the_layers(ranks, expected):
             3,
             (0, 1, 2),
             256,
-            "plan: context_parallel: cp 3: sequence 256 is not a multiple of 2 x cp = 6; "
-            "nearest sequence: 252",
+            "plan: mesh.cp: cp 3: sequence 256 is not a multiple of 2 x cp = 6; nearest sequence: 252",
         ),
         (
             4,
             (0, 1, 2, 3),
             5,
-            "plan: context_parallel: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
+            "plan: mesh.cp: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
         ),
         (2, (0, 1, 2, 3), 256, None),
         (
             2,
             (0, 1, 2, 3),
             86,
-            "plan: context_parallel: cp 2: sequence 86 is not a multiple of 2 x cp = 4; nearest sequence: 84",
+            "plan: mesh.cp: cp 2: sequence 86 is not a multiple of 2 x cp = 4; nearest sequence: 84",
         ),
         (
             2,
             (0, 1, 2),
             256,
-            "plan: context_parallel: 2 context ranks, but replicas with 3 ranks (nearest valid: 1)",
+            "plan: mesh.cp: 2 context ranks, but replicas with 3 ranks (nearest valid: 1)",
         ),
     ],
 )
 def test_context_ranks_must_divide_the_tokens(cp, ranks, sequence, expected):
     wide = Stage(layers=tuple(range(len(GRAPH.layers))), replicas=(Replica(ranks=ranks, micro_batches=1),))
-    found = problems(plan(stages=(wide,), context_parallel=cp, sequence=sequence))
-    about = [line for line in found if "context_parallel" in line]
+    found = problems(plan(stages=(wide,), mesh={"cp": cp, "tp": len(ranks) // cp}, sequence=sequence))
+    about = [line for line in found if "mesh.cp" in line]
     assert about == ([] if expected is None else [expected])
 
 

@@ -77,7 +77,7 @@ def test_more_and_less_context_parallelism_undo_each_other():
     before = context()
     there = MOVES["more context parallelism"].apply(before)
     assert there.mesh == {"pp": 2, "dp": 1, "cp": 2}
-    assert there.context_parallel == 2
+    assert there.cp == 2
     back = MOVES["less context parallelism"].apply(
         Context(plan=there, graph=before.graph, cluster=before.cluster)
     )

@@ -25,6 +25,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed"]
+# The method that clipping, and leaving out what is not finite, ask for: steps wait for the norm of the whole
+# gradient.
+GRADIENT_NORM = "gradient-norm"
 
 
 class _Record(BaseModel):
@@ -67,15 +70,15 @@ class Plan(_Record):
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
     et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
     share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
-    all of them. `context_parallel` is how many groups of a replica's ranks divide the tokens of its samples
-    among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers. `blocking`
-    names communication that is not overlapped with computation, as other frameworks ship it: messages that a
-    device waits for, gradients reduced at the step's end. `stack` says whose program runs the plan, which
-    decides what it holds besides. `gradient_norm` is the job's: every step waits for the norm of the whole
-    gradient, to clip it or to leave a step out. `optimizer` is the job's, too: what it keeps and moves.
+    all of them. The axis `cp` of the mesh is how many groups of a replica's ranks divide the tokens of its
+    samples among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers.
+    `blocking` names communication that is not overlapped with computation, as other frameworks ship it:
+    messages that a device waits for, gradients reduced at the step's end. `stack` says whose program runs the
+    plan, which decides what it holds besides. `methods` are those that the job asks for by name. `optimizer`
+    is the job's, too: what it keeps and moves.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: str
     model_fingerprint: str
     cluster: str
@@ -89,10 +92,9 @@ class Plan(_Record):
     schedule: Choice
     sharding: Sharding = "zero-0"
     island: Count | None = None
-    context_parallel: Count = 1
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
-    gradient_norm: bool = False
+    methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
     sync: Choice = Choice(name="dense")
 
@@ -105,6 +107,15 @@ class Plan(_Record):
     def ranks(self) -> int:
         """Ranks the plan uses: one more than the highest."""
         return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
+
+    @property
+    def cp(self) -> int:
+        """Groups of a replica's ranks that divide the tokens of its samples."""
+        return self.mesh.get("cp", 1)
+
+    def method(self, name: str) -> Choice | None:
+        """What the job asks of a method; None where it does not ask for it."""
+        return next((one for one in self.methods if one.name == name), None)
 
     @property
     def element_bytes(self) -> int:
@@ -120,8 +131,8 @@ class Plan(_Record):
 
     def shape(self, stage: int) -> Shape:
         """What one rank of a stage computes of a micro-batch."""
-        width = len(self.stages[stage].replicas[0].ranks) // self.context_parallel
-        return Shape(self.micro_batch_size, self.sequence, width, self.context_parallel)
+        width = len(self.stages[stage].replicas[0].ranks) // self.cp
+        return Shape(self.micro_batch_size, self.sequence, width, self.cp)
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
@@ -132,22 +143,27 @@ class Plan(_Record):
     @property
     def plan_id(self) -> str:
         """Sixteen hex digits of the decisions' hash."""
-        canonical = json.dumps(self.record(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """The fields but islands, context ranks, stacks and optimizers that are not given, so that plans
-        without them keep the id they had."""
+        """The fields but islands, methods, stacks and optimizers that are not given, so that plans without
+        them keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json")
         if self.island is None:
             del record["island"]
-        if self.context_parallel == 1:
-            del record["context_parallel"]
+        if not self.methods:
+            del record["methods"]
         if self.stack == "weft":
             del record["stack"]
         if self.optimizer == ADAMW:
             del record["optimizer"]
         return record
+
+
+def id_of(record: Mapping[str, Any]) -> str:
+    """Sixteen hex digits of the hash of a record's canonical JSON."""
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def tensor_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 The file holds the decisions and, beside them, the prediction that they were chosen for. The `plan_id` in it
 informs readers. It is not compared when a plan is read, because an edited plan is a legal plan; it is then
-another plan with another id.
+another plan with another id. Files of earlier versions are converted (`weft.describe.plan_versions`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import rustworkx
 from pydantic import Field, ValidationError
 
+from weft.bundles import bundles
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, refuse_island
+from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
 from weft.describe.units import shown
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest
 
 # Long lists of ranks and layers are cut in messages.
 _SHOWN = 6
@@ -88,7 +90,8 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
     """
     if not isinstance(record, Mapping):
         raise InputError(Violation(where, "a plan is a JSON object"))
-    given = {key: value for key, value in record.items() if key != "plan_id"}
+    known = in_this_version(record, where)
+    given = {key: value for key, value in known.items() if key != "plan_id"}
     try:
         # JSON mode is strict about numbers and takes lists for tuples.
         found = PlanKeys.model_validate_json(json.dumps(given), strict=True)
@@ -108,6 +111,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_tensor(plan, graph),
         *_batch(plan),
         *_sharding(plan),
+        *unknown_methods(plan),
         *_recompute(plan, graph),
         *_precision(plan, cluster),
     ]
@@ -182,18 +186,18 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
-    context = plan.context_parallel
+    context = plan.cp
     widths = sorted({len(copy.ranks) for stage in plan.stages for copy in stage.replicas})
     odd = [width for width in widths if width % context]
     if odd:
         problem = f"{shown(context)} context ranks, but replicas with {_listed(odd)} ranks"
-        yield Violation("plan: context_parallel", problem, shown(math.gcd(context, *widths)))
+        yield Violation("plan: mesh.cp", problem, shown(math.gcd(context, *widths)))
         return
     for degree in (width // context for width in widths):
         if (reason := graph.refuse_tensor(degree)) is not None:
             yield Violation("plan: stages", reason)
     if (reason := graph.refuse_context(context, plan.sequence)) is not None:
-        yield Violation("plan: context_parallel", reason)
+        yield Violation("plan: mesh.cp", reason)
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:
@@ -226,6 +230,17 @@ def _sharding(plan: Plan) -> Iterable[Violation]:
         yield Violation("plan: blocking", problem, "zero-1")
     if len(set(plan.blocking)) < len(plan.blocking):
         yield Violation("plan: blocking", f"{', '.join(plan.blocking)}: each can be named once")
+
+
+def unknown_methods(plan: Plan) -> Iterable[Violation]:
+    """Methods that the plan names and this installation lacks, or that it names twice."""
+    known = sorted(bundles())
+    for name, count in Counter(one.name for one in plan.methods).items():
+        if name not in known:
+            problem = f"{shown(name)} is not one of {', '.join(known)}"
+            yield Violation("plan: methods", problem, nearest(name, known))
+        if count > 1:
+            yield Violation("plan: methods", f"{shown(name)}: each can be named once")
 
 
 def _recompute(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:

@@ -12,7 +12,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
-from weft.describe.plan import Plan, Recompute
+from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
@@ -122,7 +122,7 @@ def implied(configuration: Configuration, told: Told) -> Implied:
         global_batch=batch,
         sequence=configuration.sequence,
         precision=configuration.precision,
-        gradient_norm=configuration.clips,
+        methods=(Choice(name=GRADIENT_NORM),) if configuration.clips else (),
     )
     assumed += _assumed(configuration, batch)
     assumed += [f"{key}: {text}" for key, text in problem.assumed.items()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.optimizers import ADAMW, OptimizerWork
+from weft.describe.plan import Choice
 from weft.moves.move import Context
 
 
@@ -14,7 +15,7 @@ from weft.moves.move import Context
 class Job:
     """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
 
-    `gradient_norm`: steps wait for the norm of the whole gradient. `optimizer`: what steps keep and move.
+    `methods`: those that it asks for by name. `optimizer`: what steps keep and move.
     """
 
     graph: LayerGraph
@@ -22,7 +23,7 @@ class Job:
     global_batch: int
     sequence: int
     precision: str = "fp32"
-    gradient_norm: bool = False
+    methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
 
 
@@ -35,6 +36,6 @@ def job_of(context: Context) -> Job:
         global_batch=plan.global_batch,
         sequence=plan.sequence,
         precision=plan.precision,
-        gradient_norm=plan.gradient_norm,
+        methods=plan.methods,
         optimizer=plan.optimizer,
     )

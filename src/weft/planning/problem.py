@@ -17,7 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import Recompute, Sharding
+from weft.describe.plan import Choice, Recompute, Sharding
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
@@ -94,8 +94,8 @@ class Problem:
 class Asked(TypedDict, total=False):
     """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `sequence`: tokens per sample. `gradient_norm`: steps wait for the norm of the whole gradient.
-    `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
+    `sequence`: tokens per sample. `methods`: those that the job asks for by name. `optimizer`:
+    what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
     `weft_home()`).
     """
 
@@ -105,7 +105,7 @@ class Asked(TypedDict, total=False):
     pins: Pins | None
     minimise: str
     contract: Contract
-    gradient_norm: bool
+    methods: tuple[Choice, ...]
     optimizer: OptimizerWork
     home: Path | None
 
@@ -149,7 +149,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
-            gradient_norm=asked.get("gradient_norm", False),
+            methods=asked.get("methods", ()),
             optimizer=asked.get("optimizer", ADAMW),
         ),
         model=config,
@@ -198,7 +198,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         ),
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        gradient_norm=table.needs_norm,
+        methods=table.methods,
         optimizer=counted.work,
         home=home,
     )

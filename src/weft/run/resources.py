@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.plan import Plan, Recompute
+from weft.describe.plan import GRADIENT_NORM, Plan, Recompute
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
@@ -110,11 +110,11 @@ def make_resources(
     groups = open_groups(
         program,
         rank,
-        context_parallel=plan.context_parallel,
+        context_parallel=plan.cp,
         generation=generation,
         timeout=timedelta(seconds=timeout_s),
     )
-    connect_stages(program, rank, stages, groups.replica, plan.context_parallel)
+    connect_stages(program, rank, stages, groups.replica, plan.cp)
     replicas = {
         stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
     }
@@ -167,7 +167,7 @@ def make_resources(
             clip_norm=clip_norm,
             skip_non_finite=skip_non_finite,
         )
-        if plan.gradient_norm
+        if plan.method(GRADIENT_NORM)
         else None,
         summed=summed_gradients(
             stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}

@@ -21,6 +21,7 @@ from typing import Any
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
+from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, write_whole
@@ -70,7 +71,8 @@ class RunDirectory:
         Raises:
             RunError: when the workers left no result.
         """
-        measured = collect_timeline(self.path, program, file.plan.plan_id, self.name)
+        plan = file.plan
+        measured = collect_timeline(self.path, program, plan.plan_id, self.name, former_ids=former_ids(plan))
         write_timeline(self.path / "measured.parquet", measured)
         write_perfetto(self.path / "trace.json", [self.predicted(), measured], program)
         summary = self.summary_of(self.result(), file)

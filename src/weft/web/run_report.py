@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from weft.describe.plan import shared_out
+from weft.describe.plan import Plan, shared_out
+from weft.describe.plan_versions import current_id
 from weft.planning.planned import PlannedJob
 from weft.predict.live_bytes import live_curve
+from weft.timeline.timeline import Timeline
 from weft.training.run_directory import RunDirectory
 from weft.web.report import write_report
 from weft.web.report_data import RankMemory, ReportData, StepInterval
@@ -29,8 +32,8 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         model=planned.plan.model,
         cluster=planned.plan.cluster,
         plan=plan_in_words(planned),
-        predicted=directory.predicted(),
-        measured=directory.measured(),
+        predicted=_of(planned.plan, directory.predicted()),
+        measured=_of(planned.plan, directory.measured()),
         interval=StepInterval(
             step_s=prediction.step_s, low_s=prediction.step_low_s, high_s=prediction.step_high_s
         ),
@@ -40,6 +43,11 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         memory=_memory(planned, summary["max_rss_bytes"]),
         summary=summary,
     )
+
+
+def _of(plan: Plan, timeline: Timeline) -> Timeline:
+    """A timeline of the run, with the plan's id of today where an earlier version wrote it."""
+    return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ import numpy as np
 from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
+from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
@@ -103,7 +104,13 @@ def ordered_passes() -> tuple[Pass[Any], ...]:
 
 
 def asked_by(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
-    """What a plan asks of each method, by name; methods of which it asks nothing are left out."""
+    """What a plan asks of each method, by name; methods of which it asks nothing are left out.
+
+    Raises:
+        InputError: when the plan names a method that this installation lacks.
+    """
+    if unknown := list(unknown_methods(plan)):
+        raise InputError(unknown)
     found = {one.name: one.asked(plan, graph) for one in parts(Pass)}
     return {name: asked for name, asked in found.items() if asked is not None}
 
