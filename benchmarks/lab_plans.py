@@ -28,7 +28,7 @@ from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import PlanFile, load_plan
 from weft.errors import InputError
 from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
@@ -189,7 +189,7 @@ def measured_on(cluster: Cluster, home: Path) -> tuple[list[Mapping[str, Point]]
             folder = Path(name)
             for index, layout in enumerate(layouts()):
                 plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
-                (folder / f"plan-{index:02d}.json").write_text(plan.to_json())
+                (folder / f"plan-{index:02d}.json").write_text(PlanFile(plan).to_json())
             predicted = [predictions_of(problem, layout) for layout in layouts()]
             launch_workers(folder, cluster.ranks, "lab_plans")
             return predicted, json.loads((folder / "measured.json").read_text())

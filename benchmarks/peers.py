@@ -130,9 +130,9 @@ def rates(judge: Calculon) -> None:
     searched = len(PLANNERS["weft"].search(problem).candidates)
     search_s = time.perf_counter() - began
     steps = [
-        (one.plan.prediction.step_s, said.step_s)
+        (one.prediction.step_s, said.step_s)
         for one, said in zip(judged, answers, strict=True)
-        if one.plan is not None and one.plan.prediction is not None and said.step_s is not None
+        if one.prediction is not None and said.step_s is not None
     ]
     per = 1000.0 / len(found)
     print(f"{job.graph.name} on {job.cluster.name}: {len(found)} layouts, {len(steps)} that both can say")
@@ -156,10 +156,10 @@ def full_cost_s(ranking: Ranking) -> float:
     for one in ranking.fitting:
         assert one.estimate_s is not None
         assert one.plan is not None
-        assert one.plan.prediction is not None
+        assert one.prediction is not None
         name = str(one.layout)
         costs[name] = max(one.estimate_s, costs.get(name, 0.0))
-        steps[name] = one.plan.prediction.step_s
+        steps[name] = one.prediction.step_s
     return steps[min(costs, key=lambda name: costs[name])]
 
 
@@ -174,13 +174,13 @@ def search(planner: Metis) -> None:
         ranking = planner.search(problem)
         metis_s = time.perf_counter() - began
         steps = [
-            (one.estimate_s, one.plan.prediction.step_s, one.verdict is Verdict.FITS)
+            (one.estimate_s, one.prediction.step_s, one.verdict is Verdict.FITS)
             for one in ranking.candidates
-            if one.plan is not None and one.plan.prediction is not None
+            if one.prediction is not None
         ]
         assert own.plan is not None
-        assert own.plan.prediction is not None
-        best_s = own.plan.prediction.step_s
+        assert own.prediction is not None
+        best_s = own.prediction.step_s
         fitting = [step_s for _, step_s, fits in steps if fits]
         print(f"{model} on {on}, {batch} samples of {sequence} tokens")
         print(f"  weft   {best_s * 1e3:8.1f} ms, searched {own_s:5.1f} s: {own.layout}")
@@ -195,8 +195,8 @@ def search(planner: Metis) -> None:
         )
         form = PLANNERS["metis-form"].search(problem).fitting[0]
         assert form.plan is not None
-        assert form.plan.prediction is not None
-        print(f"  regret of metis-form {form.plan.prediction.step_s / best_s - 1.0:+.1%}: {form.layout}")
+        assert form.prediction is not None
+        print(f"  regret of metis-form {form.prediction.step_s / best_s - 1.0:+.1%}: {form.layout}")
         said = [one for one in ranking.candidates if one.estimate_s is not None]
         ranks = spearman(*np.array([one[:2] for one in steps], dtype=np.float64).T)
         words = "none" if ranks is None else f"{ranks:.2f}"

@@ -50,8 +50,8 @@ def search(planner: Planner, problem: Problem) -> None:
     seconds = median_s(partial(planner.search, problem), 3)
     best = planner.search(problem).fitting[0]
     assert best.plan is not None
-    assert best.plan.prediction is not None, "a fitting candidate was simulated"
-    report(f"{planner.name}, step {best.plan.prediction.step_s * 1e3:.0f} ms", seconds)
+    assert best.prediction is not None, "a fitting candidate was simulated"
+    report(f"{planner.name}, step {best.prediction.step_s * 1e3:.0f} ms", seconds)
 
 
 # (what, cluster, model, global batch, most seconds): 1,000 layouts come with any of them.

@@ -35,7 +35,7 @@ def context_plan(
     plan = tensor_plan(config, tp=cp * tp, **options)
     mesh = {**plan.mesh, "cp": cp, "tp": tp}
     stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
-    changes = {"mesh": mesh, "context_parallel": cp, "stages": stages, "sharding": sharding}
+    changes = {"mesh": mesh, "stages": stages, "sharding": sharding}
     return plan.model_copy(update=changes)
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import combinations
 
 import torch
+from asked_methods import CLIPS
 from small_jobs import SEED, descent, make_program, make_runtime
 from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_loss, whole_parameters
 
@@ -72,7 +73,7 @@ class Case:
         )
         stages = tuple(stage.model_copy(update={"recompute": self.recompute}) for stage in plan.stages)
         return plan.model_copy(
-            update={"stages": stages, "sharding": self.sharding, "gradient_norm": self.clips}
+            update={"stages": stages, "sharding": self.sharding, "methods": CLIPS if self.clips else ()}
         )
 
 

@@ -20,6 +20,7 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig, image_tokens
 from weft.describe.models import CONFIG_FILE, resolve_model
 from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import load_run, parse_run
 from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
@@ -99,7 +100,7 @@ def write_run(
     }
     plan = make_plan(config, precision=precision, schedule="1f1b", **layout)
     (run_dir / "run.toml").write_text(parse_run(record).to_toml())
-    (run_dir / "plan.json").write_text(plan.to_json())
+    (run_dir / "plan.json").write_text(PlanFile(plan).to_json())
     return plan
 
 

@@ -60,13 +60,12 @@ def cases(device: str) -> Iterator[dict[str, Any]]:
 def in_this_process(case: dict[str, Any]) -> dict[str, Any]:
     """Predict and measure one case."""
     arguments = argparse.Namespace(**case)
-    problem, plan, program = prepare(arguments)
-    assert plan.prediction is not None
+    problem, plan, program, prediction = prepare(arguments)
     group = problem.job.cluster.groups[0]
     found = {
-        "predicted_s": plan.prediction.step_s,
-        "predicted_bytes": max(plan.prediction.peak_bytes),
-        "fits": max(plan.prediction.peak_bytes) <= group.device.usable_bytes,
+        "predicted_s": prediction.step_s,
+        "predicted_bytes": max(prediction.peak_bytes),
+        "fits": max(prediction.peak_bytes) <= group.device.usable_bytes,
         "peak_flops": group.device.flops_per_s["bf16"],
         "flops": 6.0 * problem.job.graph.parameters() * plan.global_batch * arguments.sequence,
     }

@@ -32,6 +32,7 @@ from harness import print_machine
 
 from weft.describe.catalogue import catalogue
 from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import Layout, build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
@@ -57,7 +58,7 @@ def main() -> int:
         print("no CUDA device: nothing was measured")
         return 0
     print_machine()
-    problem, plan, program = prepare(arguments)
+    problem, plan, program, prediction = prepare(arguments)
     context = start_worker()
     times = {}
     for generation, records in enumerate((True, False)):
@@ -68,8 +69,6 @@ def main() -> int:
     recording = step_s / statistics.median(times[False]) - 1.0
     print(f"weft: {tokens / step_s:,.0f} tokens/s, step {format_seconds(step_s)}, peak {format_bytes(peak)}")
     print(f"recording every instruction: {recording:+.2%} of a step")
-    prediction = plan.prediction
-    assert prediction is not None
     pairs = [("step", prediction.step_s, step_s)]
     if peak:  # on a CPU nobody counts
         pairs.append(("peak", max(prediction.peak_bytes), peak))
@@ -96,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program]:
+def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Prediction]:
     """One stage on one device, and what weft expects of it."""
     samples = arguments.micro_batch_size * arguments.micro_batches
     problem = problem_of(
@@ -124,7 +123,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program]:
         machine=problem.machine,
         profile=problem.profile,
     )
-    return problem, plan.model_copy(update={"prediction": expected.prediction}), program
+    return problem, plan, program, expected.prediction
 
 
 def _device_name(device: str) -> str:

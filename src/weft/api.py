@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import load_plan_file
+from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile, load_run, parse_run
 from weft.describe.tasks import default_task
 from weft.describe.toml_table import is_importable
@@ -48,6 +49,11 @@ class Planned:
         return self.job.plan
 
     @property
+    def prediction(self) -> Prediction:
+        """What is expected of a step of the plan."""
+        return self.job.prediction
+
+    @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every layout the planner looked at, best first; empty when the plan was given."""
         return self.job.ranking.candidates if self.job.ranking is not None else ()
@@ -59,14 +65,14 @@ class Planned:
     def save(self, path: str | Path) -> Path:
         """Write the plan file."""
         path = Path(path)
-        path.write_text(self.plan.to_json())
+        path.write_text(self.job.file.to_json())
         return path
 
     def _repr_html_(self) -> str:
         job = self.job.problem.job
         layout = layout_of(self.plan, flops_per_layer(job))
         title = f"{self.plan.model} on {self.plan.cluster}: {layout}"
-        return plan_html(self.plan, job.cluster, self.simulate(), title=title)
+        return plan_html(self.plan, self.prediction, job.cluster, self.simulate(), title=title)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ def plan_file_job(path: Path) -> PlannedJob:
     Raises:
         InputError: when they cannot be found, or the plan is not for them.
     """
-    given = load_plan(path)
+    given, prediction = load_plan_file(path)
     beside = path.parent / "run.toml"
     run = (
         load_run(beside)
@@ -171,7 +177,7 @@ def plan_file_job(path: Path) -> PlannedJob:
             pins={},
         )
     )
-    return given_plan(run, given)
+    return given_plan(run, given, prediction)
 
 
 def train(
@@ -287,7 +293,7 @@ def _job_and_path(
 
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
     run = changed(planned.run, {"task": {"data": data}, "train": {"steps": steps}})
-    return PlannedJob(run=run, problem=planned.problem, plan=planned.plan, ranking=planned.ranking)
+    return replace(planned, run=run)
 
 
 def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import load_plan_file
 
 QUESTION = ("plan", "gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
 
@@ -31,7 +31,7 @@ def test_each_planner_has_a_row_and_its_plan(capsys: pytest.CaptureFixture[str],
     assert rows[-1][0] == "exhaustive"
     assert "exhaustive simulates 2000 layouts at most" in " ".join(shown.split())
     assert shown.rstrip().endswith(f"wrote {path}")
-    assert load_plan(path).prediction is not None
+    assert load_plan_file(path).prediction is not None
 
 
 def test_json_gives_the_figures_of_every_planner(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from weft.describe.cluster_tables import to_toml
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage
-from weft.describe.plan_file import check_plan, load_plan, parse_plan
+from weft.describe.plan_file import PlanFile, check_plan, load_plan, parse_plan
 from weft.describe.run_file import commented_run_file, load_run, parse_run
 from weft.errors import InputError
 
@@ -34,7 +34,7 @@ PLAN = Plan(
     ),
     schedule=Choice(name="1f1b"),
 )
-TEXTS = {"run": commented_run_file(), "cluster": to_toml(CLUSTER), "plan": PLAN.to_json()}
+TEXTS = {"run": commented_run_file(), "cluster": to_toml(CLUSTER), "plan": PlanFile(PLAN).to_json()}
 LOADERS = {"run": load_run, "cluster": load_cluster, "plan": load_plan}
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 16}
 
@@ -123,7 +123,7 @@ def test_mutated_plans(record):
     plan = refused_or_accepted(parse_plan, record, "file")
     if plan is not None:
         assert all("\n" not in str(violation) for violation in check_plan(plan, GRAPH, CLUSTER))
-        assert parse_plan(json.loads(plan.to_json())) == plan
+        assert parse_plan(json.loads(PlanFile(plan).to_json())) == plan
 
 
 @given(mutated(CONFIG))

@@ -10,8 +10,9 @@ from weft.describe.families import layer_graph
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import PRESETS
-from weft.describe.plan import Choice, Plan, Prediction, Replica, Stage
-from weft.describe.plan_file import check_plan, load_plan, parse_plan
+from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.describe.plan_file import PlanFile, check_plan, load_plan, load_plan_file, parse_plan
+from weft.describe.prediction import Prediction
 from weft.errors import InputError
 
 GRAPH = layer_graph(PRESETS["gpt-1m"])
@@ -20,6 +21,11 @@ CLUSTER = parse_cluster("8xa100-80gb")
 
 def replicas(*ranks: int, micro_batches: int = 4) -> tuple[Replica, ...]:
     return tuple(Replica(ranks=(rank,), micro_batches=micro_batches) for rank in ranks)
+
+
+PREDICTION = Prediction(
+    step_s=1.0, step_low_s=0.9, step_high_s=1.1, first_step_s=1.2, peak_bytes=(1, 2), source="data sheet"
+)
 
 
 def plan(**changes) -> Plan:
@@ -52,50 +58,79 @@ def test_a_sound_plan_has_no_violation():
 
 def test_a_plan_reads_back_from_its_file(tmp_path):
     path = tmp_path / "plan.json"
-    prediction = Prediction(
-        step_s=1.0, step_low_s=0.9, step_high_s=1.1, first_step_s=1.2, peak_bytes=(1, 2), source="data sheet"
-    )
     shared = plan(sharding="zero-3", island=2)
     for one in (
-        plan(),
-        plan(prediction=prediction),
-        shared,
-        plan(schedule=Choice(name="x", options={"a": 1.5})),
+        PlanFile(plan()),
+        PlanFile(plan(), PREDICTION),
+        PlanFile(shared),
+        PlanFile(plan(schedule=Choice(name="x", options={"a": 1.5})), PREDICTION),
     ):
         path.write_text(one.to_json())
-        assert load_plan(path) == one
-        assert load_plan(path).plan_id == one.plan_id
+        assert load_plan_file(path) == one
+        assert load_plan(path) == one.plan
+        assert load_plan(path).plan_id == one.plan.plan_id
+
+
+def test_a_prediction_stands_beside_the_decisions(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(PlanFile(plan(), PREDICTION).to_json())
+    record = json.loads(path.read_text())
+    assert record["prediction"]["step_s"] == PREDICTION.step_s
+    assert record["plan_id"] == plan().plan_id
+    record["prediction"]["step_s"] = -1.0
+    with pytest.raises(InputError) as caught:
+        parse_plan(record, "plan.json")
+    (line,) = map(str, caught.value.violations)
+    assert line.startswith("plan.json: prediction.step_s: -1.0: must be greater than 0")
 
 
 def test_only_plans_with_islands_say_so():
     plain, islands = plan(sharding="zero-3"), plan(sharding="zero-3", island=2)
-    assert "island" not in plain.to_json()
-    assert '"island": 2' in islands.to_json()
-    left_out = {"prediction", "island", "context_parallel", "stack", "optimizer"}
+    assert "island" not in PlanFile(plain).to_json()
+    assert '"island": 2' in PlanFile(islands).to_json()
+    left_out = {"island", "methods", "stack", "optimizer"}
     record = plain.model_dump(mode="json", exclude=left_out)
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     assert plain.plan_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert plain.plan_id != islands.plan_id
 
 
-def test_only_plans_with_context_ranks_say_so(tmp_path):
-    plain, divided = plan(), plan(context_parallel=2)
-    assert "context_parallel" not in plain.to_json()
-    assert plain.plan_id != divided.plan_id
-    (tmp_path / "plan.json").write_text(divided.to_json())
+def test_only_plans_with_methods_say_so(tmp_path):
+    plain, clipped = plan(), plan(methods=(Choice(name="gradient-norm"),))
+    assert "methods" not in PlanFile(plain).to_json()
+    assert plain.plan_id != clipped.plan_id
+    assert plain.method("gradient-norm") is None
+    assert clipped.method("gradient-norm") == clipped.methods[0]
+    (tmp_path / "plan.json").write_text(PlanFile(clipped).to_json())
+    assert load_plan(tmp_path / "plan.json") == clipped
+    assert problems(clipped) == []
+
+
+def test_methods_that_nobody_contributes_are_refused():
+    (line,) = problems(plan(methods=(Choice(name="gradient-norn"),)))
+    assert line.startswith("plan: methods: 'gradient-norn' is not one of ")
+    assert line.endswith(" (nearest valid: gradient-norm)")
+    twice = plan(methods=2 * (Choice(name="gradient-norm"),))
+    assert problems(twice) == ["plan: methods: 'gradient-norm': each can be named once"]
+
+
+def test_the_mesh_says_how_many_ranks_divide_the_tokens(tmp_path):
+    divided = plan(mesh={"pp": 2, "dp": 1, "cp": 2})
+    assert (plan().cp, divided.cp) == (1, 2)
+    (tmp_path / "plan.json").write_text(PlanFile(divided).to_json())
     assert load_plan(tmp_path / "plan.json") == divided
 
 
 def test_an_edited_plan_is_legal_and_another_plan(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(plan().to_json().replace('"name": "1f1b"', '"name": "gpipe"'))
+    path.write_text(PlanFile(plan()).to_json().replace('"name": "1f1b"', '"name": "gpipe"'))
     edited = load_plan(path)
     assert edited.schedule.name == "gpipe"
     assert edited.plan_id != plan().plan_id
 
 
 def test_every_violation_of_a_file_is_listed():
-    record = json.loads(plan().to_json())
+    record = json.loads(PlanFile(plan()).to_json())
     record["shedule"] = record.pop("schedule")
     record["global_batch"] = "32"
     record["precision"] = "fp8"
@@ -162,34 +197,33 @@ def test_tensor_ranks_must_divide_the_layers(ranks, expected):
             3,
             (0, 1, 2),
             256,
-            "plan: context_parallel: cp 3: sequence 256 is not a multiple of 2 x cp = 6; "
-            "nearest sequence: 252",
+            "plan: mesh.cp: cp 3: sequence 256 is not a multiple of 2 x cp = 6; nearest sequence: 252",
         ),
         (
             4,
             (0, 1, 2, 3),
             5,
-            "plan: context_parallel: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
+            "plan: mesh.cp: cp 4: sequence 5 is not a multiple of 2 x cp = 8; nearest sequence: 8",
         ),
         (2, (0, 1, 2, 3), 256, None),
         (
             2,
             (0, 1, 2, 3),
             86,
-            "plan: context_parallel: cp 2: sequence 86 is not a multiple of 2 x cp = 4; nearest sequence: 84",
+            "plan: mesh.cp: cp 2: sequence 86 is not a multiple of 2 x cp = 4; nearest sequence: 84",
         ),
         (
             2,
             (0, 1, 2),
             256,
-            "plan: context_parallel: 2 context ranks, but replicas with 3 ranks (nearest valid: 1)",
+            "plan: mesh.cp: 2 context ranks, but replicas with 3 ranks (nearest valid: 1)",
         ),
     ],
 )
 def test_context_ranks_must_divide_the_tokens(cp, ranks, sequence, expected):
     wide = Stage(layers=tuple(range(len(GRAPH.layers))), replicas=(Replica(ranks=ranks, micro_batches=1),))
-    found = problems(plan(stages=(wide,), context_parallel=cp, sequence=sequence))
-    about = [line for line in found if "context_parallel" in line]
+    found = problems(plan(stages=(wide,), mesh={"cp": cp, "tp": len(ranks) // cp}, sequence=sequence))
+    about = [line for line in found if "mesh.cp" in line]
     assert about == ([] if expected is None else [expected])
 
 

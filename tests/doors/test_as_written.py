@@ -9,7 +9,6 @@ from doors.jobs import planned, run_of
 
 from weft.doors.as_written import as_written
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
-from weft.doors.explained import predicted
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob
 
@@ -26,11 +25,11 @@ def test_what_a_stack_lacks_is_predicted_as_its_nearest(stack: str) -> None:
     plan = job(schedule="zb-h1", recompute="full")
     written = as_written(plan, stack, emit(plan, stack))
     assert written is not None
-    layout = layout_of(written)
+    layout = layout_of(written.plan)
     assert layout.schedule == "1f1b"
     assert (layout.pipeline_parallel, layout.data_parallel, layout.micro_batch_size) == (4, 4, 1)
     assert layout.recompute == "full"
-    assert predicted(written).step_s > 0
+    assert written.prediction.step_s > 0
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -43,7 +42,7 @@ def test_stages_that_recompute_unlike_each_other_are_written_as_the_one_that_rec
     assert emitted.losses[0].nearest == "full in all"
     written = as_written(plan, stack, emitted)
     assert written is not None
-    assert len({stage.recompute for stage in written.stages}) == 1
+    assert len({stage.recompute for stage in written.plan.stages}) == 1
 
 
 def test_where_nothing_is_lost_the_plan_is_what_is_written() -> None:

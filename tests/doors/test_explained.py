@@ -9,7 +9,7 @@ import pytest
 from doors.jobs import planned, run_of
 
 from weft.doors.emit import emit
-from weft.doors.explained import explain_text, predicted
+from weft.doors.explained import explain_text
 from weft.doors.implied import Told
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of
@@ -253,5 +253,5 @@ def test_many_micro_batches_without_a_pipeline_are_predicted() -> None:
         explanation = explain_text(json.dumps(record), "file", told, search=False)
         assert not [one for one in explanation.findings if str(one).startswith("wrong")]
         assert explanation.plan is not None
-        seconds.append(predicted(explanation.plan).step_s)
+        seconds.append(explanation.plan.prediction.step_s)
     assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.05)

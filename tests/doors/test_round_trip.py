@@ -115,7 +115,7 @@ def test_what_is_emitted_is_read_back_but_for_what_is_said_to_be_lost(stack: str
     wanted: dict[str, Any] = {
         "pipeline_parallel": layout_stages,
         "tensor_parallel": plan.mesh.get("tp", 1),
-        "context_parallel": plan.context_parallel,
+        "context_parallel": plan.cp,
         "loops": len(plan.stages) // layout_stages,
         "data_parallel": plan.mesh["dp"],
         "micro_batch_size": plan.micro_batch_size,

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from asked_methods import CLIPS
 from pool import RankError, WorkerPool
 from small_jobs import (
     SEED,
@@ -36,7 +37,7 @@ Outcome = tuple[list[float | None], dict[str, torch.Tensor]]
 
 
 def with_norm(plan: Plan, sharding: str = "zero-0") -> Plan:
-    return plan.model_copy(update={"gradient_norm": True, "sharding": sharding})
+    return plan.model_copy(update={"methods": CLIPS, "sharding": sharding})
 
 
 def train(rank: int, ranks: int, config: ModelConfig, plan: Plan, clip_norm: float | None) -> Outcome:
@@ -158,8 +159,7 @@ def test_clipping_needs_a_plan_that_takes_the_norm(worker_pool: WorkerPool) -> N
     config = tiny()
     [line] = worker_pool.run(refuse, config, make_plan(config), ranks=1)
     assert line == (
-        "runtime: clip_norm and skip_non_finite need a plan with gradient_norm "
-        "(nearest valid: gradient_norm = true)"
+        "runtime: clip_norm and skip_non_finite need a plan with the method (nearest valid: gradient-norm)"
     )
 
 

@@ -81,7 +81,7 @@ def test_the_order_is_that_of_amp_and_the_plans_are_priced() -> None:
     ranking = SEARCH(mixed())
     estimates = [one.estimate_s for one in ranking.candidates if one.estimate_s is not None]
     assert estimates == sorted(estimates)
-    steps = [one.plan.prediction.step_s for one in ranking.fitting if one.plan and one.plan.prediction]
+    steps = [one.prediction.step_s for one in ranking.fitting if one.prediction]
     assert len(steps) == len(ranking.fitting) == 8
     assert steps != sorted(steps)
     left = [one for one in ranking.candidates if one.verdict is Verdict.PRUNED]

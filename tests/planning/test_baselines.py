@@ -203,10 +203,10 @@ def test_metis_form_shares_the_batch_out_by_speed_and_gains_by_it() -> None:
     bounds = Bounds(problem)
     equal = simulated(problem, replace(one, layout=one.layout.regular), bounds.layer_seconds(one.layout))
     assert equal.plan is not None
-    assert equal.plan.prediction is not None
+    assert equal.prediction is not None
     assert one.plan is not None
-    assert one.plan.prediction is not None
-    assert one.plan.prediction.step_s < 0.8 * equal.plan.prediction.step_s
+    assert one.prediction is not None
+    assert one.prediction.step_s < 0.8 * equal.prediction.step_s
     plan = build_plan(problem.job, one.layout, bounds.layer_seconds(one.layout))
     assert [copy.micro_batches for copy in plan.stages[0].replicas] == list(shares)
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from weft.describe.plan import RECOMPUTES, Plan
+from weft.describe.plan import RECOMPUTES
+from weft.describe.prediction import Prediction
 from weft.moves.layout import Layout, build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
@@ -58,20 +59,18 @@ def mixed(draw: st.DrawFn) -> Layout:
     return layout.recomputing(draw(st.lists(words, min_size=layout.stages, max_size=layout.stages)))
 
 
-def simulated(layout: Layout) -> Plan:
+def simulated(layout: Layout) -> Prediction:
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
     program = fold_lanes(compile_plan(plan, job.graph, only_replica=0))
-    prediction = predict(plan, program, job.graph, job.cluster).prediction
-    return plan.model_copy(update={"prediction": prediction})
+    return predict(plan, program, job.graph, job.cluster).prediction
 
 
 @settings(max_examples=80, deadline=None)
 @given(layouts | mixed())
 def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assume(refuse(PROBLEM.job, layout) is None)
-    prediction = simulated(layout).prediction
-    assert prediction is not None
+    prediction = simulated(layout)
     assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
     holding = BOUNDS.holding(layout)
     assert BOUNDS.resident_bytes(layout) <= holding.total <= max(prediction.peak_bytes)
@@ -81,8 +80,7 @@ def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
 @given(alone)
 def test_without_messages_the_memory_bound_is_the_peak(layout):
     assume(refuse(PROBLEM.job, layout) is None)
-    prediction = simulated(layout).prediction
-    assert prediction is not None
+    prediction = simulated(layout)
     # The bound sums whole bytes stage by stage.
     assert BOUNDS.holding(layout).total == pytest.approx(max(prediction.peak_bytes), rel=1e-4)
 

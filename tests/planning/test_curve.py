@@ -81,7 +81,7 @@ def test_no_layout_of_the_schedule_that_the_planner_finds_is_better(small: Curve
         found = [
             item for item in get_planner("homogeneous").search(posed).fitting if method.admits(item.layout)
         ]
-        steps = [item.plan.prediction.step_s for item in found if item.plan and item.plan.prediction]
+        steps = [item.prediction.step_s for item in found if item.prediction]
         assert small.point(method.name, 2.0).step_s == min(steps)
 
 

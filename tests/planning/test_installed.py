@@ -111,8 +111,8 @@ def test_the_bound_of_a_schedule_of_others_is_below_its_step(
     start = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
     judged = simulated(asked, start, bounds.layer_seconds(layout))
     assert judged.plan is not None
-    assert judged.plan.prediction is not None
-    assert 0.0 < bounds.step_s(layout) <= judged.plan.prediction.step_s
+    assert judged.prediction is not None
+    assert 0.0 < bounds.step_s(layout) <= judged.prediction.step_s
     assert bounds.holding(layout).total <= judged.peak_bytes
 
 

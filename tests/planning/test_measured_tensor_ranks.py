@@ -40,12 +40,12 @@ def test_a_step_is_the_sum_of_its_rows(name: str) -> None:
     problem = posed(ONE.renewed(TWO), tensor_parallel=2)
     (best, *_) = get_planner(name).search(problem).fitting
     assert best.plan is not None
-    assert best.plan.prediction is not None
+    assert best.prediction is not None
     row = next(row for row in TWO.timings if row.micro_batch_size == SIZE)
     passes_s = SAMPLES // SIZE * (row.forward_s + row.backward_s)
     expected_s = len(GRAPH.layers) * (passes_s + row.update_s)
-    assert best.plan.prediction.step_s == pytest.approx(expected_s, rel=1e-6)
-    assert Bounds(problem).step_s(best.layout) <= best.plan.prediction.step_s * (1 + 1e-9)
+    assert best.prediction.step_s == pytest.approx(expected_s, rel=1e-6)
+    assert Bounds(problem).step_s(best.layout) <= best.prediction.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("times", "chosen"), [(0.3, 2), (3.0, 1)])

@@ -43,8 +43,8 @@ def posed(on: str = "4xv100-16gb", *, room: float, model: str = "gpt-1m", **pins
 
 def step_s(candidate: Candidate) -> float:
     assert candidate.plan is not None
-    assert candidate.plan.prediction is not None
-    return candidate.plan.prediction.step_s
+    assert candidate.prediction is not None
+    return candidate.step_s
 
 
 def best_of(problem: Problem, **knobs: int) -> Candidate | None:

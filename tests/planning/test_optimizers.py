@@ -48,8 +48,8 @@ def test_sgd_fits_where_adamw_does_not() -> None:
         planned({"name": "sgd"})
     found = planned({"name": "sgd", "momentum": 0.0})
     assert found.plan.optimizer == PLAIN_SGD
-    assert found.plan.prediction is not None
-    assert max(found.plan.prediction.peak_bytes) < 16e9
+    assert found.prediction is not None
+    assert max(found.prediction.peak_bytes) < 16e9
 
 
 def test_the_command_plans_with_the_optimizer_of_the_run_file(
@@ -84,9 +84,9 @@ def test_bounds_count_what_simulations_count() -> None:
     assert less == pytest.approx(4 * parameters / 4 * (1 + ALLOCATOR_SLACK), rel=1e-6)
     sizes = zip(higher.layer_bytes(layout).states, bounds.layer_bytes(layout).states, strict=True)
     assert sum(two - one for two, one in sizes) == pytest.approx(less, rel=1e-6)
-    assert found.plan.prediction is not None
-    assert more.plan.prediction is not None
-    assert found.plan.prediction.step_s < more.plan.prediction.step_s
+    assert found.prediction is not None
+    assert more.prediction is not None
+    assert found.prediction.step_s < more.prediction.step_s
 
 
 def test_what_is_not_known_to_be_elementwise_is_not_shared_out(capsys: pytest.CaptureFixture[str]) -> None:

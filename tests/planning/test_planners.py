@@ -40,7 +40,7 @@ def searched(name: str, on: str) -> Ranking:
 
 def best_s(ranking: Ranking) -> float:
     """The shortest simulated step that fits."""
-    return min(one.plan.prediction.step_s for one in ranking.fitting)  # type: ignore[union-attr]
+    return min(one.step_s for one in ranking.fitting)
 
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
@@ -65,13 +65,13 @@ def test_unlike_replicas_are_priced_like_the_whole_program(name: str) -> None:
     problem = small("2xa100-80gb+2xt4+2xv100-16gb", 12, schedule=None)
     job = problem.job
     for candidate in get_planner(name).search(problem).fitting[:6]:
-        plan = candidate.plan
+        plan, prediction = candidate.plan, candidate.prediction
         assert plan is not None
-        assert plan.prediction is not None
+        assert prediction is not None
         whole = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster).prediction
         # Where pipelines leave their nodes over unlike links, one stands for the others' messages.
-        assert plan.prediction.step_s == pytest.approx(whole.step_s, rel=1e-2)
-        assert plan.prediction.peak_bytes == whole.peak_bytes
+        assert prediction.step_s == pytest.approx(whole.step_s, rel=1e-2)
+        assert prediction.peak_bytes == whole.peak_bytes
 
 
 def split(cluster: Cluster) -> Cluster:
@@ -117,7 +117,7 @@ def test_the_same_plan_is_the_same_step_whoever_finds_it() -> None:
             if (other := known.get(one.plan.plan_id)) is not None:
                 shared += 1
                 assert other.plan is not None
-                assert one.plan.prediction == other.plan.prediction
+                assert one.prediction == other.prediction
     assert shared > 5
 
 

@@ -45,10 +45,10 @@ def test_the_best_of_all_precisions_is_found_and_the_others_are_told(minimise: s
     run = run_file("2xa100-80gb", minimise=minimise)
     assert precisions_of(run) == ("bf16", "fp32")
     each = {name: plan_run(in_precision(run, name)) for name in precisions_of(run)}
-    values = {name: goal_value(one.problem, one.plan) for name, one in each.items()}
+    values = {name: goal_value(one.problem, one.prediction, one.plan.ranks) for name, one in each.items()}
     found = plan_run(run)
     assert values["bf16"] != values["fp32"]
-    assert goal_value(found.problem, found.plan) == min(values.values())
+    assert goal_value(found.problem, found.prediction, found.plan.ranks) == min(values.values())
     best = min(values, key=values.__getitem__)
     assert found.plan == each[best].plan
     assert found.plan.precision == found.run.train.precision == found.problem.job.precision == best

@@ -11,7 +11,7 @@ from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 
 from weft.api import words_to_run
 from weft.describe.cluster import Cluster
-from weft.describe.plan import SHARED
+from weft.describe.prediction import SHARED
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.problem import Pins, Problem, problem_of_model
@@ -154,8 +154,8 @@ def test_bounds_stay_below_corrected_steps(tmp_path: Path, factor: float) -> Non
     assert len(simulated) > 2
     for one in simulated:
         assert one.plan is not None
-        assert one.plan.prediction is not None
-        assert one.bound_s <= one.plan.prediction.step_s * (1 + 1e-6)
+        assert one.prediction is not None
+        assert one.bound_s <= one.prediction.step_s * (1 + 1e-6)
 
 
 def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path:
     ends = [(one.step_high_s - one.step_low_s) / one.step_s for one in (prediction, before)]
     assert ends[0] < ends[1]
     # A ranking is made of the same predictions.
-    assert after.plan.prediction == prediction
+    assert after.prediction == prediction
 
 
 def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.describe.plan import SHARED, Plan, Prediction
+from weft.describe.plan import Plan
+from weft.describe.prediction import SHARED, Prediction
 from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking, Verdict, get_planner
 from weft.planning.problem import Pins, Problem, problem_of
@@ -72,7 +73,8 @@ def candidate(one: Layout, step_s: float, plan: Plan, **more: object) -> Candida
         layout=one,
         verdict=Verdict.FITS,
         reason="",
-        plan=plan.model_copy(update={"prediction": prediction(step_s)}),
+        plan=plan,
+        prediction=prediction(step_s),
         **more,  # type: ignore[arg-type]
     )
 

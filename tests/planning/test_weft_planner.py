@@ -33,7 +33,7 @@ def posed(on: str, model: str = "gpt2", batch: int = 16, **pins):
 
 
 def best_s(name: str, problem) -> float:
-    steps = [one.plan.prediction.step_s for one in get_planner(name).search(problem).fitting]
+    steps = [one.step_s for one in get_planner(name).search(problem).fitting]
     return min(steps)
 
 
@@ -60,7 +60,7 @@ def test_slow_devices_that_hold_the_others_up_are_left_out():
     best = get_planner("weft").search(problem).fitting[0]
     assert best.plan.ranks == 2
     alone = best_s("weft", posed("2xa100-80gb", batch=16))
-    assert best.plan.prediction.step_s == pytest.approx(alone, rel=1e-9)
+    assert best.step_s == pytest.approx(alone, rel=1e-9)
 
 
 def test_the_same_question_has_the_same_answer():
@@ -210,7 +210,7 @@ def test_unlike_devices_get_several_stages_each_where_that_is_faster():
     assert min(by_kind["a100-40gb"]) >= max(by_kind["v100-32gb"])
     assert verify(compile_plan(best.plan, problem.job.graph)) == []
     with_one = posed("2xa100-40gb+2xv100-32gb", model="llama-1b", batch=8, loops=1, **pins)
-    assert best.plan.prediction.step_s < best_s("weft", with_one)
+    assert best.step_s < best_s("weft", with_one)
 
 
 def test_what_replicas_share_out_is_searched_on_unlike_devices():

@@ -47,8 +47,7 @@ def test_each_change_is_answered_alone_and_all_together(tmp_path: Path) -> None:
     job = planned()
     found = asked(job, "inter 1 Gbit/s", "+1  node a100-80gb", home=tmp_path)
     assert list(found) == ["", "inter 1 Gbit/s", "+1 node a100-80gb", TOGETHER]
-    assert job.plan.prediction is not None
-    assert found[""].step_s == job.plan.prediction.step_s
+    assert found[""].step_s == job.prediction.step_s
     assert found[""].against is None
     assert found["inter 1 Gbit/s"].step_s > found[""].step_s
     assert found["+1 node a100-80gb"].cluster.ranks == 24
@@ -62,7 +61,7 @@ def test_each_change_is_answered_alone_and_all_together(tmp_path: Path) -> None:
 
 
 def test_a_forecast_is_the_plan_of_that_cluster(tmp_path: Path) -> None:
-    there = planned("8xa100-80gb").plan.prediction
+    there = planned("8xa100-80gb").prediction
     found = asked(planned(), "-1 node a100-80gb", home=tmp_path)["-1 node a100-80gb"]
     assert there is not None
     assert found.step_s == there.step_s
@@ -75,8 +74,8 @@ def test_the_plan_of_now_runs_on_a_larger_cluster_as_it_does_now(tmp_path: Path)
     unchanged = found["+1 node a100-80gb"].unchanged
     assert unchanged.verdict is Verdict.FITS
     assert unchanged.plan is not None
-    assert unchanged.plan.prediction is not None
-    assert unchanged.plan.prediction.step_s == found[""].step_s
+    assert unchanged.prediction is not None
+    assert unchanged.prediction.step_s == found[""].step_s
 
 
 def test_what_does_not_fit_any_more_says_why(tmp_path: Path) -> None:

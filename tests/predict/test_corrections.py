@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from predict.observed import observed, several
 
-from weft.describe.plan import SHARED
+from weft.describe.prediction import SHARED
 from weft.predict.corrections import (
     END_OF_INTERVAL,
     MOST,

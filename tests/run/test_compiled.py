@@ -95,14 +95,12 @@ def test_divided_layers_are_refused() -> None:
     divided = plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": wide}),)})
     (problem,) = compile_problems(divided, make_program(CONFIG, plan))
     assert problem.nearest == "plan.tp = 1"
-    (problem,) = compile_problems(
-        divided.model_copy(update={"context_parallel": 2}), make_program(CONFIG, plan)
-    )
+    (problem,) = compile_problems(divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan))
     assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
     assert problem.nearest == "plan.cp = 1"
     four = tuple(copy.model_copy(update={"ranks": (0, 1, 2, 3)}) for copy in stage.replicas)
     both = divided.model_copy(
-        update={"stages": (stage.model_copy(update={"replicas": four}),), "context_parallel": 2}
+        update={"stages": (stage.model_copy(update={"replicas": four}),), "mesh": {"cp": 2, "tp": 2}}
     )
     found = compile_problems(both, make_program(CONFIG, plan))
     assert [problem.nearest for problem in found] == ["plan.cp = 1", "plan.tp = 1"]

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from asked_methods import CLIPS
 from context_jobs import TokenLoss, context_plan, require_equal, samples
 from pool import WorkerPool
 from small_jobs import SEED, descent, make_program, make_runtime, tiny
@@ -82,7 +83,7 @@ def test_ranks_may_have_more_targets_than_others_or_none(worker_pool: WorkerPool
 )
 def test_tied_embeddings_and_the_norm_count_once(worker_pool: WorkerPool, options: dict[str, Any]) -> None:
     config = divisible("llama", tied=True)
-    plan = context_plan(config, **options).model_copy(update={"gradient_norm": True})
+    plan = context_plan(config, **options).model_copy(update={"methods": CLIPS})
     require_equal(worker_pool, config, plan, "tokens", 0.2)
 
 
@@ -102,7 +103,7 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
     keys = plan.micro_batches * [size for size in exchanged if size]
     gathered = list(keys)
     if len(graph.layers) - 1 in layers:
-        gathered += plan.micro_batches * [LOSS_BYTES * plan.context_parallel]
+        gathered += plan.micro_batches * [LOSS_BYTES * plan.cp]
     announced = {
         "messages": messages,
         "gather": gathered,
@@ -129,7 +130,7 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
     runtime = make_runtime(rank, config, plan, program, loss_fn=TokenLoss())
     with (
         patch.object(Outbox, "send", sent),
-        patch.object(ContextRanks, "gather", counted("gather", plan.context_parallel)),
+        patch.object(ContextRanks, "gather", counted("gather", plan.cp)),
         patch.object(ContextRanks, "scatter_sum", counted("scatter_sum", 1)),
         patch.object(ContextRanks, "add_up", counted("add_up", 1)),
     ):

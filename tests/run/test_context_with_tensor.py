@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from asked_methods import CLIPS
 from context_jobs import TokenLoss, context_plan, require_equal
 from pool import WorkerPool
 from small_jobs import SEED, make_program, make_runtime
@@ -51,7 +52,7 @@ def test_with_pipelines_and_replicas(
 ) -> None:
     """Tied embeddings, clipped norms and uneven masks among them."""
     config = divisible(family, tied=family != "bert")
-    plan = context_plan(config, tp=2, **options).model_copy(update={"gradient_norm": True})
+    plan = context_plan(config, tp=2, **options).model_copy(update={"methods": CLIPS})
     require_equal(worker_pool, config, plan, *rest)
 
 
@@ -151,7 +152,7 @@ def test_stages_must_be_divided_as_the_plan_says() -> None:
     plan = context_plan(config, tp=2)
     stages = {0: build_stage(config, range(4), SEED, torch.float64, context_share=(1, 4))}
     with pytest.raises(InputError) as caught:
-        connect_stages(make_program(config, plan), 1, stages, {}, plan.context_parallel)
+        connect_stages(make_program(config, plan), 1, stages, {}, plan.cp)
     assert str(caught.value).splitlines() == [
         "stage 0: rank 1 was given tensor share 0 of 1, the plan gives it 1 of 2",
         "stage 0: rank 1 was given context share 1 of 4, the plan gives it 0 of 2",

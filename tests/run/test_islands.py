@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from asked_methods import CLIPS
 from pool import WorkerPool
 from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program, make_runtime, tiny
 
@@ -46,7 +47,7 @@ Outcome = tuple[list[float], list[float | None], Tensors]
 def plan_of(sharding: Sharding, island: int | None = 2, *, clips: bool = False, **sizes: object) -> Plan:
     """Four replicas of everything."""
     plan = make_plan(CONFIG, **{"dp": 4, "micro_batches": 2, **sizes})
-    return plan.model_copy(update={"sharding": sharding, "island": island, "gradient_norm": clips})
+    return plan.model_copy(update={"sharding": sharding, "island": island, "methods": CLIPS if clips else ()})
 
 
 def state_of(runtime: Runtime) -> Tensors:
@@ -69,7 +70,7 @@ def train(rank: int, ranks: int, plans: list[Plan]) -> list[Outcome]:
     """Losses, norms and parameters by plan."""
     found = []
     for generation, plan in enumerate(plans):
-        clip_norm = CLIP_NORM if plan.gradient_norm else None
+        clip_norm = CLIP_NORM if plan.methods else None
         program = make_program(CONFIG, plan)
         runtime = make_runtime(rank, CONFIG, plan, program, clip_norm=clip_norm, generation=generation)
         results = [runtime.step(step, batch_of(CONFIG, plan, step)) for step in range(STEPS)]
@@ -91,7 +92,7 @@ def alone(rank: int, ranks: int, plan: Plan) -> Outcome:
             loss.backward()
             total += loss.item()
         losses.append(total)
-        if plan.gradient_norm:
+        if plan.methods:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM).item())
         optimizer.step()
         optimizer.zero_grad()
@@ -113,13 +114,11 @@ def test_islands_train_like_one_process(worker_pool: WorkerPool) -> None:
         assert REDUCE_ACROSS in program.columns.kind
     columns = make_program(CONFIG, plans[2]).columns
     assert columns.part[columns.kind == REDUCE].max() > 0
-    references = {
-        plan.gradient_norm: worker_pool.run(alone, plan, ranks=1)[0] for plan in reversed(plans[:2])
-    }
+    references = {plan.methods: worker_pool.run(alone, plan, ranks=1)[0] for plan in reversed(plans[:2])}
     assert max(references[True][1]) > CLIP_NORM
     answers = worker_pool.run(train, plans, ranks=4)
     for number, plan in enumerate(plans):
-        expected_losses, expected_norms, expected = references[plan.gradient_norm]
+        expected_losses, expected_norms, expected = references[plan.methods]
         for losses, norms, _ in (answer[number] for answer in answers):
             assert losses == pytest.approx(expected_losses, rel=1e-9)
             assert norms == (pytest.approx(expected_norms, rel=1e-9) if expected_norms else [None] * STEPS)

@@ -12,6 +12,7 @@ from tensor_jobs import divisible, tensor_plan
 
 import weft
 from weft.describe.models import resolve_model
+from weft.describe.plan_file import PlanFile
 from weft.errors import InputError, RunError
 
 
@@ -32,7 +33,7 @@ def train(rank: int, ranks: int, path: Path, steps: int) -> list[float]:
 
 
 def written(path: Path, **layout: int) -> Path:
-    path.write_text(make_plan(tiny(), **layout).to_json())
+    path.write_text(PlanFile(make_plan(tiny(), **layout)).to_json())
     return path
 
 
@@ -99,7 +100,7 @@ def threads_over_time(rank: int, ranks: int, path: Path) -> list[int]:
 def test_closing_ends_the_threads_of_all_groups(worker_pool, tmp_path, layout):
     # One that outlives the runtime can abort the process when the interpreter goes down.
     path = tmp_path / "plan.json"
-    path.write_text(tensor_plan(divisible("gpt"), **layout).to_json())
+    path.write_text(PlanFile(tensor_plan(divisible("gpt"), **layout)).to_json())
     for first, after_first, _, after_second in worker_pool.run(threads_over_time, path, ranks=2):
         assert first > after_first
         assert after_first == after_second
@@ -126,7 +127,7 @@ print([name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
 def test_a_program_that_is_done_has_no_threads_of_groups(tmp_path):
     plan = tmp_path / "plan.json"
-    plan.write_text(make_plan(resolve_model("gpt-1m", sequence=16), micro_batches=1).to_json())
+    plan.write_text(PlanFile(make_plan(resolve_model("gpt-1m", sequence=16), micro_batches=1)).to_json())
     finished = subprocess.run(
         [sys.executable, "-c", A_WHOLE_PROGRAM, str(plan)],
         capture_output=True,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from asked_methods import CLIPS
 from pool import WorkerPool
 from small_jobs import SEED, descent, make_program, make_runtime, tiny
 from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_loss, whole_parameters
@@ -140,7 +141,7 @@ def test_recomputed_layers_exchange_again(worker_pool: WorkerPool, recompute: st
 def test_the_norm_counts_every_element_once(worker_pool: WorkerPool, dp: int, sharding: str) -> None:
     config = divisible("gpt")
     plan = tensor_plan(config, dp=dp)
-    plan = plan.model_copy(update={"sharding": sharding, "gradient_norm": True})
+    plan = plan.model_copy(update={"sharding": sharding, "methods": CLIPS})
     require_equal(worker_pool, config, plan, clip_norm=0.2)
 
 

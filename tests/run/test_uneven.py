@@ -37,9 +37,7 @@ def shared_as(plan: Plan, shares: tuple[int, ...]) -> Plan:
         )
         for stage in plan.stages
     )
-    return plan.model_copy(
-        update={"stages": stages, "global_batch": sum(shares) * plan.micro_batch_size, "prediction": None}
-    )
+    return plan.model_copy(update={"stages": stages, "global_batch": sum(shares) * plan.micro_batch_size})
 
 
 def cut_as(plan: Plan, counts: tuple[int, ...]) -> Plan:

@@ -16,6 +16,7 @@ from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
+from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
 from weft.moves.job import Job
 from weft.moves.layout import Layout, build_plan
@@ -142,7 +143,7 @@ def test_a_plan_file_and_a_layer_graph_take_the_place_of_columns(tmp_path):
         schedule="1f1b",
         layers_per_stage=(4, len(graph.layers) - 4),
     )
-    (tmp_path / "plan.json").write_text(build_plan(job, layout, ()).to_json())
+    (tmp_path / "plan.json").write_text(PlanFile(build_plan(job, layout, ())).to_json())
     (tmp_path / "graph.json").write_text(graph.to_json())
     row = {
         "model": "graph.json",

@@ -45,9 +45,10 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_a_loss_counts_where_the_same_plan_recorded_it_last(directory: RunDirectory) -> None:
-    found = {(step, plan): recorded_loss(directory, step, plan) for step in range(4) for plan in ("a", "b")}
+    found = {(step, plan): recorded_loss(directory, step, [plan]) for step in range(4) for plan in ("a", "b")}
     known = {key: loss for key, loss in found.items() if loss is not None}
     assert known == {(0, "a"): 3.0, (1, "b"): 2.25, (2, "a"): 2.0}
+    assert recorded_loss(directory, 2, ["a", "b"]) == 2.0
 
 
 def test_starts_and_checkpoints_are_counted(directory: RunDirectory) -> None:
@@ -64,7 +65,7 @@ def test_a_run_without_files_has_no_history(tmp_path: Path) -> None:
     fresh = RunDirectory(tmp_path)
     assert last_plan_id(fresh) is None
     assert plan_since(fresh) == 0
-    assert recorded_loss(fresh, 0, "a") is None
+    assert recorded_loss(fresh, 0, ["a"]) is None
     assert checkpoint_times(fresh)["checkpoints"] == 0
     assert warnings(fresh, 0.0) == []
 

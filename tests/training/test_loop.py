@@ -9,6 +9,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,9 +23,11 @@ from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
+from weft.describe.plan_versions import former_ids
 from weft.describe.run_file import parse_run
 from weft.errors import RunError
 from weft.moves.job import Job
+from weft.planning.compile import compile_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.recorder import collect_timeline
@@ -473,3 +476,34 @@ def test_a_full_disk_costs_nothing_but_the_checkpoint_that_it_has_no_room_for(
         require_same(run_dir, uninterrupted)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def run_as_version_1(rank: int, ranks: int, run_dir: Path, plan: Plan, steps: int) -> int:
+    """Every file of the run has the id that version 1 of plans gave its plan."""
+    (former,) = former_ids(plan)
+    with patch.object(Plan, "plan_id", former):
+        return run_training(rank, ranks, run_dir, plan, steps)
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_under_the_same_plan(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    run_dir, plan = new_run(tmp_path), plan_of(pp=1)
+    worker_pool.run(run_as_version_1, run_dir, plan, 3, ranks=1)
+    state = json.loads((run_dir / "checkpoints/step-00000003/state.json").read_text())
+    assert {state["plan_id"]} == former_ids(plan)
+    # Nothing is left to train, which another plan would be refused.
+    worker_pool.run(run_training, run_dir, plan, 3, ranks=1)
+    program = compile_plan(plan, layer_graph(CONFIG))
+    measured = collect_timeline(run_dir, program, plan.plan_id, "run", former_ids=former_ids(plan))
+    assert measured.plan_id == plan.plan_id
+    with pytest.raises(RunError, match="recorded for plan"):
+        collect_timeline(run_dir, program, plan.plan_id, "run")
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "loss": 99.0, "time_s": time.time()}) + "\n")
+    with (run_dir / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time_s": 0.0, "event": "resumed", "plan_id": state["plan_id"]}) + "\n")
+    worker_pool.run(run_training, run_dir, plan, 4, ranks=1)
+    told = [row["event"] for row in rows(run_dir, "events.jsonl")]
+    assert "plan changed" not in told
+    assert "resume differs" in told, "a loss that the same plan recorded is compared"

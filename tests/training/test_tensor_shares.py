@@ -27,6 +27,7 @@ from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanFile
 from weft.errors import RunError
 from weft.training import checkpoints
 from weft.training.export import export
@@ -142,7 +143,7 @@ def divided_run(worker_pool: WorkerPool, tmp_path_factory: pytest.TempPathFactor
     text = write_text(home / "text.txt")
     write_run(home / "run", folder, text, precision="fp64", weights=False)
     plan = tensor_plan(resolve_model(str(folder)), schedule="1f1b")
-    (home / "run" / "plan.json").write_text(plan.to_json())
+    (home / "run" / "plan.json").write_text(PlanFile(plan).to_json())
     assert worker_pool.run(run_training, home / "run", plan, ranks=2) == [0, 0]
     return home / "run"
 
@@ -163,7 +164,7 @@ def test_transformers_computes_the_logits_of_a_divided_run(
     text = run_dir.parent / "text.txt"
     write_run(tmp_path / "next", tmp_path / "out", text, precision="fp64", weights=True)
     plan = tensor_plan(resolve_model(str(tmp_path / "out")), schedule="1f1b")
-    (tmp_path / "next" / "plan.json").write_text(plan.to_json())
+    (tmp_path / "next" / "plan.json").write_text(PlanFile(plan).to_json())
     assert worker_pool.run(run_training, tmp_path / "next", plan, ranks=2) == [0, 0]
     first, last = result_of(tmp_path / "next")["first_loss"], result_of(run_dir)["final_loss"]
     assert first == pytest.approx(last, rel=1e-12)

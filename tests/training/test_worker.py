@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from weft.cli.main import run
+from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import load_run
 from weft.planning.planned import plan_run
 
@@ -71,7 +72,7 @@ def run_directory(tmp_path: Path, *, ranks: int, steps: int) -> Path:
         """
     )
     planned = plan_run(load_run(run_dir / "run.toml"))
-    (run_dir / "plan.json").write_text(planned.plan.to_json())
+    (run_dir / "plan.json").write_text(PlanFile(planned.plan).to_json())
     return run_dir
 
 

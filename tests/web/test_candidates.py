@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import weft
-from weft.describe.plan import Plan
 from weft.planning.planners import Candidate, Verdict
 from weft.web.candidates import candidate_row
 
@@ -14,16 +13,13 @@ def test_the_fullest_device_is_the_one_with_the_largest_share() -> None:
     job = weft.plan(
         model="gpt-1m", on="1xa100-80gb+1xt4", global_batch=4, precision="fp16", pp=2, schedule="1f1b"
     ).job
-    cluster, plan = job.problem.job.cluster, job.plan
+    cluster = job.problem.job.cluster
     assert job.ranking is not None
     best = job.ranking.fitting[0]
 
     def row(*peak_bytes: int) -> dict[str, object]:
-        assert plan.prediction is not None
-        held: Plan = plan.model_copy(
-            update={"prediction": plan.prediction.model_copy(update={"peak_bytes": peak_bytes})}
-        )
-        return candidate_row(replace(best, plan=held, peak_bytes=max(peak_bytes)), cluster)
+        held = job.prediction.model_copy(update={"peak_bytes": peak_bytes})
+        return candidate_row(replace(best, prediction=held, peak_bytes=max(peak_bytes)), cluster)
 
     large, small = (cluster.device_of(rank).memory_bytes for rank in (0, 1))
     assert large > small

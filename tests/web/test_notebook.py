@@ -8,6 +8,7 @@ from small_jobs import make_plan, tiny
 from web.samples import HOSTILE
 
 import weft
+from weft.describe.plan import Plan
 from weft.web.notebook import MAXIMUM_STAGES, plan_html
 
 
@@ -22,7 +23,6 @@ def test_stages_memory_and_a_step_are_shown() -> None:
     assert head[:3] == ["stage", "layers", "ranks"]
     assert len(rows) == len(planned.plan.stages)
     assert {row[2] for row in rows} == {"0-1", "2-3"}
-    assert planned.plan.prediction is not None
     for row in rows:
         assert row[4].endswith("B")
         assert row[5].endswith("%")
@@ -30,16 +30,21 @@ def test_stages_memory_and_a_step_are_shown() -> None:
     assert f"gpt-1m on {planned.plan.cluster}" in html
 
 
+def html_of(planned: weft.Planned, plan: Plan, *, title: str) -> str:
+    cluster = planned.job.problem.job.cluster
+    return plan_html(plan, planned.prediction, cluster, planned.simulate(), title=title)
+
+
 def test_names_stay_text() -> None:
     planned = weft.plan(model="gpt-1m", on="2xt4", global_batch=8)
-    html = plan_html(planned.plan, planned.job.problem.job.cluster, planned.simulate(), title=HOSTILE)
+    html = html_of(planned, planned.plan, title=HOSTILE)
     assert ElementTree.fromstring(html).find("p/b").text == HOSTILE
 
 
 def test_of_many_stages_the_outer_ones_are_shown() -> None:
     planned = weft.plan(model="gpt-1m", on="2xt4", global_batch=8)
     plan = make_plan(tiny(layers=2 * MAXIMUM_STAGES - 2), loops=2 * MAXIMUM_STAGES)
-    html = plan_html(plan, planned.job.problem.job.cluster, planned.simulate(), title="many")
+    html = html_of(planned, plan, title="many")
     rows = rows_of(html)
     assert len(rows) == 1 + MAXIMUM_STAGES + 1
     assert rows[1 + MAXIMUM_STAGES // 2] == [f"{MAXIMUM_STAGES} more stages"]

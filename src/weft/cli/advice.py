@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft.cli.output import console, print_json
 from weft.cli.rankings import print_ranking
+from weft.describe.plan_file import PlanFile
 from weft.files import write_whole
 from weft.planning.advice import advised
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
@@ -45,9 +46,10 @@ def show_plan(
     shown = advised(ranking, top)
     trials = _measured(planned, measure)
     lesson = learn_from_trials(planned, trials)
-    best = trials[0].candidate.plan if trials else planned.plan
-    assert best is not None, "what was trained has a plan"
-    written = [(out, best.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials, lesson))]
+    best = trials[0].candidate if trials else ranking.fitting[0]
+    assert best.plan is not None, "a fitting candidate was simulated"
+    file = PlanFile(best.plan, best.prediction)
+    written = [(out, file.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials, lesson))]
     for path, text in written:
         if path is not None:
             write_whole(path, text())

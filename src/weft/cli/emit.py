@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 from weft.cli.output import print_json
-from weft.describe.plan import Plan
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.as_written import as_written
 from weft.doors.emit import OWN_RUNS, emit
-from weft.doors.explained import overfull_bytes, predicted
+from weft.doors.implied import PredictedPlan
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 from weft.run.supported import unsupported
@@ -42,8 +41,8 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
             "file": str(out or emitted.file),
             "text": text,
             "launch": launch,
-            "plan_step_s": predicted(planned.plan).step_s,
-            "written_step_s": predicted(nearest).step_s if nearest is not None else None,
+            "plan_step_s": planned.prediction.step_s,
+            "written_step_s": nearest.prediction.step_s if nearest is not None else None,
         }
         print_json(
             record | {"losses": [{"what": one.what, "nearest": one.nearest} for one in emitted.losses]}
@@ -56,11 +55,11 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
         print(f"wrote {out}")
 
 
-def _compared(planned: PlannedJob, nearest: Plan) -> str:
+def _compared(planned: PlannedJob, nearest: PredictedPlan) -> str:
     """One line: the step of the plan and of what is written, and whether that fits."""
-    written_s, planned_s = predicted(nearest).step_s, predicted(planned.plan).step_s
+    written_s, planned_s = nearest.prediction.step_s, planned.prediction.step_s
     line = f"as written, a step is predicted to take {format_seconds(written_s)}"
-    over = overfull_bytes(nearest, planned.problem.job.cluster)
+    over = nearest.overfull_bytes(planned.problem.job.cluster)
     if over > 0:
         line += f" and {format_bytes(over)} more than the fullest device has"
     return f"{line}; the plan's takes {format_seconds(planned_s)}"

@@ -11,7 +11,7 @@ from rich.table import Table
 from weft.cli.output import Json, console, print_json
 from weft.describe.plan import Recompute
 from weft.describe.units import format_bytes, format_seconds
-from weft.doors.explained import Explanation, explain_text, layout_record, predicted
+from weft.doors.explained import Explanation, explain_text, layout_record
 from weft.doors.implied import Told
 from weft.doors.trace.analysis import Analysis, analyse, says
 from weft.doors.trace.events import is_trace, read_bytes, read_trace
@@ -119,14 +119,14 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
         table.add_column(name, overflow="fold")
     rows = []
     if explanation.plan is not None:
-        rows.append(("this file", explanation.implied.layout, explanation.plan))
-    if explanation.best is not None:
-        rows.append(("weft", explanation.best.layout, explanation.best.plan))
-    for name, layout, plan in rows:
-        prediction = predicted(plan)
+        rows.append(("this file", str(explanation.implied.layout), explanation.plan.prediction))
+    best = explanation.best
+    if best is not None and best.prediction is not None:
+        rows.append(("weft", best.words, best.prediction))
+    for name, layout, prediction in rows:
         interval = f"{format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}"
         peak = format_bytes(max(prediction.peak_bytes))
-        table.add_row(name, str(layout), format_seconds(prediction.step_s), interval, peak)
+        table.add_row(name, layout, format_seconds(prediction.step_s), interval, peak)
     if rows:
         out.print(table)
     if searched:
@@ -145,7 +145,7 @@ def _verdict(explanation: Explanation) -> str:
     if over > 0:
         return f"{_overfull(explanation)}; weft's fits"
     assert gain_s is not None
-    share = abs(gain_s) / predicted(explanation.plan).step_s
+    share = abs(gain_s) / explanation.plan.prediction.step_s
     if share < 0.005:
         return "weft would do no better"
     if gain_s < 0:

@@ -79,9 +79,7 @@ class Progress:
     def _predicted_step_s(self) -> float:
         if self._predicted_s is None:
             assert self._directory is not None, "update was called before"
-            prediction = self._directory.plan().prediction
-            assert prediction is not None, "a prepared plan carries its prediction"
-            self._predicted_s = prediction.step_s
+            self._predicted_s = self._directory.prediction().step_s
         return self._predicted_s
 
     def _say(self, line: str) -> None:

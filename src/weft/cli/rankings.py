@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from weft.cli.output import console, print_json
+from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.doors.peers import Peers
 from weft.doors.peers.beside import ask_beside, ranked
@@ -35,8 +36,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     job = planned.problem.job
     _print_problem(planned.problem)
     out.print(plans_table([advised_row(one, job.cluster) for one in shown]))
-    prediction = planned.plan.prediction
-    assert prediction is not None, "a fitting candidate was simulated"
+    prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     out.print(memory_bars(prediction.peak_bytes, memory))
     fitting = len(ranking.fitting)
@@ -84,7 +84,7 @@ def show_comparison(
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
     if out is not None and best is not None and best.plan is not None:
-        out.write_text(best.plan.to_json())
+        out.write_text(PlanFile(best.plan, best.prediction).to_json())
     beside = [ask_beside(judge, problem, answers) for judge in peers.judges]
     planners = {planner.name for planner in peers.planners}
     in_order = [ranked(answer) for answer in answers if answer.planner in planners and answer.candidates]

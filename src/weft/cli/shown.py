@@ -82,8 +82,7 @@ def show(
     out.print(cluster_table(cluster, plan), highlight=False)
     out.print(_stages(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
-    assert plan.prediction is not None, "a job's plan carries its prediction"
-    out.print(memory_bars(plan.prediction.peak_bytes, memory))
+    out.print(memory_bars(planned.prediction.peak_bytes, memory))
     out.print(f"a step of {_predicted_step(planned)}: {breakdown_text(planned.step_breakdown)}")
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
@@ -103,7 +102,7 @@ def _stages(planned: PlannedJob) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in HEAD:
         table.add_column(column, overflow="fold")
-    rows = stage_rows(planned.plan, planned.problem.job.cluster)
+    rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
     for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
         first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name
         table.add_row(index, first if first == last else f"{first} ... {last}", *others)

@@ -1,7 +1,7 @@
 """`Plan`: the decisions and nothing else.
 
 A Plan is data at the bottom of the house because everything above reads it: cost model, moves, compiler,
-planners and runtime. `plan_id` hashes the decisions; the prediction a plan was chosen for does not change it.
+planners and runtime. `plan_id` hashes it. The prediction that a plan was chosen for stands beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from weft.describe.device import PRECISION_BYTES
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.reading import violations_of
-from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 
 Count = Annotated[int, Field(ge=1)]
@@ -29,9 +28,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed"]
-# Share of the variance of a prediction's error that all plans of one model on one machine have in common, as
-# long as nobody has measured it.
-SHARED = 0.9
+# The method that clipping, and leaving out what is not finite, ask for: steps wait for the norm of the whole
+# gradient.
+GRADIENT_NORM = "gradient-norm"
 
 
 class _Record(BaseModel):
@@ -91,29 +90,6 @@ class Stage(_Record):
         return one_line(self, f"of {len(self.layers)} layers: {copies}, recompute {self.recompute}")
 
 
-class Prediction(_Record):
-    """What the planner expected; times with a 90 % interval.
-
-    `shared` is the part of the variance of the step's error (of its logarithm) that other plans of the job
-    have in common with it.
-    """
-
-    step_s: float = Field(gt=0)
-    step_low_s: float = Field(gt=0)
-    step_high_s: float = Field(gt=0)
-    first_step_s: float = Field(gt=0)
-    peak_bytes: tuple[int, ...]
-    source: str
-    shared: float = Field(default=SHARED, ge=0.0, le=1.0)
-
-    def __repr__(self) -> str:
-        interval = f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"
-        peak = format_bytes(max(self.peak_bytes, default=0))
-        return one_line(
-            self, f"step {format_seconds(self.step_s)} ({interval}), largest peak {peak}, from {self.source}"
-        )
-
-
 class Plan(_Record):
     """A complete layout of one training job.
 
@@ -123,15 +99,15 @@ class Plan(_Record):
     out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
     et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
     share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
-    all of them. `context_parallel` is how many groups of a replica's ranks divide the tokens of its samples
-    among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers. `blocking`
-    names communication that is not overlapped with computation, as other frameworks ship it: messages that a
-    device waits for, gradients reduced at the step's end. `stack` says whose program runs the plan, which
-    decides what it holds besides. `gradient_norm` is the job's: every step waits for the norm of the whole
-    gradient, to clip it or to leave a step out. `optimizer` is the job's, too: what it keeps and moves.
+    all of them. The axis `cp` of the mesh is how many groups of a replica's ranks divide the tokens of its
+    samples among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers.
+    `blocking` names communication that is not overlapped with computation, as other frameworks ship it:
+    messages that a device waits for, gradients reduced at the step's end. `stack` says whose program runs the
+    plan, which decides what it holds besides. `methods` are those that the job asks for by name. `optimizer`
+    is the job's, too: what it keeps and moves.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: str
     model_fingerprint: str
     cluster: str
@@ -145,13 +121,11 @@ class Plan(_Record):
     schedule: Choice
     sharding: Sharding = "zero-0"
     island: Count | None = None
-    context_parallel: Count = 1
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
-    gradient_norm: bool = False
+    methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
     sync: Choice = Choice(name="dense")
-    prediction: Prediction | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -164,13 +138,30 @@ class Plan(_Record):
         return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
 
     @property
+    def cp(self) -> int:
+        """Groups of a replica's ranks that divide the tokens of its samples."""
+        return self.mesh.get("cp", 1)
+
+    def method(self, name: str) -> Choice | None:
+        """What the job asks of a method; None where it does not ask for it."""
+        return next((one for one in self.methods if one.name == name), None)
+
+    @property
     def element_bytes(self) -> int:
         return PRECISION_BYTES[self.precision]
 
+    @property
+    def words(self) -> str:
+        """The plan in a line, for tables and messages."""
+        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        shared = "" if self.sharding == "zero-0" else f", {shared_out(self.sharding, self.island)}"
+        sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
+        return f"{axes}, {self.schedule.name}, {sizes}{shared}"
+
     def shape(self, stage: int) -> Shape:
         """What one rank of a stage computes of a micro-batch."""
-        width = len(self.stages[stage].replicas[0].ranks) // self.context_parallel
-        return Shape(self.micro_batch_size, self.sequence, width, self.context_parallel)
+        width = len(self.stages[stage].replicas[0].ranks) // self.cp
+        return Shape(self.micro_batch_size, self.sequence, width, self.cp)
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
@@ -186,39 +177,32 @@ class Plan(_Record):
             shared_out(self.sharding, self.island),
             f"global batch {self.global_batch}",
         ]
-        if self.prediction is not None:
-            parts.append(f"step {format_seconds(self.prediction.step_s)}")
         return one_line(self, ", ".join(parts))
 
     @property
     def plan_id(self) -> str:
         """Sixteen hex digits of the decisions' hash."""
-        return hashlib.sha256(self._canonical(exclude={"prediction"}).encode()).hexdigest()[:16]
+        return id_of(self.record())
 
-    def to_json(self) -> str:
-        """The plan file: canonical keys, one stage per line so that people can read and edit it."""
-        record = self._record()
-        stages = record.pop("stages")
-        lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
-        head = json.dumps({"plan_id": self.plan_id, **record}, indent=1, sort_keys=True)
-        return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
-
-    def _canonical(self, exclude: set[str]) -> str:
-        return json.dumps(self._record(exclude), sort_keys=True, separators=(",", ":"))
-
-    def _record(self, exclude: set[str] | None = None) -> dict[str, Any]:
-        """The fields but islands, context ranks, stacks and optimizers that are not given, so that plans
-        without them keep the id they had."""
-        record: dict[str, Any] = self.model_dump(mode="json", exclude=exclude)
+    def record(self) -> dict[str, Any]:
+        """The fields but islands, methods, stacks and optimizers that are not given, so that plans without
+        them keep the id they had."""
+        record: dict[str, Any] = self.model_dump(mode="json")
         if self.island is None:
             del record["island"]
-        if self.context_parallel == 1:
-            del record["context_parallel"]
+        if not self.methods:
+            del record["methods"]
         if self.stack == "weft":
             del record["stack"]
         if self.optimizer == ADAMW:
             del record["optimizer"]
         return record
+
+
+def id_of(record: Mapping[str, Any]) -> str:
+    """Sixteen hex digits of the hash of a record's canonical JSON."""
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def tensor_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,8 @@
 """PLAN.json: reading a plan that a person may have edited, and checking it against its model and cluster.
 
-The `plan_id` in the file informs readers. It is not compared when a plan is read, because an edited plan is
-a legal plan; it is then another plan with another id.
+The file holds the decisions and, beside them, the prediction that they were chosen for. The `plan_id` in it
+informs readers. It is not compared when a plan is read, because an edited plan is a legal plan; it is then
+another plan with another id. Files of earlier versions are converted (`weft.describe.plan_versions`).
 """
 
 from __future__ import annotations
@@ -11,28 +12,65 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import rustworkx
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from weft.bundles import bundles
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, refuse_island
+from weft.describe.plan_versions import in_this_version
+from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
 from weft.describe.units import shown
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest
 
 # Long lists of ranks and layers are cut in messages.
 _SHOWN = 6
 
 
+class PlanKeys(Plan):
+    """The keys of a plan file that are read: the decisions, and a prediction that is none of them."""
+
+    prediction: Prediction | None = Field(default=None, description="what the plan was chosen for")
+
+
+class PlanFile(NamedTuple):
+    """What a plan file holds: a plan, and what was predicted of it, if anything."""
+
+    plan: Plan
+    prediction: Prediction | None = None
+
+    def to_json(self) -> str:
+        """The file: canonical keys, one stage per line so that people can read and edit it."""
+        record = self.plan.record()
+        stages = record.pop("stages")
+        lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
+        beside: dict[str, Any] = {"plan_id": self.plan.plan_id}
+        if self.prediction is not None:
+            beside["prediction"] = self.prediction.model_dump(mode="json")
+        head = json.dumps(beside | record, indent=1, sort_keys=True)
+        return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
+
+
 def load_plan(path: Path | str) -> Plan:
-    """Read a PLAN.json; `check_plan` then checks it against a model and a cluster.
+    """Read the plan of a PLAN.json; `check_plan` then checks it against a model and a cluster.
 
     Raises:
         InputError: listing everything in it that is not a plan.
     """
-    return parse_plan(read_json(path), str(path))
+    return load_plan_file(path).plan
+
+
+def load_plan_file(path: Path | str) -> PlanFile:
+    """Read a PLAN.json with the prediction that its plan was chosen for.
+
+    Raises:
+        InputError: listing everything in it that is not a plan.
+    """
+    return parse_plan_file(read_json(path), str(path))
 
 
 def parse_plan(record: object, where: str = "plan") -> Plan:
@@ -41,14 +79,26 @@ def parse_plan(record: object, where: str = "plan") -> Plan:
     Raises:
         InputError: listing everything in it that is not a plan.
     """
+    return parse_plan_file(record, where).plan
+
+
+def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
+    """Everything in the JSON value of a plan file.
+
+    Raises:
+        InputError: listing everything in it that is not a plan.
+    """
     if not isinstance(record, Mapping):
         raise InputError(Violation(where, "a plan is a JSON object"))
-    decisions = {key: value for key, value in record.items() if key != "plan_id"}
+    known = in_this_version(record, where)
+    given = {key: value for key, value in known.items() if key != "plan_id"}
     try:
         # JSON mode is strict about numbers and takes lists for tuples.
-        return Plan.model_validate_json(json.dumps(decisions), strict=True)
+        found = PlanKeys.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        raise InputError(violations_of(error, where, Plan)) from None
+        raise InputError(violations_of(error, where, PlanKeys)) from None
+    decisions = {name: getattr(found, name) for name in Plan.model_fields}
+    return PlanFile(Plan(**decisions), found.prediction)
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:
@@ -61,6 +111,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_tensor(plan, graph),
         *_batch(plan),
         *_sharding(plan),
+        *unknown_methods(plan),
         *_recompute(plan, graph),
         *_precision(plan, cluster),
     ]
@@ -135,18 +186,18 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
-    context = plan.context_parallel
+    context = plan.cp
     widths = sorted({len(copy.ranks) for stage in plan.stages for copy in stage.replicas})
     odd = [width for width in widths if width % context]
     if odd:
         problem = f"{shown(context)} context ranks, but replicas with {_listed(odd)} ranks"
-        yield Violation("plan: context_parallel", problem, shown(math.gcd(context, *widths)))
+        yield Violation("plan: mesh.cp", problem, shown(math.gcd(context, *widths)))
         return
     for degree in (width // context for width in widths):
         if (reason := graph.refuse_tensor(degree)) is not None:
             yield Violation("plan: stages", reason)
     if (reason := graph.refuse_context(context, plan.sequence)) is not None:
-        yield Violation("plan: context_parallel", reason)
+        yield Violation("plan: mesh.cp", reason)
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:
@@ -179,6 +230,17 @@ def _sharding(plan: Plan) -> Iterable[Violation]:
         yield Violation("plan: blocking", problem, "zero-1")
     if len(set(plan.blocking)) < len(plan.blocking):
         yield Violation("plan: blocking", f"{', '.join(plan.blocking)}: each can be named once")
+
+
+def unknown_methods(plan: Plan) -> Iterable[Violation]:
+    """Methods that the plan names and this installation lacks, or that it names twice."""
+    known = sorted(bundles())
+    for name, count in Counter(one.name for one in plan.methods).items():
+        if name not in known:
+            problem = f"{shown(name)} is not one of {', '.join(known)}"
+            yield Violation("plan: methods", problem, nearest(name, known))
+        if count > 1:
+            yield Violation("plan: methods", f"{shown(name)}: each can be named once")
 
 
 def _recompute(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from weft.describe.cluster_tables import ClusterFile
-from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanKeys
 from weft.describe.run_file import RunFile
 from weft.describe.summary import Summary
 from weft.errors import require_choice
@@ -18,7 +18,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "run": RunFile,
     "cluster": ClusterFile,
-    "plan": Plan,
+    "plan": PlanKeys,
     "summary": Summary,
 }
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.describe.plan import Plan
 from weft.doors.emit import OWN_RUNS
 from weft.doors.emit.base import Decided, Emitted
 from weft.doors.explain import read_configuration
-from weft.doors.implied import carried_out, planned_layout
+from weft.doors.implied import PredictedPlan, carried_out, planned_layout
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 
 
-def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> Plan | None:
+def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPlan | None:
     """The plan that an emitted file amounts to, with its prediction; None where nothing is lost, weft's own
     runtime executes the plan itself, or what is left of it cannot run.
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan, Prediction
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.checks import findings
 from weft.doors.checks.base import Finding, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.explain import read_configuration
-from weft.doors.implied import Implied, Told, implied, known_model, planned_layout, with_told
+from weft.doors.implied import (
+    Implied,
+    PredictedPlan,
+    Told,
+    implied,
+    known_model,
+    planned_layout,
+    with_told,
+)
 from weft.errors import InputError, Violation
 from weft.moves.layout import Layout
 from weft.planning.planned import DEFAULT_PLANNER
@@ -36,7 +43,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     missing: tuple[Violation, ...] = ()
     implied: Implied | None = None
-    plan: Plan | None = None
+    plan: PredictedPlan | None = None
     best: Candidate | None = None
 
     @property
@@ -44,7 +51,7 @@ class Explanation:
         """Bytes of the fullest device over what it has; negative where all fits, 0 where nothing is known."""
         if self.implied is None or self.plan is None:
             return 0
-        return overfull_bytes(self.plan, self.implied.problem.job.cluster)
+        return self.plan.overfull_bytes(self.implied.problem.job.cluster)
 
     @property
     def gain_s(self) -> float | None:
@@ -52,11 +59,11 @@ class Explanation:
         where what the file asks for does not fit."""
         if self.plan is None or self.best is None or self.overfull_bytes > 0:
             return None
-        return predicted(self.plan).step_s - predicted(self.best.plan).step_s
+        return self.plan.prediction.step_s - self.best.step_s
 
     def record(self) -> dict[str, Any]:
         """The JSON answer; seconds, bytes and counts, None where something is not known."""
-        configuration = self.configuration
+        configuration, asked, best = self.configuration, self.implied, self.best
         return {
             "stack": configuration.stack,
             "keys": dict(sorted(configuration.keys.items())),
@@ -72,10 +79,10 @@ class Explanation:
             ],
             "unpredicted": list(configuration.unpredicted),
             "missing": [str(violation) for violation in self.missing],
-            "assumed": list(self.implied.assumed) if self.implied else [],
-            "predicted": _plan_record(self.implied.layout, self.plan) if self.implied and self.plan else None,
+            "assumed": list(asked.assumed) if asked else [],
+            "predicted": _record(str(asked.layout), self.plan.prediction) if asked and self.plan else None,
             "fits": self.overfull_bytes <= 0 if self.plan else None,
-            "weft": _plan_record(self.best.layout, self.best.plan) if self.best else None,
+            "weft": _record(best.words, best.prediction) if best and best.prediction else None,
             "gain_s": self.gain_s,
         }
 
@@ -93,7 +100,7 @@ def explain_text(text: str, name: str, told: Told, *, search: bool = True) -> Ex
         needed = implied(configuration, told)
     except InputError as error:
         return Explanation(configuration=configuration, findings=tuple(found), missing=error.violations)
-    plan: Plan | None = None
+    plan: PredictedPlan | None = None
     try:
         plan = planned_layout(needed.problem, needed.layout)
     except InputError as error:
@@ -131,17 +138,9 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def predicted(plan: Plan | None) -> Prediction:
-    """The prediction of a plan that has one."""
-    assert plan is not None
-    assert plan.prediction is not None, "a plan that was simulated carries its prediction"
-    return plan.prediction
-
-
-def _plan_record(layout: Layout, plan: Plan | None) -> dict[str, Any]:
-    prediction = predicted(plan)
+def _record(layout: str, prediction: Prediction) -> dict[str, Any]:
     return {
-        "layout": str(layout),
+        "layout": layout,
         "step_s": prediction.step_s,
         "step_low_s": prediction.step_low_s,
         "step_high_s": prediction.step_high_s,
@@ -150,13 +149,7 @@ def _plan_record(layout: Layout, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def overfull_bytes(plan: Plan, cluster: Cluster) -> int:
-    """Bytes of the fullest device over what it has; negative where all fits."""
-    peaks = predicted(plan).peak_bytes
-    return max(held - cluster.device_of(rank).usable_bytes for rank, held in enumerate(peaks))
-
-
-def _memory_to_spare(needed: Implied, plan: Plan) -> list[Finding]:
+def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> list[Finding]:
     """Recomputation, or states shared out, where the same layout fits without."""
     found, layout = [], needed.layout
     key = "recompute"
@@ -167,14 +160,14 @@ def _memory_to_spare(needed: Implied, plan: Plan) -> list[Finding]:
     return found
 
 
-def _dispensable(needed: Implied, plan: Plan, layout: Layout, what: str) -> list[Finding]:
+def _dispensable(needed: Implied, plan: PredictedPlan, layout: Layout, what: str) -> list[Finding]:
     """One finding when `layout`, which saves less memory than the plan, fits and is faster."""
     try:
         other = planned_layout(needed.problem, layout)
     except InputError:
         return []
-    over = overfull_bytes(other, needed.problem.job.cluster)
-    gain_s = predicted(plan).step_s - predicted(other).step_s
+    over = other.overfull_bytes(needed.problem.job.cluster)
+    gain_s = plan.prediction.step_s - other.prediction.step_s
     if over > 0 or gain_s <= 0:
         return []
     where, _, given = what.partition(" ")
@@ -196,4 +189,4 @@ def _best(needed: Implied) -> Candidate | None:
     ]
     rankings = [planner.search(replace(problem, pins=pins)) for pins in (problem.pins, *alone)]
     found = [ranking.fitting[0] for ranking in rankings if ranking.fitting]
-    return min(found, key=lambda candidate: predicted(candidate.plan).step_s, default=None)
+    return min(found, key=lambda candidate: candidate.step_s, default=None)

@@ -12,7 +12,8 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
-from weft.describe.plan import Plan, Recompute
+from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
+from weft.describe.prediction import Prediction
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
@@ -65,6 +66,19 @@ class Implied:
     assumed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedPlan:
+    """The plan of a layout with its prediction, whether it fits the devices or not."""
+
+    plan: Plan
+    prediction: Prediction
+
+    def overfull_bytes(self, cluster: Cluster) -> int:
+        """Bytes of the fullest device over what it has; negative where all fits."""
+        peaks = enumerate(self.prediction.peak_bytes)
+        return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
+
+
 def with_told(configuration: Configuration, told: Told) -> Configuration:
     """The configuration with what the user says in the place of what the file says."""
     given: dict[str, Any] = {
@@ -108,7 +122,7 @@ def implied(configuration: Configuration, told: Told) -> Implied:
         global_batch=batch,
         sequence=configuration.sequence,
         precision=configuration.precision,
-        gradient_norm=configuration.clips,
+        methods=(Choice(name=GRADIENT_NORM),) if configuration.clips else (),
     )
     assumed += _assumed(configuration, batch)
     assumed += [f"{key}: {text}" for key, text in problem.assumed.items()]
@@ -190,8 +204,8 @@ def carried_out(
     )
 
 
-def planned_layout(problem: Problem, layout: Layout) -> Plan:
-    """The plan of a layout with its prediction, whether it fits the devices or not.
+def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
+    """Plan a layout and predict its step.
 
     Raises:
         InputError: when the layout cannot run the job.
@@ -204,8 +218,7 @@ def planned_layout(problem: Problem, layout: Layout) -> Plan:
     # Refused before anything is priced, which may not be possible then.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    step = predict_long_with(problem.cost_model, plan)
-    return plan.model_copy(update={"prediction": step.prediction})
+    return PredictedPlan(plan, predict_long_with(problem.cost_model, plan).prediction)
 
 
 def _cluster(configuration: Configuration, told: Told) -> Cluster:

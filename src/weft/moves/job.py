@@ -8,6 +8,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
+from weft.describe.plan import Choice
 from weft.moves.move import Context
 
 
@@ -15,7 +16,7 @@ from weft.moves.move import Context
 class Job:
     """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
 
-    `gradient_norm`: steps wait for the norm of the whole gradient. `optimizer`: what steps keep and move.
+    `methods`: those that it asks for by name. `optimizer`: what steps keep and move.
     """
 
     graph: LayerGraph
@@ -23,7 +24,7 @@ class Job:
     global_batch: int
     sequence: int
     precision: str = "fp32"
-    gradient_norm: bool = False
+    methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
 
     def __repr__(self) -> str:
@@ -43,6 +44,6 @@ def job_of(context: Context) -> Job:
         global_batch=plan.global_batch,
         sequence=plan.sequence,
         precision=plan.precision,
-        gradient_norm=plan.gradient_norm,
+        methods=plan.methods,
         optimizer=plan.optimizer,
     )

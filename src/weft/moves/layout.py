@@ -269,9 +269,8 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         sharding=layout.sharding,
         island=layout.island,
-        context_parallel=layout.context_parallel,
         blocking=layout.blocking,
-        gradient_norm=job.gradient_norm,
+        methods=job.methods,
         optimizer=job.optimizer,
         sync=Choice(name=layout.sync),
     )

@@ -34,8 +34,8 @@ class Move:
         source: the paper or system it comes from.
         verify: how the contract is tested.
         applies: None, or the reason why the move cannot be applied.
-        apply: the edited plan; its prediction is dropped, because effects are the difference of two
-            simulations and never a claim.
+        apply: the edited plan. Nothing is claimed of its step: effects are the difference of two
+            simulations.
         asked_by: a key of the run file and the word that asks for the move, such as ("sync.method", "dense");
             None where users cannot ask for it.
     """

@@ -12,7 +12,7 @@ def _dense_applies(context: Context) -> str | None:
 
 
 def _dense_apply(context: Context) -> Plan:
-    return context.plan.model_copy(update={"sync": Choice(name="dense"), "prediction": None})
+    return context.plan.model_copy(update={"sync": Choice(name="dense")})
 
 
 SYNCHRONISATION_MOVES: tuple[Move, ...] = (

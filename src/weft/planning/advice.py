@@ -32,7 +32,7 @@ def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
         Advised(
             candidate=one,
             standing=standing(ranking, one),
-            smallest_change=changes.of(one.layout) if one.verdict is Verdict.TOO_BIG else None,
+            smallest_change=changes.of_candidate(one),
         )
         for one in ranking.candidates[:top]
     )
@@ -58,19 +58,22 @@ def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
     A layout that was refused has neither step nor peak.
     """
     found = [
-        Mapped(one, one.peak_bytes, one.plan.prediction.step_s)
+        Mapped(one, one.peak_bytes, one.prediction.step_s)
         for one in ranking.candidates
-        if one.plan is not None and one.plan.prediction is not None
+        if one.prediction is not None
     ]
     bounds = Bounds(ranking.problem)
     bounded = [
         one
         for one in ranking.candidates
-        if one.plan is None and one.verdict is not Verdict.REFUSED and _least_s(one) > 0.0
+        if one.plan is None
+        and one.layout is not None
+        and one.verdict is not Verdict.REFUSED
+        and _least_s(one) > 0.0
     ]
     bounded.sort(key=_least_s)
     found += [
-        Mapped(one, one.peak_bytes or bounds.holding(one.layout).total, _least_s(one))
+        Mapped(one, one.peak_bytes or bounds.holding(one.chain).total, _least_s(one))
         for one in bounded[: max(0, most - len(found))]
     ]
     return tuple(found)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.describe.plan import Prediction
+from weft.describe.prediction import Prediction
 from weft.errors import InputError
 from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
 from weft.planning.problem import Problem
@@ -50,8 +50,7 @@ class Answer:
     @property
     def prediction(self) -> Prediction | None:
         """What the simulator says of the candidate, None where it was not simulated."""
-        plan = self.candidate.plan if self.candidate is not None else None
-        return plan.prediction if plan is not None else None
+        return self.candidate.prediction if self.candidate is not None else None
 
     @property
     def step_s(self) -> float | None:

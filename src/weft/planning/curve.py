@@ -42,11 +42,7 @@ class CurvePoint:
     @property
     def step_s(self) -> float:
         """Seconds of the best layout's step; not a number where none fits."""
-        if self.candidate is None:
-            return float("nan")
-        assert self.candidate.plan is not None
-        assert self.candidate.plan.prediction is not None, "a fitting candidate was simulated"
-        return self.candidate.plan.prediction.step_s
+        return float("nan") if self.candidate is None else self.candidate.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +253,7 @@ def _best(job: Job, method: Method, samples_per_device: float, candidates: Seque
         return point
     best = candidates[0]
     if best.verdict is not Verdict.FITS:
-        return replace(point, reason=f"{best.layout}: {best.reason}")
+        return replace(point, reason=f"{best.words}: {best.reason}")
     point = replace(point, reason=best.reason, candidate=best)
     return replace(point, utilisation=model_flops_utilisation(job, point.step_s))
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
-from weft.planning.prices import STEPS_PRICED, cost_of, step_cost
+from weft.planning.prices import STEPS_PRICED, cost_of
 from weft.planning.problem import Problem
 
 
-def goal_value(problem: Problem, plan: Plan) -> float:
+def goal_value(problem: Problem, prediction: Prediction, ranks: int) -> float:
     """What a predicted plan takes of what the problem minimises: seconds, bytes, or the price of a step."""
-    assert plan.prediction is not None, "the plan was simulated"
     if problem.minimise == "memory":
-        return float(max(plan.prediction.peak_bytes))
-    if problem.minimise == "cost":
-        return step_cost(problem.job.cluster, plan)
-    return plan.prediction.step_s
+        return float(max(prediction.peak_bytes))
+    return goal_of_step(problem, prediction.step_s, ranks)
 
 
-def goal_words(problem: Problem, plan: Plan) -> str:
+def goal_words(problem: Problem, prediction: Prediction, ranks: int) -> str:
     """The same, for people."""
-    value = goal_value(problem, plan)
+    value = goal_value(problem, prediction, ranks)
     if problem.minimise == "memory":
         return format_bytes(round(value))
     if problem.minimise == "cost":

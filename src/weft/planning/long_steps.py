@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, Prediction
+from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
 from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel

@@ -7,14 +7,16 @@ from functools import cached_property
 
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
-from weft.describe.plan_file import check_plan
+from weft.describe.plan_file import PlanFile, check_plan
+from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_plan
+from weft.planning.decided import decided
 from weft.planning.goals import goal_value, goal_words
-from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
+from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.prices import require_prices
 from weft.planning.problem import Pins, Problem, problem_of_run
@@ -34,20 +36,22 @@ REASONS_SHOWN = 3
 class PlannedJob:
     """A job that can run. `ranking` is None when the plan was given and not searched for.
 
-    The program is compiled and verified, and the step predicted on every rank, when first asked for.
+    `chosen_for` is the prediction that the plan was chosen for, None where nobody has predicted it. The
+    program is compiled and verified, and the step predicted on every rank, when first asked for.
     """
 
     run: RunFile
     problem: Problem
     plan: Plan
     ranking: Ranking | None = None
+    chosen_for: Prediction | None = None
 
     def __repr__(self) -> str:
         return one_line(self, str(self))
 
     def __str__(self) -> str:
         plan = self.plan
-        step = "" if plan.prediction is None else f", step {format_seconds(plan.prediction.step_s)}"
+        step = "" if self.chosen_for is None else f", step {format_seconds(self.chosen_for.step_s)}"
         found = "given" if self.ranking is None else f"best of {len(self.ranking.candidates)} layouts"
         return f"{plan.model} on {plan.cluster}: {found}{step}, plan {plan.plan_id}"
 
@@ -69,6 +73,16 @@ class PlannedJob:
             profile=self.problem.profile,
             correction=self.problem.correction,
         )
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the plan was chosen for, else what is predicted of it now."""
+        return self.chosen_for or self.predicted.prediction
+
+    @property
+    def file(self) -> PlanFile:
+        """The plan and its prediction, to be written."""
+        return PlanFile(self.plan, self.prediction)
 
     @property
     def uncounted(self) -> list[Violation]:
@@ -107,20 +121,30 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     best = ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
     _require_deadline(run, best)
-    return PlannedJob(run=run, problem=problem, plan=best.plan, ranking=ranking)
+    plan = decided(problem, best.plan)
+    chosen_for = best.prediction if plan == best.plan else None
+    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
 
 
 def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
     found = searched_in_each(run, lambda decided: plan_run(decided, planner=planner))
-    best = min(found, key=lambda name: goal_value(found[name].problem, found[name].plan))
-    words = ", ".join(f"{name}: {goal_words(one.problem, one.plan)}" for name, one in found.items())
+    best = min(found, key=lambda name: _value(found[name]))
+    words = ", ".join(
+        f"{name}: {goal_words(one.problem, one.prediction, one.plan.ranks)}" for name, one in found.items()
+    )
     chosen = found[best]
     assumed = {**chosen.problem.assumed, "precision": f"{best}, the best of those searched ({words})"}
     return replace(chosen, problem=replace(chosen.problem, assumed=assumed))
 
 
-def given_plan(run: RunFile, plan: Plan) -> PlannedJob:
+def _value(job: PlannedJob) -> float:
+    return goal_value(job.problem, job.prediction, job.plan.ranks)
+
+
+def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
     """Take a plan as it is, after checking it against the run file's model and cluster.
+
+    Where no prediction is given the plan is predicted.
 
     Raises:
         InputError: listing everything that is wrong with the plan.
@@ -131,27 +155,19 @@ def given_plan(run: RunFile, plan: Plan) -> PlannedJob:
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:
         raise InputError(violations)
-    job = PlannedJob(run=run, problem=problem, plan=plan)
-    if plan.prediction is None:
-        job = PlannedJob(
-            run=run,
-            problem=problem,
-            plan=plan.model_copy(update={"prediction": job.predicted.prediction}),
-        )
-    return job
+    job = PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)
+    return job if prediction is not None else replace(job, chosen_for=job.predicted.prediction)
 
 
 def _require_deadline(run: RunFile, best: Candidate) -> None:
     if run.goal.deadline_hours is None:
         return
-    assert best.plan is not None
-    assert best.plan.prediction is not None, "a fitting candidate was simulated"
-    hours = run.train.steps * best.plan.prediction.step_s / 3600.0
+    hours = run.train.steps * best.step_s / 3600.0
     if hours > run.goal.deadline_hours:
         raise InputError(
             Violation(
                 "goal.deadline_hours",
-                f"{run.goal.deadline_hours:g}; {run.train.steps} steps of the best plan ({best.layout}) take "
+                f"{run.goal.deadline_hours:g}; {run.train.steps} steps of the best plan ({best.words}) take "
                 f"{hours:.3g} hours",
                 f"{hours:.3g}",
             )
@@ -180,9 +196,9 @@ def _pinned(value: object) -> str:
 
 def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
     """What would make it fit against the user's pins, if one notch does."""
-    change = changes.of(candidate.layout) if candidate.verdict is Verdict.TOO_BIG else None
+    change = changes.of_candidate(candidate)
     return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
 
 
 def _shown(candidate: Candidate) -> str:
-    return f"no layout fits; closest: {candidate.layout}"
+    return f"no layout fits; closest: {candidate.words}"

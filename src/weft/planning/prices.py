@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 
 STEPS_PRICED = 1000
@@ -40,9 +39,3 @@ def require_prices(cluster: Cluster) -> None:
 def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
     """Of a step on the first `ranks` devices; 0 where devices have no price."""
     return (price_per_hour(cluster, ranks) or 0.0) * step_s / 3600.0
-
-
-def step_cost(cluster: Cluster, plan: Plan) -> float:
-    """Of one step of a plan that carries its prediction; 0 where devices have no price."""
-    assert plan.prediction is not None, "the plan was simulated"
-    return cost_of(cluster, plan.prediction.step_s, plan.ranks)

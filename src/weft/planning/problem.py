@@ -18,9 +18,9 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import Recompute, Sharding
+from weft.describe.plan import Choice, Recompute, Sharding
 from weft.describe.run_file import RunFile
-from weft.describe.run_tables.methods import Options, run_tables
+from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
@@ -99,8 +99,8 @@ class Problem:
 class Asked(TypedDict, total=False):
     """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `sequence`: tokens per sample. `gradient_norm`: steps wait for the norm of the whole gradient.
-    `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
+    `sequence`: tokens per sample. `methods`: those that the job asks for by name. `optimizer`:
+    what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
     `weft_home()`).
     """
 
@@ -110,7 +110,7 @@ class Asked(TypedDict, total=False):
     pins: Pins | None
     minimise: str
     contract: Contract
-    gradient_norm: bool
+    methods: tuple[Choice, ...]
     optimizer: OptimizerWork
     home: Path | None
 
@@ -154,7 +154,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
-            gradient_norm=asked.get("gradient_norm", False),
+            methods=asked.get("methods", ()),
             optimizer=asked.get("optimizer", ADAMW),
         ),
         model=config,
@@ -203,7 +203,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         ),
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        gradient_norm=table.needs_norm,
+        methods=(*table.methods, *asked_of_methods(run)),
         optimizer=counted.work,
         home=home,
     )
@@ -214,11 +214,13 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     return posed
 
 
-def asked_of_methods(run: RunFile) -> dict[str, Options]:
-    """What a run file's tables of methods ask, by method; those that ask nothing are left out."""
+def asked_of_methods(run: RunFile) -> tuple[Choice, ...]:
+    """The methods that a run file's tables ask for, each with its options."""
     tables = run_tables()
     found = {name: tables[name].options(table) for name, table in run.methods.items()}
-    return {name: options for name, options in found.items() if options is not None}
+    return tuple(
+        Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
+    )
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -35,7 +35,7 @@ class SmallestChange:
     @property
     def step_s(self) -> float:
         """The predicted step of the changed layout."""
-        return _step_s(self.candidate)
+        return self.candidate.step_s
 
 
 class SmallestChanges:
@@ -44,7 +44,12 @@ class SmallestChanges:
     def __init__(self, problem: Problem, known: Iterable[Candidate] = ()) -> None:
         self._problem = problem
         self._bounds = Bounds(problem)
-        self._judged = {str(one.layout): one for one in known if one.plan is not None}
+        self._judged = {one.words: one for one in known if one.plan is not None}
+
+    def of_candidate(self, candidate: Candidate) -> SmallestChange | None:
+        """The smallest change of a candidate; None where it is not too big, or no layout says it."""
+        too_big = candidate.verdict is Verdict.TOO_BIG and candidate.layout is not None
+        return self.of(candidate.chain) if too_big else None
 
     def of(self, layout: Layout) -> SmallestChange | None:
         """The smallest change of a layout that does not fit; None where no notch is enough."""
@@ -53,7 +58,7 @@ class SmallestChanges:
             if best is not None and bound_s >= best.step_s:
                 break
             judged = self._judge(changed)
-            if judged.verdict is Verdict.FITS and (best is None or _step_s(judged) < best.step_s):
+            if judged.verdict is Verdict.FITS and (best is None or judged.step_s < best.step_s):
                 best = SmallestChange(words=words, candidate=judged)
         return best
 
@@ -74,7 +79,7 @@ class SmallestChanges:
         plan = build_plan(self._problem.job, layout, self._bounds.layer_seconds(layout))
         for move, one in moved(self._problem, layout, plan, self._bounds):
             if one.verdict is not Verdict.REFUSED:
-                yield move.name, one.layout
+                yield move.name, one.chain
 
     def _judge(self, layout: Layout) -> Candidate:
         key = str(layout)
@@ -139,9 +144,3 @@ def _fewer_replicas(layout: Layout) -> Layout:
     if layout.island is not None and layout.island >= replicas_of(layout):
         return replace(layout, island=None)
     return layout
-
-
-def _step_s(candidate: Candidate) -> float:
-    assert candidate.plan is not None
-    assert candidate.plan.prediction is not None, "a judged candidate that fits was simulated"
-    return candidate.plan.prediction.step_s

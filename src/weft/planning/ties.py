@@ -20,7 +20,8 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from weft.describe.plan import RECOMPUTES, Prediction
+from weft.describe.plan import RECOMPUTES
+from weft.describe.prediction import Prediction
 from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking
 from weft.planning.problem import Problem
@@ -89,6 +90,13 @@ def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
     return None
 
 
+def _rule(problem: Problem, one: Candidate, other: Candidate) -> str | None:
+    """The same of candidates; None where no layout says what one of them is."""
+    if one.layout is None or other.layout is None:
+        return None
+    return rule_for(problem, one.layout, other.layout)
+
+
 def _ways(layout: Layout) -> int:
     """Into how many parts the model is divided."""
     return layout.tensor_parallel * layout.pipeline_parallel
@@ -98,12 +106,13 @@ def break_ties(ranking: Ranking) -> Ranking:
     """The ranking, in which the rules have ordered the candidates at its head of which none is surely ahead.
 
     These are those that the fastest beats with less than `EVEN`. All others stay where they are, and so do
-    all of a planner that ranks by a model of its own, and of problems of which the rules do not speak.
+    all of a planner that ranks by a model of its own, and those of which the rules do not speak.
     """
     fitting = ranking.fitting
     head = [one for one in fitting if _chance(fitting[0], one) < EVEN]
     own = any(one.estimate_s is not None for one in fitting)
-    if own or len(head) < 2 or not rules_hold(ranking.problem):
+    unsaid = any(one.layout is None for one in head)
+    if own or unsaid or len(head) < 2 or not rules_hold(ranking.problem):
         return ranking
     tied = {id(one) for one in head}
     ordered = iter(sorted(head, key=lambda one: _key(ranking.problem, one, head)))
@@ -114,14 +123,14 @@ def break_ties(ranking: Ranking) -> Ranking:
 def _key(problem: Problem, candidate: Candidate, head: list[Candidate]) -> tuple[float, ...]:
     """By the rules one after the other; between them by the shortest step of those that a rule compares."""
     alike = [one for one in head if _choices(problem, one) == _choices(problem, candidate)]
-    steps = [_prediction(one).step_s for one in alike]
+    steps = [one.step_s for one in alike]
     size, recompute, ways = _choices(problem, candidate)
-    own_s = _prediction(candidate).step_s
-    return (size, recompute, min(steps), ways, candidate.layout.tensor_parallel, own_s)
+    own_s = candidate.step_s
+    return (size, recompute, min(steps), ways, candidate.chain.tensor_parallel, own_s)
 
 
 def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
-    layout = candidate.layout
+    layout = candidate.chain
     size = layout.micro_batch_size if problem.model.hidden >= NARROWEST else 0
     return (size, RECOMPUTES.index(layout.recompute), _ways(layout))
 
@@ -142,10 +151,7 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
     text = f"probably slower ({chance:.0%})" if chance >= EVEN else "tied with the best"
     if chance <= 1.0 - EVEN:
         text = f"perhaps faster ({1.0 - chance:.0%})"
-    for_best, against = (
-        rule_for(problem, *pair)
-        for pair in ((best.layout, candidate.layout), (candidate.layout, best.layout))
-    )
+    for_best, against = (_rule(problem, *pair) for pair in ((best, candidate), (candidate, best)))
     if for_best is not None:
         text += f"; the rules prefer the best: {for_best}"
     elif against is not None:
@@ -156,18 +162,14 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
 def _why_first(ranking: Ranking) -> str:
     """What put the first one before a faster one, if anything did."""
     fitting = ranking.fitting
-    fastest = min(fitting, key=lambda one: _prediction(one).step_s)
+    fastest = min(fitting, key=lambda one: one.step_s)
     if fastest.estimate_s is not None or fastest is fitting[0] or ranking.problem.minimise != "time":
         return ""
-    rule = rule_for(ranking.problem, fitting[0].layout, fastest.layout)
+    rule = _rule(ranking.problem, fitting[0], fastest)
     return f"tied with a faster one: {rule}" if rule is not None else ""
 
 
 def _chance(one: Candidate, other: Candidate) -> float:
-    return probability_faster(_prediction(one), _prediction(other))
-
-
-def _prediction(candidate: Candidate) -> Prediction:
-    assert candidate.plan is not None
-    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
-    return candidate.plan.prediction
+    assert one.prediction is not None, "a fitting candidate was simulated"
+    assert other.prediction is not None, "a fitting candidate was simulated"
+    return probability_faster(one.prediction, other.prediction)

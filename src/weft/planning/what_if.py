@@ -13,7 +13,6 @@ from pathlib import Path
 
 from weft.describe.cluster import Cluster
 from weft.describe.home import weft_home
-from weft.describe.plan import Prediction
 from weft.errors import InputError, Violation
 from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
@@ -54,13 +53,7 @@ class Forecast:
 
     @property
     def step_s(self) -> float | None:
-        prediction = prediction_of(self.best)
-        return prediction.step_s if prediction is not None else None
-
-
-def prediction_of(candidate: Candidate | None) -> Prediction | None:
-    """What the simulator says of a candidate; None where it was not asked."""
-    return candidate.plan.prediction if candidate is not None and candidate.plan is not None else None
+        return self.best.step_s if self.best is not None else None
 
 
 def what_if(
@@ -145,12 +138,14 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
     if not ranking.candidates:
         return None, f"no layout of {job.cluster.ranks} devices has the given degrees"
     closest = ranking.candidates[0]
-    return None, f"no layout fits; closest: {closest.layout}: {closest.reason}"
+    return None, f"no layout fits; closest: {closest.words}: {closest.reason}"
 
 
 def _unchanged(problem: Problem, base: Candidate) -> Candidate:
     """The plan as it is on another cluster, with the stages that it has."""
     assert base.plan is not None, "a fitting candidate was simulated"
+    if base.layout is None:
+        return Candidate(verdict=Verdict.REFUSED, reason="no layout says it, so that it stays where it is")
     cut = tuple(len(stage.layers) for stage in base.plan.stages)
     layout = replace(base.layout, layers_per_stage=cut)
     reason = refuse(problem.job, layout)
@@ -172,9 +167,8 @@ def _forecast(
     unchanged: Candidate,
     base_s: float | None,
 ) -> Forecast:
-    prediction, job = prediction_of(best), problem.job
+    job, step_s = problem.job, best.step_s if best is not None else None
     tokens = job.global_batch * job.sequence
-    step_s = prediction.step_s if prediction is not None else None
     price = price_per_hour(job.cluster)
     return Forecast(
         change=change,

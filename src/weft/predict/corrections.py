@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft.describe.plan import SHARED
+from weft.describe.prediction import SHARED
 
 # The declared own spread counts as much as this many residuals; with fewer its mean would be undefined.
 PRIOR = 3

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan, Prediction
+from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.predict.corrections import Correction
 from weft.predict.cost.price import Priced, price
 from weft.predict.profile import LayerProfile, MachineMeasurement

@@ -55,7 +55,8 @@ class Runtime:
             module must have `forward`, `input_shape` and `output_shape` as `weft.run.stage_module.Stage`.
         seed: of the initial parameters and of dropout.
         clip_norm: the largest norm of the whole gradient to step with.
-        skip_non_finite: leave out a step whose gradient is not finite; both need a plan with `gradient_norm`.
+        skip_non_finite: leave out a step whose gradient is not finite; both need a plan with the method
+            `gradient-norm`.
 
     Joins the job's process group when the program has not done so.
 

@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,12 @@ class Recorder:
         self._map.close()
 
 
-def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) -> Timeline:
+def collect_timeline(
+    run_dir: Path, program: Program, plan_id: str, run: str, *, former_ids: Collection[str] = ()
+) -> Timeline:
     """Merge the slots of all ranks into one Timeline.
+
+    `former_ids` are those under which earlier versions of weft recorded the same plan.
 
     Ranks of one host share the monotonic clock. A message begins when both ends are ready and a collective
     when its last member is, so the start of a receive or of a collective is moved to there; `posted_ns` keeps
@@ -115,7 +120,7 @@ def collect_timeline(run_dir: Path, program: Program, plan_id: str, run: str) ->
     """
     slots = [read_slots(slots_path(run_dir, rank)) for rank in range(program.ranks)]
     for rank, found in enumerate(slots):
-        _require_same_program(slots_path(run_dir, rank), found, program, plan_id, rank)
+        _require_same_program(slots_path(run_dir, rank), found, program, (plan_id, *former_ids), rank)
     records = np.concatenate([found.records for found in slots])
     if not len(records):
         raise RunError(f"{Path(run_dir) / 'slots'}: no rank has recorded an instruction yet")
@@ -173,10 +178,12 @@ def _meeting_times(
     return np.minimum(np.maximum(start_ns, ready_ns[turn, meeting[position]]), end_ns)
 
 
-def _require_same_program(path: Path, slots: Slots, program: Program, plan_id: str, rank: int) -> None:
+def _require_same_program(
+    path: Path, slots: Slots, program: Program, plan_ids: Sequence[str], rank: int
+) -> None:
     first, end = (int(row) for row in program.rank_starts[rank : rank + 2])
-    if slots.plan_id != plan_id:
-        raise RunError(f"{path}: recorded for plan {slots.plan_id}, not for {plan_id}")
+    if slots.plan_id not in plan_ids:
+        raise RunError(f"{path}: recorded for plan {slots.plan_id}, not for {plan_ids[0]}")
     if (slots.rank, slots.first_position, slots.rows) != (rank, first, end - first):
         found = f"rank {slots.rank} with {slots.rows} rows from row {slots.first_position}"
         expected = f"rank {rank} with {end - first} rows from row {first}"

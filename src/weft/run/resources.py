@@ -110,11 +110,11 @@ def make_resources(
     groups = open_groups(
         program,
         rank,
-        context_parallel=plan.context_parallel,
+        context_parallel=plan.cp,
         generation=generation,
         timeout=timedelta(seconds=timeout_s),
     )
-    connect_stages(program, rank, stages, groups.replica, plan.context_parallel)
+    connect_stages(program, rank, stages, groups.replica, plan.cp)
     replicas = {
         stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
     }

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.plan import Plan
+from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.program import Program
@@ -110,9 +110,9 @@ class Runtime:
     ) -> None:
         self.rank = dist.get_rank()
         require_runnable(plan, program)
-        if (clip_norm is not None or skip_non_finite) and not plan.gradient_norm:
-            problem = "clip_norm and skip_non_finite need a plan with gradient_norm"
-            raise InputError(Violation("runtime", problem, "gradient_norm = true"))
+        if (clip_norm is not None or skip_non_finite) and not plan.method(GRADIENT_NORM):
+            problem = "clip_norm and skip_non_finite need a plan with the method"
+            raise InputError(Violation("runtime", problem, GRADIENT_NORM))
         _require_stages(program, self.rank, stages)
         self.plan = plan
         self.program = program

@@ -72,7 +72,7 @@ def build_stages(
     Raises:
         InputError: as `build_stage`.
     """
-    context = plan.context_parallel
+    context = plan.cp
     stages = {}
     for index, stage in enumerate(plan.stages):
         for ranks in (copy.ranks for copy in stage.replicas if rank in copy.ranks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from weft.training.run_directory import RunDirectory
@@ -21,10 +21,13 @@ def plan_since(directory: RunDirectory) -> int:
     return int(changes[-1]) if changes else 0
 
 
-def recorded_loss(directory: RunDirectory, step: int, plan_id: str) -> float | None:
-    """The loss of a step as it was recorded last; None where it was not, or where another plan trained it."""
+def recorded_loss(directory: RunDirectory, step: int, plan_ids: Collection[str]) -> float | None:
+    """The loss of a step as it was recorded last; None where it was not, or where another plan trained it.
+
+    `plan_ids` are all ids of the plan, also those of earlier versions of weft.
+    """
     for row in directory.metrics():
-        if row["step"] == step and _plan_at(directory.events(), row["time_s"]) == plan_id:
+        if row["step"] == step and _plan_at(directory.events(), row["time_s"]) in plan_ids:
             return float(row["loss"])
     return None
 

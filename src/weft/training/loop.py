@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from weft.describe.plan_versions import current_id, former_ids
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
 from weft.run.heartbeat import beating
@@ -72,7 +73,7 @@ def _resume(run: OpenRun, newest: Path) -> TrainingState:
 
 def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
     plan_id = run.begin.plan_id
-    if former not in (None, plan_id):
+    if former is not None and current_id(former, run.job.plan) != plan_id:
         run.journal.event("plan changed", step=step, former=former, now=plan_id)
 
 
@@ -80,7 +81,8 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
     """Compare the first step after resuming with what the interrupted run had recorded for it."""
     if run.runtime.rank != 0:
         return
-    recorded = recorded_loss(run.directory, result.step, run.begin.plan_id)
+    plan_ids = {run.begin.plan_id, *former_ids(run.job.plan)}
+    recorded = recorded_loss(run.directory, result.step, plan_ids)
     with meeting_peers():
         loss = result.loss
     if recorded not in (None, loss):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from weft.describe.home import weft_home
+from weft.describe.plan_versions import current_id
 from weft.planning.compile import compile_evaluation
 from weft.planning.planned import PlannedJob
 from weft.program.program import Program
@@ -100,7 +101,8 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
 
             read_initial_weights(Path(run.model.hf or ""), job.problem.model, stages)
         if records:
-            require_steps_left(begin, saved, run.train.steps)
+            trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
+            require_steps_left(begin, trained_by, run.train.steps)
         # Where nothing is left to train, what the start before has measured stays.
         recording = records and saved.step < run.train.steps
         recorder = _recorder(job, run_dir, context.rank, saved.step) if recording else None

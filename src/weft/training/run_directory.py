@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.plan import Plan
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
+from weft.describe.plan_versions import former_ids
+from weft.describe.prediction import Prediction
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, write_whole
 from weft.predict.predict import PredictedStep
@@ -45,7 +47,7 @@ class RunDirectory:
     def name(self) -> str:
         return self.path.name
 
-    def prepare(self, run_toml: str, plan: Plan, program: Program, predicted: PredictedStep) -> None:
+    def prepare(self, run_toml: str, plan: PlanFile, program: Program, predicted: PredictedStep) -> None:
         """Write everything a worker needs to start and everything a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: this may be a run to resume, which a kill must not cost its plan.
@@ -64,26 +66,28 @@ class RunDirectory:
             if not (self.path / name).exists():
                 raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}"))
 
-    def finish(self, plan: Plan, program: Program) -> dict[str, Any]:
+    def finish(self, file: PlanFile, program: Program) -> dict[str, Any]:
         """Merge what the workers wrote into `measured.parquet`, `trace.json` and `summary.json`.
 
         Raises:
             RunError: when the workers left no result.
         """
-        measured = collect_timeline(self.path, program, plan.plan_id, self.name)
+        plan = file.plan
+        measured = collect_timeline(self.path, program, plan.plan_id, self.name, former_ids=former_ids(plan))
         write_timeline(self.path / "measured.parquet", measured)
         write_perfetto(self.path / "trace.json", [self.predicted(), measured], program)
-        summary = self.summary_of(self.result(), plan)
+        summary = self.summary_of(self.result(), file)
         write_whole(self.path / "summary.json", json.dumps(summary, indent=1, sort_keys=True) + "\n")
         return summary
 
-    def summary_of(self, result: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-        assert plan.prediction is not None, "a plan that runs carries its prediction"
+    def summary_of(self, result: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
+        plan, prediction = file
+        assert prediction is not None, "a plan that runs was predicted"
         return {
-            "predicted_step_s": plan.prediction.step_s,
-            "predicted_step_low_s": plan.prediction.step_low_s,
-            "predicted_step_high_s": plan.prediction.step_high_s,
-            "predicted_peak_bytes": list(plan.prediction.peak_bytes),
+            "predicted_step_s": prediction.step_s,
+            "predicted_step_low_s": prediction.step_low_s,
+            "predicted_step_high_s": prediction.step_high_s,
+            "predicted_peak_bytes": list(prediction.peak_bytes),
             "world_size": plan.ranks,
             "plan": "plan.json",
             "plan_id": plan.plan_id,
@@ -92,6 +96,12 @@ class RunDirectory:
 
     def plan(self) -> Plan:
         return load_plan(self.path / "plan.json")
+
+    def prediction(self) -> Prediction:
+        """What the plan was chosen for."""
+        found = load_plan_file(self.path / "plan.json").prediction
+        assert found is not None, "a prepared run says what is predicted of it"
+        return found
 
     def result(self) -> dict[str, Any]:
         return self._json("result.json", "the run has not finished")

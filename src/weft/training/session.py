@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import load_plan_file
 from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
@@ -45,7 +45,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
         raise InputError(problems)
     directory = RunDirectory(path)
     with only_run(path), kept_if_refused(path):
-        directory.prepare(planned.run.to_toml(), planned.plan, planned.program, planned.predicted)
+        directory.prepare(planned.run.to_toml(), planned.file, planned.program, planned.predicted)
         yield directory
 
 
@@ -56,7 +56,8 @@ def reopen(path: Path) -> PlannedJob:
         InputError: when it is not a run directory or a file in it is broken.
     """
     RunDirectory(path).require()
-    return given_plan(load_run(path / "run.toml"), load_plan(path / "plan.json"))
+    given = load_plan_file(path / "plan.json")
+    return given_plan(load_run(path / "run.toml"), given.plan, given.prediction)
 
 
 def execute(
@@ -77,7 +78,7 @@ def execute(
         entry = enter_prediction(planned, ledger)
         poll = _watching(planned, directory, on_poll)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
-        summary = directory.finish(planned.plan, planned.program)
+        summary = directory.finish(planned.file, planned.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
 
@@ -85,9 +86,7 @@ def execute(
 def _watching(
     planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None
 ) -> Callable[[], None]:
-    assert planned.plan.prediction is not None, "a plan that runs carries its prediction"
-    step_s = planned.plan.prediction.step_s
-    watch = HangWatch(directory, planned.program, step_s=step_s, report=planned.run.report)
+    watch = HangWatch(directory, planned.program, step_s=planned.prediction.step_s, report=planned.run.report)
 
     def poll() -> None:
         if on_poll is not None:
@@ -116,7 +115,7 @@ def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
     Raises:
         RunError: when the run has not finished.
     """
-    summary = directory.finish(planned.plan, planned.program)
+    summary = directory.finish(planned.file, planned.program)
     with Ledger() as ledger:
         ledger.score(enter_prediction(planned, ledger), summary["measured_step_s"])
     return summary
@@ -124,8 +123,7 @@ def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
 
 def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
     """Enter what is predicted of the job's step; returns the entry, for `Ledger.score`."""
-    prediction = planned.plan.prediction
-    assert prediction is not None, "a plan that runs carries its prediction"
+    prediction = planned.prediction
     return ledger.record_prediction(
         quantity=STEP,
         subject=planned.plan.plan_id,

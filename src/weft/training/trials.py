@@ -117,7 +117,7 @@ def measure_best(planned: PlannedJob, count: int, train: Train | None = None) ->
     trials = sorted([*finals, *dropped], key=lambda one: (not one.seconds, -one.steps, *_order(one)[1:]))
     if not trials[0].seconds:
         first = trials[0]
-        raise RunError(f"none of the {len(trials)} best plans ran; {first.candidate.layout}: {first.reason}")
+        raise RunError(f"none of the {len(trials)} best plans ran; {first.candidate.words}: {first.reason}")
     return tuple(trials)
 
 
@@ -152,7 +152,9 @@ def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Plann
             "report": ReportTable(),
         }
     )
-    return PlannedJob(run=short, problem=planned.problem, plan=candidate.plan)
+    return PlannedJob(
+        run=short, problem=planned.problem, plan=candidate.plan, chosen_for=candidate.prediction
+    )
 
 
 def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) -> Trial:

@@ -16,7 +16,7 @@ from weft.planning.advice import Advised
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.problem import Problem
 from weft.planning.smallest_change import SmallestChange
-from weft.planning.what_if import Forecast, prediction_of
+from weft.planning.what_if import Forecast
 from weft.web.candidates import candidate_record, candidate_row
 
 
@@ -104,9 +104,8 @@ def forecasts_table(forecasts: Sequence[Forecast]) -> Group:
 
 def unchanged_text(candidate: Candidate) -> str:
     """Whether the plan of the cluster as it is can run on another one, and how fast."""
-    prediction = prediction_of(candidate)
-    if candidate.verdict is Verdict.FITS and prediction is not None:
-        return format_seconds(prediction.step_s)
+    if candidate.verdict is Verdict.FITS:
+        return format_seconds(candidate.step_s)
     return "too big" if candidate.verdict is Verdict.TOO_BIG else "cannot run"
 
 
@@ -114,7 +113,7 @@ def _words(forecast: Forecast) -> Text:
     best = forecast.best
     if best is None:
         return Text(forecast.reason, style="dim")
-    text = Text(str(best.layout), style="bold")
+    text = Text(best.words, style="bold")
     text.append(f"\n{format_bytes(best.peak_bytes)} at the peak; {best.reason}", style="not bold dim")
     if forecast.change and forecast.unchanged.verdict is not Verdict.FITS:
         text.append(f"\nthe plan of now: {forecast.unchanged.reason}", style="not bold dim")

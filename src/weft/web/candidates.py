@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_seconds
+from weft.moves.layout import Layout
 from weft.planning.planners import Candidate
 
 
@@ -15,10 +16,27 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     `estimate_s` is what the planner's own model says, None where that is the simulator. `recompute` is the
     heaviest of `recompute_per_stage`, which is None where all stages recompute alike.
     """
-    prediction = candidate.plan.prediction if candidate.plan is not None else None
-    layout = candidate.layout
+    prediction = candidate.prediction
     return {
-        "layout": str(layout),
+        "layout": candidate.words,
+        **_degrees(candidate.layout),
+        "verdict": str(candidate.verdict),
+        "reason": candidate.reason,
+        "bound_s": candidate.bound_s,
+        "estimate_s": candidate.estimate_s,
+        "step_s": prediction.step_s if prediction else None,
+        "step_low_s": prediction.step_low_s if prediction else None,
+        "step_high_s": prediction.step_high_s if prediction else None,
+        "peak_bytes": candidate.peak_bytes or None,
+        "plan_id": candidate.plan.plan_id if candidate.plan else None,
+    }
+
+
+def _degrees(layout: Layout | None) -> dict[str, Any]:
+    """What a layout decides, by its key in run files; nothing where no layout says what a candidate is."""
+    if layout is None:
+        return {}
+    return {
         "pp": layout.pipeline_parallel,
         "dp": layout.data_parallel,
         "tp": layout.tensor_parallel,
@@ -31,15 +49,6 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "island": layout.island,
         "recompute": layout.recompute,
         "recompute_per_stage": layout.recompute_per_stage,
-        "verdict": str(candidate.verdict),
-        "reason": candidate.reason,
-        "bound_s": candidate.bound_s,
-        "estimate_s": candidate.estimate_s,
-        "step_s": prediction.step_s if prediction else None,
-        "step_low_s": prediction.step_low_s if prediction else None,
-        "step_high_s": prediction.step_high_s if prediction else None,
-        "peak_bytes": candidate.peak_bytes or None,
-        "plan_id": candidate.plan.plan_id if candidate.plan else None,
     }
 
 
@@ -61,7 +70,7 @@ def candidate_row(candidate: Candidate, cluster: Cluster) -> dict[str, Any]:
 
 def _fullest(candidate: Candidate, cluster: Cluster) -> tuple[int, int]:
     """Peak and memory of the device that is filled most; without a plan the smallest one is taken for it."""
-    prediction = candidate.plan.prediction if candidate.plan is not None else None
+    prediction = candidate.prediction
     if prediction is None:
         return candidate.peak_bytes, min(group.device.memory_bytes for group in cluster.groups)
     pairs = ((peak, cluster.device_of(rank).memory_bytes) for rank, peak in enumerate(prediction.peak_bytes))

@@ -41,7 +41,7 @@ def answers_table(answers: Sequence[Answer]) -> Group:
     for answer in answers:
         style = None if answer.fits else "dim"
         figures.add_row(answer.planner, *_figures(answer), style=style)
-        name = "none" if answer.candidate is None else str(answer.candidate.layout)
+        name = "none" if answer.candidate is None else answer.candidate.words
         words = Text(name, style="bold" if answer.fits else "")
         passed_over = f"; {answer.passed_over} before it do not fit" if answer.passed_over else ""
         words.append(f"\n{answer.reason}{passed_over}", style="not bold dim")

@@ -85,7 +85,7 @@ def layouts_table(curve: Curve) -> Table:
             step, peak = "-", "-"
             if point.candidate is not None:
                 step, peak = format_seconds(point.step_s), format_bytes(point.candidate.peak_bytes)
-                words.append(f"\n{point.candidate.layout}", style="not bold")
+                words.append(f"\n{point.candidate.words}", style="not bold")
             words.append(f"\n{point.reason}", style="not bold dim")
             table.add_row(share_text(share), step, peak, words)
     return table

@@ -7,6 +7,7 @@ from html import escape
 
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan, shared_out
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
 from weft.timeline.timeline import Timeline
 from weft.web.stages import HEAD, stage_rows
@@ -17,31 +18,27 @@ MAXIMUM_STAGES = 24
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
-def plan_html(plan: Plan, cluster: Cluster, timeline: Timeline, *, title: str) -> str:
+def plan_html(plan: Plan, prediction: Prediction, cluster: Cluster, timeline: Timeline, *, title: str) -> str:
     """A self-contained piece of HTML.
 
     Args:
         timeline: one step of the plan, predicted.
     """
     parts = [
-        f"<p><b>{escape(title)}</b><br/>{escape(_figures(plan))}</p>",
-        _table(stage_rows(plan, cluster)),
+        f"<p><b>{escape(title)}</b><br/>{escape(_figures(plan, prediction))}</p>",
+        _table(stage_rows(plan, prediction, cluster)),
         timeline_svg(timeline, title="One step, predicted"),
     ]
     return f'<div class="weft-plan">{"".join(parts)}</div>'
 
 
-def _figures(plan: Plan) -> str:
+def _figures(plan: Plan, prediction: Prediction) -> str:
+    low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     words = [
         f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
         f"{plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, {plan.precision}",
+        f"step {format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})",
     ]
-    if plan.prediction is not None:
-        low, high = plan.prediction.step_low_s, plan.prediction.step_high_s
-        words.append(
-            f"step {format_seconds(plan.prediction.step_s)} "
-            f"({format_seconds(low)} to {format_seconds(high)}, {plan.prediction.source})"
-        )
     return "; ".join(words)
 
 

@@ -31,7 +31,7 @@ def _plan_record(one: Judged) -> dict[str, Any]:
     plan = one.candidate.plan
     return {
         "plan_id": plan.plan_id if plan is not None else None,
-        "layout": str(one.candidate.layout),
+        "layout": one.candidate.words,
         "best_of": list(one.best_of),
         "step_s": one.step_s,
         "peak_bytes": one.candidate.peak_bytes,
@@ -55,7 +55,7 @@ def beside_table(beside: Beside) -> Group:
     figures.add_column("\nplan, and remarks", overflow="fold")
     for place, one in enumerate(rows, start=1):
         said = one.said
-        words = Text(str(one.candidate.layout))
+        words = Text(one.candidate.words)
         if one.best_of:
             words.append(f" (best of {', '.join(one.best_of)})", style="dim")
         if remarks := said.reason or "; ".join(said.approximated):

@@ -50,7 +50,7 @@ def plan_page(
     if forecasts:
         head = (*FORECAST_HEAD, "best plan")
         rows = [
-            (*row, one.reason if one.best is None else str(one.best.layout))
+            (*row, one.reason if one.best is None else one.best.words)
             for one, row in zip(forecasts, forecast_rows(forecasts), strict=True)
         ]
         sections.append(table_section("what-if", "On another cluster", head, rows, words=_WORDS))
@@ -92,7 +92,7 @@ def _kind(point: Mapped) -> str:
 def _dot(point: Mapped) -> Dot:
     least = "" if point.simulated else "at least "
     words = (
-        f"{point.candidate.layout}: {least}{format_seconds(point.step_s)}, {least}"
+        f"{point.candidate.words}: {least}{format_seconds(point.step_s)}, {least}"
         f"{format_bytes(point.peak_bytes)}; {point.candidate.reason}"
     )
     return Dot(x=float(point.peak_bytes), y=point.step_s, words=words, filled=point.simulated)
@@ -100,11 +100,10 @@ def _dot(point: Mapped) -> Dot:
 
 def _row(advised: Advised, place: int) -> tuple[str, ...]:
     one = advised.candidate
-    prediction = one.plan.prediction if one.plan is not None else None
-    change = change_text(advised.smallest_change)
+    prediction, change = one.prediction, change_text(advised.smallest_change)
     return (
         str(place),
-        str(one.layout),
+        one.words,
         "-" if prediction is None else format_seconds(prediction.step_s),
         "-"
         if prediction is None

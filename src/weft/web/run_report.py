@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from weft.describe.plan import shared_out
+from weft.describe.plan import Plan, shared_out
+from weft.describe.plan_versions import current_id
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import sections_of
 from weft.predict.live_bytes import live_curve
+from weft.timeline.timeline import Timeline
 from weft.training.run_directory import RunDirectory
 from weft.web.report import write_report
 from weft.web.report_data import RankMemory, ReportData, StepInterval
@@ -24,15 +27,14 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     """Everything the page shows of one finished run."""
     metrics = directory.metrics()
     summary = directory.summary()
-    prediction = planned.plan.prediction
-    assert prediction is not None, "a plan that ran carries its prediction"
+    prediction = planned.prediction
     return ReportData(
         run=directory.name,
         model=planned.plan.model,
         cluster=planned.plan.cluster,
         plan=plan_in_words(planned),
-        predicted=directory.predicted(),
-        measured=directory.measured(),
+        predicted=_of(planned.plan, directory.predicted()),
+        measured=_of(planned.plan, directory.measured()),
         interval=StepInterval(
             step_s=prediction.step_s, low_s=prediction.step_low_s, high_s=prediction.step_high_s
         ),
@@ -43,6 +45,11 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         summary=summary,
         sections=sections_of(planned, metrics),
     )
+
+
+def _of(plan: Plan, timeline: Timeline) -> Timeline:
+    """A timeline of the run, with the plan's id of today where an earlier version wrote it."""
+    return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
@@ -71,7 +78,6 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
 
 
 def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
-    assert planned.plan.prediction is not None
     return [
         RankMemory(
             rank=rank,
@@ -80,5 +86,5 @@ def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
             capacity_bytes=planned.problem.job.cluster.device_of(rank).memory_bytes,
             live=live_curve(planned.program, planned.predicted, rank),
         )
-        for rank, predicted in enumerate(planned.plan.prediction.peak_bytes)
+        for rank, predicted in enumerate(planned.prediction.peak_bytes)
     ]

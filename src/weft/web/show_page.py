@@ -15,10 +15,9 @@ from weft.web.svg import timeline_svg
 
 
 def show_page(planned: PlannedJob) -> str:
-    """A self-contained page of a plan that carries its prediction."""
+    """A self-contained page of a plan and what is predicted of it."""
     plan, cluster = planned.plan, planned.problem.job.cluster
-    prediction = plan.prediction
-    assert prediction is not None, "a job's plan carries its prediction"
+    prediction = planned.prediction
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     subtitle = (
         f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
@@ -30,7 +29,7 @@ def show_page(planned: PlannedJob) -> str:
     used = f"{plan.ranks} of {cluster.ranks} devices used"
     sections = [
         picture_section("cluster", "Cluster", cluster_svg(cluster, plan, title=f"{cluster.name}: {used}")),
-        table_section("stages", "Stages", HEAD, stage_rows(plan, cluster), words=HEAD[:4]),
+        table_section("stages", "Stages", HEAD, stage_rows(plan, prediction, cluster), words=HEAD[:4]),
         picture_section(
             "memory", "Memory", memory_svg(prediction.peak_bytes, memory, title="Predicted peak of each rank")
         ),

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan, Stage
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes
 
 HEAD = ("stage", "layers", "ranks", "recompute", "peak memory", "of the device's")
 
 
-def stage_rows(plan: Plan, cluster: Cluster) -> list[tuple[str, ...]]:
-    """A row of `HEAD` for each stage.
-
-    Memory is that of the stage's fullest rank, with all that lies on it; nothing where the plan carries no
-    prediction.
-    """
-    return [_row(index, stage, plan, cluster) for index, stage in enumerate(plan.stages)]
+def stage_rows(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[str, ...]]:
+    """A row of `HEAD` for each stage; memory is that of its fullest rank, with all that lies on it."""
+    return [_row(index, stage, prediction.peak_bytes, cluster) for index, stage in enumerate(plan.stages)]
 
 
-def _row(index: int, stage: Stage, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+def _row(index: int, stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
     ranks = sorted(rank for replica in stage.replicas for rank in replica.ranks)
     cells = (str(index), spans(stage.layers), spans(ranks), stage.recompute)
-    if plan.prediction is None:
-        return (*cells, "", "")
-    peaks = plan.prediction.peak_bytes
     fullest = max(ranks, key=lambda rank: peaks[rank] / cluster.device_of(rank).memory_bytes)
     share = peaks[fullest] / cluster.device_of(fullest).memory_bytes
     return (*cells, format_bytes(peaks[fullest]), f"{share:.0%}")

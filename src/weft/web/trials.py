@@ -23,12 +23,12 @@ def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
     """
     candidate = trial.candidate
     return {
-        "layout": str(candidate.layout),
+        "layout": candidate.words,
         "plan_id": candidate.plan.plan_id if candidate.plan is not None else None,
         "outcome": str(trial.outcome),
         "reason": trial.reason,
         "steps": trial.steps,
-        "predicted_step_s": _predicted_s(trial),
+        "predicted_step_s": trial.candidate.step_s,
         "corrected_step_s": _corrected_s(trial, lesson),
         "measured_step_s": trial.step_s,
         "spread": trial.spread,
@@ -43,12 +43,12 @@ def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tu
     return [
         (
             str(place),
-            format_seconds(_predicted_s(one)),
+            format_seconds(one.candidate.step_s),
             "-" if better is None else format_seconds(better),
             str(one.outcome) if one.step_s is None else format_seconds(one.step_s),
             "-" if one.spread is None else f"+- {one.spread:.1%}",
-            "-" if one.step_s is None else error_text(prediction_error(_predicted_s(one), one.step_s)),
-            str(one.candidate.layout),
+            "-" if one.step_s is None else error_text(prediction_error(one.candidate.step_s, one.step_s)),
+            one.candidate.words,
         )
         for place, (one, better) in enumerate(zip(trials, corrected, strict=True), start=1)
     ]
@@ -76,7 +76,4 @@ def _corrected_s(trial: Trial, lesson: Lesson | None) -> float | None:
 
 
 def _predicted_s(trial: Trial) -> float:
-    plan = trial.candidate.plan
-    assert plan is not None
-    assert plan.prediction is not None, "a trial is one of a simulated plan"
-    return plan.prediction.step_s
+    return trial.candidate.step_s

@@ -100,7 +100,7 @@ def test_its_plans_are_simulated_and_keep_its_order(tmp_path: Path) -> None:
     for one in (first, second):
         assert one.verdict is Verdict.FITS
         assert one.plan is not None
-        assert one.plan.prediction is not None
+        assert one.prediction is not None
     assert unlike.verdict is Verdict.REFUSED
     assert unlike.reason == "stages of one plan of weft have the same degrees (4 x tp 1, 2 x tp 2)"
     assert [str(layout) for layout in planner.space(posed())] == [str(first.layout), str(second.layout)]

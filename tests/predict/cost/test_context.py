@@ -37,7 +37,7 @@ PRESETS = ("gpt-1m", "llama-13b", "bert-base")
 def spread(plan: Plan, cp: int) -> Plan:
     """The plan of `cp` tensor ranks with context ranks in their place."""
     mesh = {axis: size for axis, size in plan.mesh.items() if axis != "tp"} | {"cp": cp}
-    return plan.model_copy(update={"context_parallel": cp, "mesh": mesh})
+    return plan.model_copy(update={"mesh": mesh})
 
 
 def costs_of(plan: Plan, where: Cluster | None = None) -> tuple[Program, np.ndarray]:

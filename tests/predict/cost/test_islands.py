@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from asked_methods import CLIPS
 from predict.cost.machines import MODEL, cluster
 from predict.plans import plan_of
 
@@ -25,7 +26,7 @@ GRAPH = layer_graph(MODEL)
 
 def islands(where: Cluster, island: int | None, sharding: Sharding = "zero-3", **sizes: object) -> Plan:
     plan = plan_of(GRAPH, where, **{"pp": 1, "dp": 8, **sizes})
-    return plan.model_copy(update={"sharding": sharding, "island": island, "gradient_norm": True})
+    return plan.model_copy(update={"sharding": sharding, "island": island, "methods": CLIPS})
 
 
 def both(plan: Plan, where: Cluster) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from asked_methods import CLIPS
 from hypothesis import given
 from hypothesis import strategies as st
 from predict.cost.machines import BETWEEN, CPU, GPU, MACHINE, MODEL, cluster, profile_of
@@ -202,7 +203,7 @@ def test_context_ranks_exchange_beside_what_rows_of_tensor_ranks_contain(only_re
     two = profile_of(GRAPH, tp=2)
     plan = plan_of(GRAPH, where, pp=1, tp=4)
     mesh = {"pp": 1, "dp": 1, "tp": 2, "cp": 2}
-    plan = plan.model_copy(update={"mesh": mesh, "context_parallel": 2})
+    plan = plan.model_copy(update={"mesh": mesh})
     program = compile_plan(plan, GRAPH, only_replica=only_replica)
     columns = program.columns
     forward = columns.kind == FORWARD
@@ -374,7 +375,7 @@ def test_a_kind_without_a_hook_is_refused_and_so_is_one_with_two(monkeypatch: py
 def test_a_norm_costs_a_meeting_and_reads_what_is_stepped(shape: dict[str, int], sharding: str) -> None:
     where = cluster()
     plan = plan_of(GRAPH, where, **shape).model_copy(update={"sharding": sharding})
-    watched = plan.model_copy(update={"gradient_norm": True})
+    watched = plan.model_copy(update={"methods": CLIPS})
     plain_s, watched_s = (
         predict(one, compile_plan(one, GRAPH), GRAPH, where).prediction.step_s for one in (plan, watched)
     )

@@ -50,7 +50,7 @@ def _synchronising(sync: Choice, **asked: tuple[str, str]) -> Move:
         source="an example",
         verify="losses stay near those of whole gradients",
         applies=lambda context: "it does already" if context.plan.sync == sync else None,
-        apply=lambda context: context.plan.model_copy(update={"sync": sync, "prediction": None}),
+        apply=lambda context: context.plan.model_copy(update={"sync": sync}),
         **asked,
     )
 

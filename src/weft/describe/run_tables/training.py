@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
+from weft.describe.plan import GRADIENT_NORM, Choice
 from weft.describe.tasks import KNOWN_TASKS
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, TomlTable, Word, is_importable
 from weft.describe.toml_text import table_text
@@ -167,9 +168,10 @@ class OptimizerTable(TomlTable):
         return self
 
     @property
-    def needs_norm(self) -> bool:
-        """Whether steps wait for the norm of the whole gradient."""
-        return self.clip_norm is not None or self.skip_non_finite
+    def methods(self) -> tuple[Choice, ...]:
+        """The methods that the table asks for."""
+        waits = self.clip_norm is not None or self.skip_non_finite
+        return (Choice(name=GRADIENT_NORM),) if waits else ()
 
 
 class CheckpointTable(TomlTable):

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from weft.describe.device import Device
+from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.doors.emit.base import Decided, Loss
 
@@ -66,9 +67,8 @@ def pinned(decided: Decided) -> RunFile:
 
 def files(decided: Decided) -> dict[str, str]:
     """`run.toml` and `plan.json`, from which a run directory is made."""
-    # The prediction is made again where the run is prepared.
-    plan = decided.plan.model_copy(update={"prediction": None})
-    return {"run.toml": pinned(decided).to_toml(), "plan.json": plan.to_json()}
+    # The plan is predicted where the run is prepared.
+    return {"run.toml": pinned(decided).to_toml(), "plan.json": PlanFile(decided.plan).to_json()}
 
 
 def here_documents(decided: Decided, folder: str) -> str:

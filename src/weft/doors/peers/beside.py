@@ -28,10 +28,7 @@ class Judged:
     @property
     def step_s(self) -> float:
         """Weft's simulated step."""
-        plan = self.candidate.plan
-        assert plan is not None, "only simulated candidates are judged"
-        assert plan.prediction is not None, "only simulated candidates are judged"
-        return plan.prediction.step_s
+        return self.candidate.step_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +78,7 @@ class Ranked:
 def ranked(answer: Answer) -> Ranked:
     """How a planner with costs of its own ranks its plans."""
     said = [one for one in answer.candidates if one.estimate_s is not None]
-    both = [
-        (one.estimate_s, one.plan.prediction.step_s)
-        for one in said
-        if one.plan is not None and one.plan.prediction is not None
-    ]
+    both = [(one.estimate_s, one.prediction.step_s) for one in said if one.prediction is not None]
     costs, steps = np.array(both, dtype=np.float64).reshape(-1, 2).T
     unsaid = Counter(one.reason.partition(" (")[0] for one in answer.candidates if one.estimate_s is None)
     return Ranked(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from weft.describe.cluster import NodeGroup
 from weft.describe.optimizers import ADAMW
+from weft.describe.plan import GRADIENT_NORM
 from weft.doors.peers import calculon_batch
 from weft.doors.peers.calculon_files import (
     DATA_TYPES,
@@ -197,7 +198,7 @@ def _approximated(one: _Prepared) -> Iterator[str]:
         yield "tensor ranks meet between nodes only"
     if layout.recompute == "selective" and one.question.stream is None:
         yield "selective makes attention's scores again, and nothing else"
-    if one.question.plan.gradient_norm:
+    if one.question.plan.method(GRADIENT_NORM):
         yield "no norm of the gradient"
     if one.question.plan.optimizer != ADAMW:
         yield "states and steps of Adam"

@@ -46,7 +46,7 @@ class Metis:
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Its plans that weft can say, cheapest first."""
         ranking = self.search(problem)
-        yield from (one.layout for one in ranking.candidates if one.estimate_s is not None)
+        yield from (one.chain for one in ranking.candidates if one.estimate_s is not None)
 
     def search(self, problem: Problem) -> Ranking:
         """Run its search, and simulate the first of its plans.
@@ -83,9 +83,7 @@ def _ranked(inputs: MetisInputs, plans: list[MetisPlan], finalists: int) -> Rank
         )
         words[str(layout)] = approximated
     ranking = rank_by_estimate(inputs.problem, judged, Bounds(inputs.problem), finalists)
-    return replace(
-        ranking, candidates=tuple(_with(one, words[str(one.layout)]) for one in ranking.candidates)
-    )
+    return replace(ranking, candidates=tuple(_with(one, words[one.words]) for one in ranking.candidates))
 
 
 def _with(candidate: Candidate, approximated: str) -> Candidate:

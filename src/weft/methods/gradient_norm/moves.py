@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from weft.describe.contract import Contract
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
+from weft.methods.gradient_norm.program import NAME
 from weft.moves.move import Context, Move
 
 
 def _applies(context: Context) -> str | None:
-    return "steps already wait for the norm of the gradient" if context.plan.gradient_norm else None
+    return "steps already wait for the norm of the gradient" if context.plan.method(NAME) else None
 
 
 def _apply(context: Context) -> Plan:
-    return context.plan.model_copy(update={"gradient_norm": True, "prediction": None})
+    methods = (*context.plan.methods, Choice(name=NAME))
+    return context.plan.model_copy(update={"methods": methods})
 
 
 MOVES: tuple[Move, ...] = (

@@ -27,7 +27,7 @@ NORM_BYTES = 8
 
 
 def asked(plan: Plan, graph: LayerGraph) -> bool | None:
-    return plan.gradient_norm or None
+    return plan.method(NAME) is not None or None
 
 
 def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -> LoweredPipeline:

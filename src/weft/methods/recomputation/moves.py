@@ -34,7 +34,7 @@ def _recomputing(plan: Plan, instead: dict[str, str]) -> Plan:
         stage.model_copy(update={"recompute": instead.get(stage.recompute, stage.recompute)})
         for stage in plan.stages
     )
-    return plan.model_copy(update={"stages": stages, "prediction": None})
+    return plan.model_copy(update={"stages": stages})
 
 
 MOVES: tuple[Move, ...] = (

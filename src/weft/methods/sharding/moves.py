@@ -22,7 +22,7 @@ def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
         return "a stage has one replica, and nobody to share its states with" if fewest == 1 else None
 
     def apply(context: Context) -> Plan:
-        return context.plan.model_copy(update={"sharding": sharding, "prediction": None})
+        return context.plan.model_copy(update={"sharding": sharding})
 
     return Move(
         name=name,
@@ -56,7 +56,7 @@ def _islands_apply(context: Context) -> str | None:
 
 
 def _make_islands(context: Context) -> Plan:
-    return context.plan.model_copy(update={"island": _island(context), "prediction": None})
+    return context.plan.model_copy(update={"island": _island(context)})
 
 
 MOVES: tuple[Move, ...] = (

@@ -64,7 +64,7 @@ def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
         if len(stages) > 1:
             parameters = round(one.parameters(plan.shape(stages[0])))
             weights.append(TiedWeights(stages, element * parameters))
-    return Tied(tuple(weights), plan.context_parallel) if weights else None
+    return Tied(tuple(weights), plan.cp) if weights else None
 
 
 def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
 from weft.moves.layout import Layout
 from weft.planning.problem import Problem
@@ -25,26 +26,46 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One layout a planner looked at.
+    """One plan a planner looked at.
 
-    `plan` carries its prediction when the layout was simulated. `bound_s` is a lower bound of the step time
-    (0 when none was computed), `peak_bytes` the largest rank's peak (0 when unknown). `estimate_s` is what
-    the planner's own model says of the step, None where that is the simulator. `reason` says in words why the
-    verdict was given.
+    `layout` says it in short; None where no layout does, and only `plan` says what it is. `plan` and
+    `prediction` are what the simulator was asked and said, None where it was not asked. `bound_s` is a lower
+    bound of the step time (0 when none was computed), `peak_bytes` the largest rank's peak (0 when unknown).
+    `estimate_s` is what the planner's own model says of the step, None where that is the simulator. `reason`
+    says in words why the verdict was given.
     """
 
-    layout: Layout
+    layout: Layout | None = None
     verdict: Verdict
     reason: str
     bound_s: float = 0.0
     peak_bytes: int = 0
     estimate_s: float | None = None
     plan: Plan | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def chain(self) -> Layout:
+        """The layout, for those who search among layouts."""
+        assert self.layout is not None, "a search over layouts makes candidates of layouts"
+        return self.layout
+
+    @property
+    def words(self) -> str:
+        """What it is, for tables and messages."""
+        if self.layout is not None:
+            return str(self.layout)
+        return "no layout" if self.plan is None else self.plan.words
+
+    @property
+    def step_s(self) -> float:
+        """The predicted step of a candidate that was simulated."""
+        assert self.prediction is not None, "only simulated candidates have a predicted step"
+        return self.prediction.step_s
 
     def __repr__(self) -> str:
-        prediction = self.plan.prediction if self.plan is not None else None
-        why = self.reason if prediction is None else f"step {format_seconds(prediction.step_s)}"
-        return one_line(self, f"{self.verdict}: {why}; {self.layout}")
+        why = self.reason if self.prediction is None else f"step {format_seconds(self.step_s)}"
+        return one_line(self, f"{self.verdict}: {why}; {self.words}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

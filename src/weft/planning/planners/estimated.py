@@ -25,7 +25,7 @@ def rank_by_estimate(
     fitting = 0
     for one in estimated:
         if fitting < finalists:
-            one = simulated(problem, one, bounds.layer_seconds(one.layout))
+            one = simulated(problem, one, bounds.layer_seconds(one.chain))
             fitting += one.verdict is Verdict.FITS
         judged.append(one)
     judged.sort(key=lambda one: one.verdict is Verdict.REFUSED)

@@ -27,7 +27,7 @@ from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import filled, prepare, simulated
 from weft.planning.planners.space import layouts
-from weft.planning.prices import step_cost
+from weft.planning.prices import cost_of
 from weft.planning.problem import Problem
 
 
@@ -62,7 +62,7 @@ class HomogeneousPlanner:
         reached: list[float] = []
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for least, candidate in waiting:
-            plain = replace(candidate.layout, sharding="zero-0").recomputing("none")
+            plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
             # Words for an order of devices may be cut.
             family = str(plain), plain.rank_order
             worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
@@ -71,11 +71,11 @@ class HomogeneousPlanner:
                 judged.append(replace(candidate, reason=reason))
                 continue
             answered = _too_big(candidate, bounds) or simulated(
-                problem, candidate, bounds.layer_seconds(candidate.layout)
+                problem, candidate, bounds.layer_seconds(candidate.chain)
             )
             if answered.verdict is Verdict.FITS:
                 reached.append(_reached(problem, answered))
-                variants[family].append(answered.layout)
+                variants[family].append(answered.chain)
             judged.append(answered)
         return Ranking(problem=problem, candidates=tuple(sorted(judged, key=rank_key(problem))))
 
@@ -83,15 +83,13 @@ class HomogeneousPlanner:
 def _least(problem: Problem, candidate: Candidate, bounds: Bounds) -> float:
     """Lower bound of what is minimised: seconds of the step, or bytes of the fullest rank."""
     if problem.minimise == "memory":
-        return float(bounds.holding(candidate.layout).total)
+        return float(bounds.holding(candidate.chain).total)
     return candidate.bound_s
 
 
 def _reached(problem: Problem, candidate: Candidate) -> float:
     """What a fitting candidate takes of what is minimised."""
-    assert candidate.plan is not None
-    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
-    return float(candidate.peak_bytes) if problem.minimise == "memory" else candidate.plan.prediction.step_s
+    return float(candidate.peak_bytes) if problem.minimise == "memory" else candidate.step_s
 
 
 def _cannot_win(
@@ -104,7 +102,7 @@ def _cannot_win(
         return f"cannot beat {format_seconds(worst)}: at least {format_seconds(least)}"
     if problem.minimise == "time":
         for other in fitting:
-            if _dominates(other, candidate.layout):
+            if _dominates(other, candidate.chain):
                 short = f"{shared_out(other.sharding, other.island)}, recompute {other.recompute_text}"
                 return f"cannot beat the same layout with {short}, which fits"
     return None
@@ -122,7 +120,7 @@ def _dominates(layout: Layout, variant: Layout) -> bool:
 def _preference(entry: tuple[float, Candidate]) -> tuple[float, float, str, str]:
     """Least bound first, then the shortest step, then the least sharding."""
     least, candidate = entry
-    return (least, candidate.bound_s, candidate.layout.sharding, str(candidate.layout))
+    return (least, candidate.bound_s, candidate.chain.sharding, str(candidate.chain))
 
 
 def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
@@ -144,7 +142,7 @@ def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
 
 def _too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
     """Too big by the states and the activations that its order keeps, if it is."""
-    holding = bounds.holding(candidate.layout)
+    holding = bounds.holding(candidate.chain)
     over = holding.total - bounds.largest_memory_bytes
     if over <= 0:
         return None
@@ -157,11 +155,10 @@ def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
     order = {Verdict.FITS: 0, Verdict.TOO_BIG: 1, Verdict.PRUNED: 2, Verdict.REFUSED: 3}
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        prediction = candidate.plan.prediction if candidate.plan is not None else None
-        step_s = prediction.step_s if prediction is not None else candidate.bound_s
+        step_s = candidate.bound_s if candidate.prediction is None else candidate.prediction.step_s
         first: float = candidate.peak_bytes if problem.minimise == "memory" else 0
         if problem.minimise == "cost" and candidate.plan is not None:
-            first = step_cost(problem.job.cluster, candidate.plan)
+            first = cost_of(problem.job.cluster, step_s, candidate.plan.ranks)
         return (order[candidate.verdict], first, step_s, candidate.peak_bytes)
 
     return key

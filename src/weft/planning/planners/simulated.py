@@ -32,13 +32,12 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     `layer_seconds` balance the stages of a layout that does not cut them itself.
     """
     job = problem.job
-    plan = build_plan(job, candidate.layout, layer_seconds)
+    plan = build_plan(job, candidate.chain, layer_seconds)
     try:
         step = predict_long_with(problem.cost_model, plan)
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    plan = plan.model_copy(update={"prediction": step.prediction})
     peak_bytes = step.prediction.peak_bytes
     over = np.array(peak_bytes) - problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
     rank = int(np.argmax(over))
@@ -48,8 +47,15 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
         reason = f"rank {rank} would need {format_bytes(int(over[rank]))} more than its device has: {fills}"
         verdict = Verdict.TOO_BIG
     else:
-        verdict, reason = Verdict.FITS, _why(problem, candidate.layout, step.waiting)
-    return replace(candidate, verdict=verdict, reason=reason, peak_bytes=max(peak_bytes), plan=plan)
+        verdict, reason = Verdict.FITS, _why(problem, candidate.chain, step.waiting)
+    return replace(
+        candidate,
+        verdict=verdict,
+        reason=reason,
+        peak_bytes=max(peak_bytes),
+        plan=plan,
+        prediction=step.prediction,
+    )
 
 
 def filled(holding: Holding) -> str:

@@ -121,7 +121,7 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
             sizes[size] += exchanges[layer]
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = tensor_groups_of(ranks, plan.context_parallel)
+        groups = tensor_groups_of(ranks, plan.cp)
         seconds = sum(
             count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
         )
@@ -134,11 +134,11 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     shape, layers = plan.shape(stage), plan.stages[stage].layers
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
-    loss_bytes = LOSS_BYTES * plan.context_parallel if len(graph.layers) - 1 in layers else 0
+    loss_bytes = LOSS_BYTES * plan.cp if len(graph.layers) - 1 in layers else 0
     gradient_bytes = gradient_element_bytes(plan) * own_parameters(graph, layers, shape)
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = context_groups_of(ranks, plan.context_parallel)
+        groups = context_groups_of(ranks, plan.cp)
         gathers_s, scatters_s = (
             sum(count * _at_once(network, exchange, groups, size) for size, count in sizes.items())
             for exchange in (network.all_gather, network.reduce_scatter)

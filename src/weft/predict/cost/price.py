@@ -11,7 +11,8 @@ from weft.bundles import parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
-from weft.describe.plan import SHARED, Plan
+from weft.describe.plan import Plan
+from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
 from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel

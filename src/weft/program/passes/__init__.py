@@ -18,6 +18,7 @@ import numpy as np
 from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
+from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
@@ -74,6 +75,8 @@ class Pass(Generic[Asked]):
         groups: the groups that its collectives meet in; groups of a program are numbered in this order.
         owes: what a program owes the method.
         check: everything that keeps a program from what it owes; None where it owes nothing.
+        decide: the plan with what the method decides from its program and predicted step (a Timeline), kept
+            among the method's options; None where it decides nothing. See `weft.planning.decided`.
     """
 
     name: str
@@ -86,6 +89,8 @@ class Pass(Generic[Asked]):
     groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = _no_groups
     owes: Callable[[PipelineLayout, Asked], Owed | None] = _nothing_owed
     check: Callable[[Program, Any], Sequence[Violation]] = _no_check
+    # A Timeline is of a room above this one.
+    decide: Callable[[Plan, Program, Any], Plan] | None = None
 
 
 @cache
@@ -105,7 +110,13 @@ def ordered_passes() -> tuple[Pass[Any], ...]:
 
 
 def asked_by(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
-    """What a plan asks of each method, by name; methods of which it asks nothing are left out."""
+    """What a plan asks of each method, by name; methods of which it asks nothing are left out.
+
+    Raises:
+        InputError: when the plan names a method that this installation lacks.
+    """
+    if unknown := list(unknown_methods(plan)):
+        raise InputError(unknown)
     found = {one.name: one.asked(plan, graph) for one in parts(Pass)}
     return {name: asked for name, asked in found.items() if asked is not None}
 

@@ -48,8 +48,7 @@ def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callab
     names = job.run.report.log
     if not names:
         return Feeds()
-    prediction = job.plan.prediction
-    constants = {} if prediction is None else {"predicted_step_s": prediction.step_s}
+    constants = {} if job.chosen_for is None else {"predicted_step_s": job.chosen_for.step_s}
     records = RunDirectory(run_dir)
     opening = Opening(
         run_dir=run_dir,
@@ -68,7 +67,7 @@ def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callab
 
 def config_of(job: PlannedJob) -> dict[str, Any]:
     """The run file with every default, and the plan in short."""
-    plan, prediction = job.plan, job.plan.prediction
+    plan, prediction = job.plan, job.chosen_for
     summary: dict[str, Any] = {
         "plan_id": plan.plan_id,
         "model": plan.model,

@@ -11,7 +11,7 @@ from weft.planning.goals import goal_of_step
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.weft.placement import unlike_devices
-from weft.planning.prices import STEPS_PRICED, step_cost
+from weft.planning.prices import STEPS_PRICED, cost_of
 from weft.planning.problem import Problem
 
 # How many times the best step a layout may take whose small changes are worth trying.
@@ -55,12 +55,12 @@ class Found:
         """Keep what was judged, with its price where that counts."""
         if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
             assert judged.plan is not None, "a fitting candidate was simulated"
-            cost = STEPS_PRICED * step_cost(self._problem.job.cluster, judged.plan)
+            cost = STEPS_PRICED * cost_of(self._problem.job.cluster, judged.step_s, judged.plan.ranks)
             judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
-        self._judged.setdefault(_key(judged.layout), judged)
+        self._judged.setdefault(_key(judged.chain), judged)
         if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
             self.best = judged
-            self._tell(f"best so far: {format_seconds(_step_s(judged))}, {judged.layout}")
+            self._tell(f"best so far: {format_seconds(judged.step_s)}, {judged.words}")
         return judged
 
     def better(self, one: Candidate, other: Candidate) -> bool:
@@ -81,7 +81,7 @@ class Found:
         """The fastest of each kind that is near the best, the best first."""
         fastest: dict[bool, Candidate] = {}
         for one in fitting:
-            kind = self.kind(one.layout)
+            kind = self.kind(one.chain)
             if kind not in fastest or self.better(one, fastest[kind]):
                 fastest[kind] = one
         if self.best is None:
@@ -91,21 +91,15 @@ class Found:
 
     def ranking(self) -> Ranking:
         """All that was judged, and what was left out and not judged later."""
-        others = (one for one in self.left_out if self.of(one.layout) is None)
+        others = (one for one in self.left_out if self.of(one.chain) is None)
         every = [*self._judged.values(), *others, *self.unsaid.values()]
         candidates = sorted(every, key=rank_key(self._problem))
         return Ranking(problem=self._problem, candidates=tuple(candidates))
 
     def _minimised(self, one: Candidate) -> float:
-        return goal_of_step(self._problem, _step_s(one), one.layout.ranks)
+        return goal_of_step(self._problem, one.step_s, one.chain.ranks)
 
 
 def _key(layout: Layout) -> _Key:
     """What tells layouts apart; words cut long orders of devices short."""
     return str(layout), layout.rank_order
-
-
-def _step_s(candidate: Candidate) -> float:
-    assert candidate.plan is not None
-    assert candidate.plan.prediction is not None, "a fitting candidate was simulated"
-    return candidate.plan.prediction.step_s

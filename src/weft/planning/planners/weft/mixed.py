@@ -116,9 +116,8 @@ class MixedSpace:
     def with_more(self, judged: Candidate) -> Layout | None:
         """What becomes of a layout that the simulator found too big: stages of the devices that are too full
         recompute more, the others what they did. None where that is not enough."""
-        assert judged.plan is not None, "what is too big was simulated"
-        assert judged.plan.prediction is not None, "what was simulated has a prediction"
-        layout, peaks = judged.layout, np.array(judged.plan.prediction.peak_bytes)
+        assert judged.prediction is not None, "what is too big was simulated"
+        layout, peaks = judged.chain, np.array(judged.prediction.peak_bytes)
         over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
         spare = self._room(layout) - self._held(layout) + np.maximum(over, 0.0)
         return self.lightest(layout, spare)

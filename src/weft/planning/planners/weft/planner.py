@@ -182,12 +182,12 @@ class _Search:
     def _neighbours(self, current: Candidate) -> Iterator[Layout]:
         """What moves of other packages make of a candidate, and its small changes. What is pinned stays."""
         assert current.plan is not None, "what is improved was simulated"
-        for move, one in moved(self._problem, current.layout, current.plan, self._bounds):
+        for move, one in moved(self._problem, current.chain, current.plan, self._bounds):
             if one.verdict is Verdict.REFUSED:
                 self.found.unsaid[move.name] = one
-            elif self._problem.pins.admit(one.layout):
-                yield one.layout
-        yield from neighbours(self._problem, current.layout, self._space.lightest)
+            elif self._problem.pins.admit(one.chain):
+                yield one.chain
+        yield from neighbours(self._problem, current.chain, self._space.lightest)
 
     def mix(self) -> list[Candidate]:
         """Let stages recompute unlike each other where that may win; the fastest of each kind that is near
@@ -261,7 +261,7 @@ class _Search:
 
     def _try(self, candidate: Candidate) -> Candidate:
         try:
-            judged = simulated(self._problem, candidate, self._bounds.layer_seconds(candidate.layout))
+            judged = simulated(self._problem, candidate, self._bounds.layer_seconds(candidate.chain))
         except InputError as error:
             judged = replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
         return self.found.take(judged)

@@ -1,0 +1,30 @@
+"""What methods decide from the predicted step of a plan, and keep in the plan.
+
+A program is a pure function of its plan. A pass that fills what a step leaves idle must know where that is;
+so its method looks at a predicted step once, when the plan is made, and writes what it decides among its
+options.
+"""
+
+from __future__ import annotations
+
+from weft.describe.plan import Plan
+from weft.planning.compile import compile_plan
+from weft.planning.problem import Problem
+from weft.predict.cost.price import price_with
+from weft.predict.predict import predict_priced
+from weft.program.passes import ordered_passes
+
+
+def decided(problem: Problem, plan: Plan) -> Plan:
+    """The plan after each method in use has seen the predicted step, in the order of the passes.
+
+    Raises:
+        InputError: when a method decides for a plan that cannot be compiled.
+    """
+    graph = problem.job.graph
+    for one in ordered_passes():
+        if one.decide is not None and one.asked(plan, graph) is not None:
+            program = compile_plan(plan, graph)
+            predicted = predict_priced(program, price_with(problem.cost_model, program, plan))
+            plan = one.decide(plan, program, predicted.simulation.timeline)
+    return plan
