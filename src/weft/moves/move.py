@@ -38,6 +38,7 @@ class Move:
             simulations.
         asked_by: a key of the run file and the word that asks for the move, such as ("sync.method", "dense");
             None where users cannot ask for it.
+        searched: whether planners try it; False for what is the training itself, such as clipping.
     """
 
     name: str
@@ -48,3 +49,4 @@ class Move:
     applies: Callable[[Context], str | None]
     apply: Callable[[Context], Plan]
     asked_by: tuple[str, str] | None = None
+    searched: bool = True

@@ -20,8 +20,8 @@ from weft.moves.synchronisation import SYNCHRONISATION_MOVES
 
 
 def installed_moves() -> tuple[Move, ...]:
-    """The moves of other packages, with their methods and without."""
-    return (*parts_of(Move, others()), *_named_moves())
+    """The moves of other packages that planners try, with their methods and without."""
+    return tuple(move for move in (*parts_of(Move, others()), *_named_moves()) if move.searched)
 
 
 def _named_moves() -> Iterator[Move]:
