@@ -55,7 +55,7 @@ def fields(configuration: Configuration, *names: str) -> tuple[Any, ...]:
 def test_a_script_of_megatron_lm() -> None:
     found = read_configuration(SCRIPT, "train.sh")
     assert found.stack == "Megatron-LM"
-    axes = ("devices", "pipeline_parallel", "tensor_parallel", "context_parallel", "replicas", "loops")
+    axes = ("devices", "pp", "tp", "cp", "replicas", "loops")
     assert fields(found, *axes) == (128, 8, 8, None, 2, 4)
     assert fields(found, "micro_batch_size", "global_batch", "sequence") == (1, 128, 4096)
     kinds = ("sharding", "recompute", "precision", "schedule", "blocking", "clips")
@@ -231,7 +231,7 @@ bf16: auto
 def test_an_axolotl_file() -> None:
     found = read_configuration(AXOLOTL, "config.yml")
     assert found.stack == "Axolotl"
-    axes = ("replicas", "island", "context_parallel", "micro_batch_size", "micro_batches", "sequence")
+    axes = ("replicas", "island", "cp", "micro_batch_size", "micro_batches", "sequence")
     assert fields(found, *axes) == (8, 4, 2, 2, 8, 8192)
     assert fields(found, "sharding", "recompute", "precision") == ("zero-3", "full", "bf16")
     assert found.ranks == 16
@@ -282,7 +282,7 @@ expert_parallel_degree = 2
 def test_a_torchtitan_file() -> None:
     found = read_configuration(TORCHTITAN, "job.toml")
     assert found.stack == "torchtitan"
-    assert fields(found, "pipeline_parallel", "tensor_parallel", "replicas", "island", "loops") == (
+    assert fields(found, "pp", "tp", "replicas", "island", "loops") == (
         4,
         8,
         16,
@@ -387,7 +387,7 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     configuration = read_configuration(TITAN, "config_registry.py")
     assert configuration.stack == "torchtitan"
     assert configuration.model == "llama-3-8b"
-    assert (configuration.tensor_parallel, configuration.data_parallel) == (2, 4)
+    assert (configuration.tp, configuration.dp) == (2, 4)
     assert (configuration.micro_batch_size, configuration.sequence) == (8, 4096)
     assert configuration.recompute == "full"
     assert "training.max_norm" not in configuration.given
@@ -412,7 +412,7 @@ def test_accelerates_second_way_to_divide_a_sample_is_read() -> None:
         "  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 1\n"
         "  parallelism_config_sp_size: 2\n"
     )
-    assert read_configuration(text, "file.yaml").context_parallel == 2
+    assert read_configuration(text, "file.yaml").cp == 2
 
 
 def test_aliases_that_stand_for_too_much_are_refused() -> None:

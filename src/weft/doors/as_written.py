@@ -24,7 +24,7 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> Plan | None:
     decided = Decided(planned)
     configuration = read_configuration(emitted.text, emitted.file)
     configuration = replace(configuration, recompute=configuration.recompute or decided.layout.recompute)
-    replicas = configuration.replicas or decided.layout.data_parallel
+    replicas = configuration.replicas or decided.layout.dp
     problem = planned.problem
     job = replace(problem.job, global_batch=decided.global_batch, precision=planned.plan.precision)
     problem = replace(problem, job=job)

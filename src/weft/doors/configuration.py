@@ -27,7 +27,7 @@ class Configuration:
         stack: whose file it is, by the name that `weft explain` prints.
         given: what the file says, by dotted key as the file spells it.
         keys: which key of the file each attribute comes from.
-        devices: ranks of the job. `pipeline_parallel` and so on: degrees.
+        devices: ranks of the job. `pp` and so on: degrees.
         loops: stages per device of the pipeline.
         micro_batches: per step and replica. `global_batch`: samples per step.
         model: sizes, or the name of a preset or of a model elsewhere.
@@ -38,10 +38,10 @@ class Configuration:
     given: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     devices: int | None = None
-    pipeline_parallel: int | None = None
-    data_parallel: int | None = None
-    tensor_parallel: int | None = None
-    context_parallel: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    cp: int | None = None
     loops: int | None = None
     micro_batch_size: int | None = None
     micro_batches: int | None = None
@@ -61,18 +61,18 @@ class Configuration:
     @property
     def width(self) -> int:
         """Ranks of one replica of a stage."""
-        return (self.tensor_parallel or 1) * (self.context_parallel or 1)
+        return (self.tp or 1) * (self.cp or 1)
 
     @property
     def replica_ranks(self) -> int:
         """Ranks of one replica of the whole model."""
-        return (self.pipeline_parallel or 1) * self.width
+        return (self.pp or 1) * self.width
 
     @property
     def replicas(self) -> int | None:
         """The data-parallel degree: given, or what devices or batch sizes leave; None where it is open."""
-        if self.data_parallel is not None:
-            return self.data_parallel
+        if self.dp is not None:
+            return self.dp
         if self.devices is not None:
             whole, rest = divmod(self.devices, self.replica_ranks)
             return whole if whole and not rest else None

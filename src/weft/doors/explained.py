@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.describe.cluster import Cluster
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan, Prediction
 from weft.describe.units import format_bytes, format_seconds
@@ -15,7 +16,6 @@ from weft.doors.configuration import Configuration
 from weft.doors.explain import read_configuration
 from weft.doors.implied import Implied, Told, implied, known_model, planned_layout, with_told
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout
 from weft.planning.planned import DEFAULT_PLANNER
 from weft.planning.planners import Candidate, get_planner
 
@@ -112,10 +112,10 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
     model = configuration.model
     return {
         "devices": configuration.ranks,
-        "pp": configuration.pipeline_parallel,
+        "pp": configuration.pp,
         "dp": configuration.replicas,
-        "tp": configuration.tensor_parallel,
-        "cp": configuration.context_parallel,
+        "tp": configuration.tp,
+        "cp": configuration.cp,
         "loops": configuration.loops,
         "micro_batch_size": configuration.micro_batch_size,
         "micro_batches": configuration.micro_batches,
@@ -191,7 +191,7 @@ def _best(needed: Implied) -> Candidate | None:
     problem, planner = needed.problem, get_planner(DEFAULT_PLANNER)
     layers = len(problem.job.graph.layers)
     alone = [
-        replace(problem.pins, pipeline_parallel=1, schedule=schedule, loops=layers)
+        problem.pins.replaced(pp=1, schedule=schedule, loops=layers)
         for schedule in ("breadth-first", "hybrid")
     ]
     rankings = [planner.search(replace(problem, pins=pins)) for pins in (problem.pins, *alone)]

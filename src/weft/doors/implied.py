@@ -10,13 +10,14 @@ from typing import Any
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import Plan, Recompute
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
@@ -123,7 +124,7 @@ def _on_all(configuration: Configuration, told: Told, cluster: Cluster) -> tuple
     Scripts that are to be started on many nodes often say 1.
     """
     devices = configuration.devices
-    if told.on is None or devices is None or devices >= cluster.ranks or configuration.data_parallel:
+    if told.on is None or devices is None or devices >= cluster.ranks or configuration.dp:
         return configuration, []
     line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
     return replace(configuration, devices=cluster.ranks, island=None), [line]
@@ -163,7 +164,7 @@ def carried_out(
     Without a pipeline, weights and gradients that are shared out come and go layer by layer, and one
     micro-batch follows the other: weft's hybrid order with a round for each micro-batch.
     """
-    pipeline = configuration.pipeline_parallel or 1
+    pipeline = configuration.pp or 1
     sharding = (configuration.sharding or "zero-0") if replicas > 1 else "zero-0"
     island = configuration.island
     schedule, loops = configuration.schedule or "1f1b", configuration.loops or 1
@@ -175,14 +176,14 @@ def carried_out(
         schedule, options = "hybrid", {"depth": rounds}
         loops = min(len(problem.job.graph.layers), max(_LEAST_LOOPS, _MOST_PASSES // rounds))
     return Layout(
-        pipeline_parallel=pipeline,
-        data_parallel=replicas,
+        pp=pipeline,
+        dp=replicas,
         loops=loops,
         micro_batch_size=micro_batch_size,
         schedule=get_schedule(schedule).name,
         options=options,
-        tensor_parallel=configuration.tensor_parallel or 1,
-        context_parallel=configuration.context_parallel or 1,
+        tp=configuration.tp or 1,
+        cp=configuration.cp or 1,
         sharding=sharding,
         island=island if sharding != "zero-0" and island is not None and 1 < island < replicas else None,
         recompute=configuration.recompute or "none",
@@ -197,7 +198,7 @@ def planned_layout(problem: Problem, layout: Layout) -> Plan:
         InputError: when the layout cannot run the job.
     """
     job = problem.job
-    passes = layout.stages * max(1, job.global_batch // (layout.data_parallel * layout.micro_batch_size))
+    passes = layout.stages * max(1, job.global_batch // (layout.dp * layout.micro_batch_size))
     if passes > _MOST_SIMULATED:
         text = f"{passes} micro-batches of stages are too many to simulate; at most {_MOST_SIMULATED}"
         raise InputError(Violation(str(layout), text, "a smaller global batch"))
@@ -260,8 +261,8 @@ def preset_of(name: str) -> str:
 
 def _degrees(configuration: Configuration) -> str:
     degrees = {
-        "pp": configuration.pipeline_parallel,
-        "cp": configuration.context_parallel,
-        "tp": configuration.tensor_parallel,
+        "pp": configuration.pp,
+        "cp": configuration.cp,
+        "tp": configuration.tp,
     }
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree) or "1"

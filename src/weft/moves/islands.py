@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import gcd
 
 from weft.describe.cluster import Cluster
-from weft.moves.layout import Layout, replicas_of
+from weft.describe.layout import Layout
+from weft.moves.layout import replicas_of
 
 
 def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
@@ -13,9 +14,9 @@ def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
     width = layout.width
     devices = [group.devices for group in cluster.groups]
     # Paths run a stage on several devices of a pipeline.
-    one_path = replicas_of(layout) == layout.data_parallel
-    spread = layout.data_parallel * width if one_path else layout.ranks
+    one_path = replicas_of(layout) == layout.dp
+    spread = layout.dp * width if one_path else layout.ranks
     if any(count % width for count in devices) or all(count % spread == 0 for count in devices):
         return None
-    island = gcd(layout.data_parallel, *(count // width for count in devices))
+    island = gcd(layout.dp, *(count // width for count in devices))
     return island if 1 < island < replicas_of(layout) else None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout, parts_of, ranks_of
+from weft.moves.layout import parts_of, ranks_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
 
@@ -28,19 +29,19 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     layers = [layer for stage in plan.stages for layer in stage.layers]
     if layers != list(range(len(layers))):
         raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
-    pipeline_parallel = plan.mesh.get("pp", 1)
+    pp = plan.mesh.get("pp", 1)
     (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
     each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
     layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=len(each),
-        loops=-(-len(plan.stages) // pipeline_parallel),
+        pp=pp,
+        dp=len(each),
+        loops=-(-len(plan.stages) // pp),
         micro_batch_size=plan.micro_batch_size,
         schedule=plan.schedule.name,
         options=plan.schedule.options,
         sync=plan.sync.name,
-        tensor_parallel=widths.pop() // plan.context_parallel,
-        context_parallel=plan.context_parallel,
+        tp=widths.pop() // plan.context_parallel,
+        cp=plan.context_parallel,
         sharding=plan.sharding,
         island=plan.island,
         blocking=plan.blocking,
@@ -60,7 +61,7 @@ def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
     Raises:
         InputError: when the stages of a device of the pipeline lie on different ranks.
     """
-    pipeline = Pipeline(layout.pipeline_parallel, layout.stages, plan.micro_batches // layout.data_parallel)
+    pipeline = Pipeline(layout.pp, layout.stages, plan.micro_batches // layout.dp)
     placement = placements(get_schedule(layout.schedule), pipeline)
     order: dict[int, int] = {}
     for stage, devices in zip(plan.stages, placement.T.tolist(), strict=True):

@@ -19,13 +19,14 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.kernels import Kernels, with_kernels
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
 from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.cost_model import CostModel
@@ -193,9 +194,9 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
             raise InputError(Violation("dp", problem))
         dp = cluster.ranks // (row.tp * row.pp)
     layout = Layout(
-        pipeline_parallel=row.pp,
-        data_parallel=dp,
-        tensor_parallel=row.tp,
+        pp=row.pp,
+        dp=dp,
+        tp=row.tp,
         loops=row.loops,
         micro_batch_size=row.micro_batch_size,
         schedule=row.schedule,

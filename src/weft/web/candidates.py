@@ -12,25 +12,13 @@ from weft.planning.planners import Candidate
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """One candidate as plain figures; seconds and bytes, None where the layout was not simulated.
 
-    `estimate_s` is what the planner's own model says, None where that is the simulator. `recompute` is the
-    heaviest of `recompute_per_stage`, which is None where all stages recompute alike.
+    `estimate_s` is what the planner's own model says, None where that is the simulator.
     """
     prediction = candidate.plan.prediction if candidate.plan is not None else None
     layout = candidate.layout
     return {
         "layout": str(layout),
-        "pp": layout.pipeline_parallel,
-        "dp": layout.data_parallel,
-        "tp": layout.tensor_parallel,
-        "cp": layout.context_parallel,
-        "loops": layout.loops,
-        "micro_batch_size": layout.micro_batch_size,
-        "schedule": layout.schedule,
-        "options": dict(layout.options),
-        "sharding": layout.sharding,
-        "island": layout.island,
-        "recompute": layout.recompute,
-        "recompute_per_stage": layout.recompute_per_stage,
+        **layout.record(),
         "verdict": str(candidate.verdict),
         "reason": candidate.reason,
         "bound_s": candidate.bound_s,

@@ -41,7 +41,7 @@ def one_precision(configuration: Configuration) -> Iterator[Finding]:
 
 def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
     """Stages have equally many layers unless a layout says otherwise."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.pp or 1
     splits = [key for key in _SPLITS if key in given]
     if len(splits) > 1:
         yield wrong(splits[1], f"given with {splits[0]}; one is allowed", "leave one out")
@@ -50,7 +50,7 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
         return
     if layers % stages:
         near = str(nearest_divisor(stages, layers))
-        key = configuration.key("pipeline_parallel")
+        key = configuration.key("pp")
         yield wrong(key, f"{stages} stages do not divide {layers} layers", f"{near}, or {_SPLITS[2]}")
         return
     each = number(given, _SPLITS[0])
@@ -61,7 +61,7 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
 
 def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
     """Several stages per device need at least two devices, and three where messages do not overlap."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.pp or 1
     split = next((key for key in _SPLITS[:2] if key in given), None)
     if split is None:
         return
@@ -76,7 +76,7 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
 
 def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
     """Groups of micro-batches are at least pp and at most all; a rest is no smaller than pp."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.pp or 1
     batch, size, replicas = (
         configuration.global_batch,
         configuration.micro_batch_size,
@@ -143,7 +143,7 @@ def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:
 
 def sequence_goes_with_tensor(configuration: Configuration) -> Iterator[Finding]:
     """Tensor ranks that divide norms hold less and send as much."""
-    tensor, given = configuration.tensor_parallel or 1, configuration.given
+    tensor, given = configuration.tp or 1, configuration.given
     if tensor > 1 and "--sequence-parallel" not in given:
         problem = f"not given: each of {tensor} tensor ranks keeps all tokens of norms and residuals"
         yield slow("--sequence-parallel", problem, "--sequence-parallel")

@@ -58,7 +58,7 @@ def _launch(decided: Decided, file: str) -> str:
 def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     layout = decided.layout
     shares_weights = layout.sharding in ("zero-2", "zero-3")
-    if layout.pipeline_parallel > 1 or (layout.width > 1 and not shares_weights):
+    if layout.pp > 1 or (layout.width > 1 and not shares_weights):
         return _megatron(decided)
     if layout.sharding == "zero-1":
         return _deepspeed(decided)
@@ -71,12 +71,12 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
     layout, losses = decided.layout, []
     values: dict[str, Any] = {
-        "tp_degree": layout.tensor_parallel,
-        "pp_degree": layout.pipeline_parallel,
+        "tp_degree": layout.tp,
+        "pp_degree": layout.pp,
         "num_micro_batches": decided.micro_batches,
         # Left out, the plugin of Accelerate 1.13 and later takes two context ranks.
-        "context_parallel_size": layout.context_parallel,
-        "sequence_parallelism": layout.tensor_parallel > 1,
+        "context_parallel_size": layout.cp,
+        "sequence_parallelism": layout.tp > 1,
         "recompute_activations": layout.recompute == "selective",
         "use_distributed_optimizer": layout.sharding != "zero-0",
         "gradient_clipping": decided.run.optimizer.clip_norm or 0.0,
@@ -92,7 +92,7 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     else:
         losses.append(_recomputed(layout.recompute))
     if layout.loops > 1:
-        blocks = max(1, decided.model.layers // (layout.pipeline_parallel * layout.loops))
+        blocks = max(1, decided.model.layers // (layout.pp * layout.loops))
         what = f"{layout.loops} loops, {layout.schedule}; the YAML has no key for stages per device"
         near = f"MegatronLMPlugin(num_layers_per_virtual_pipeline_stage={blocks}) in the program"
         losses.append(Loss(what, near))
@@ -150,12 +150,12 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     if layout.sharding == "zero-2":
         what = f"zero-2: {STACK}'s FSDP2 shares out weights, too, between steps"
         losses.append(Loss(what, "fsdp_reshard_after_forward: false, which gathers them once per step"))
-    shard = layout.island or layout.data_parallel
+    shard = layout.island or layout.dp
     sizes = {
-        "dp_replicate_size": layout.data_parallel // shard,
+        "dp_replicate_size": layout.dp // shard,
         "dp_shard_size": shard,
-        "tp_size": layout.tensor_parallel,
-        "cp_size": layout.context_parallel,
+        "tp_size": layout.tp,
+        "cp_size": layout.cp,
     }
     plugin: dict[str, Any] = {
         "distributed_type": "FSDP",
@@ -168,7 +168,7 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 def _losses(decided: Decided) -> list[Loss]:
     layout, losses = decided.layout, []
-    alone = layout.pipeline_parallel == 1
+    alone = layout.pp == 1
     if alone and layout.recompute == "selective" and layout.sharding in ("zero-2", "zero-3"):
         losses.append(Loss("recompute selective", "fsdp_activation_checkpointing, which runs whole blocks"))
     if alone and layout.width == 1 and layout.recompute != "none" and layout.sharding in ("zero-0", "zero-1"):

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
 from weft.describe.plan import RECOMPUTES, Plan, Recompute
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout
 from weft.planning.planned import PlannedJob
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
@@ -81,20 +81,20 @@ class Decided:
     def layout(self) -> Layout:
         """The homogeneous layout nearest to the plan."""
         plan = self.plan
-        pipeline_parallel = plan.mesh.get("pp", 1)
+        pp = plan.mesh.get("pp", 1)
         paths = paths_of(get_schedule(plan.schedule.name))
         copies = _usual([len(stage.replicas) for stage in plan.stages])
         width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
         recompute: Recompute = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
         return Layout(
-            pipeline_parallel=pipeline_parallel,
-            data_parallel=max(1, copies // paths),
-            loops=-(-len(plan.stages) // pipeline_parallel),
+            pp=pp,
+            dp=max(1, copies // paths),
+            loops=-(-len(plan.stages) // pp),
             micro_batch_size=plan.micro_batch_size,
             schedule=plan.schedule.name,
             options=plan.schedule.options,
-            tensor_parallel=width // plan.context_parallel,
-            context_parallel=plan.context_parallel,
+            tp=width // plan.context_parallel,
+            cp=plan.context_parallel,
             sharding=plan.sharding,
             island=plan.island,
             recompute=recompute,
@@ -103,12 +103,12 @@ class Decided:
     @property
     def micro_batches(self) -> int:
         """Micro-batches per step of one pipeline, where all have equally many."""
-        return max(1, round(self.plan.micro_batches / self.layout.data_parallel))
+        return max(1, round(self.plan.micro_batches / self.layout.dp))
 
     @property
     def global_batch(self) -> int:
         """Samples per step where all pipelines have equally many micro-batches."""
-        return self.micro_batches * self.layout.data_parallel * self.plan.micro_batch_size
+        return self.micro_batches * self.layout.dp * self.plan.micro_batch_size
 
     @property
     def blocks(self) -> list[int]:
@@ -184,7 +184,7 @@ class Decided:
     def inequalities(self, stack: str) -> list[Loss]:
         """What is lost where every stage and replica must be alike."""
         plan, layout, losses = self.plan, self.layout, []
-        if layout.pipeline_parallel == 1 and layout.loops > 1 and self._at_a_time > 1:
+        if layout.pp == 1 and layout.loops > 1 and self._at_a_time > 1:
             what = f"layers that run {self._at_a_time} micro-batches before the next one ({layout.schedule})"
             losses.append(
                 Loss(f"{what}; {stack} runs one after the other", "weights gathered for each of them")
@@ -196,11 +196,11 @@ class Decided:
         counts = [len(stage.replicas) for stage in plan.stages]
         if len(set(counts)) > 1:
             what = f"stages have {_listed(counts)} replicas; {stack} has as many of every stage"
-            losses.append(Loss(what, f"{layout.data_parallel} of every stage"))
+            losses.append(Loss(what, f"{layout.dp} of every stage"))
         widths = [len(copy.ranks) for stage in plan.stages for copy in stage.replicas]
         if len(set(widths)) > 1:
             what = f"replicas have {_listed(sorted(set(widths)))} ranks; {stack} has one degree for all"
-            losses.append(Loss(what, f"tensor degree {layout.tensor_parallel}"))
+            losses.append(Loss(what, f"tensor degree {layout.tp}"))
         recomputes = {stage.recompute for stage in plan.stages}
         if len(recomputes) > 1:
             what = f"stages recompute {_listed(sorted(recomputes))}; {stack} recomputes alike in all"

@@ -14,8 +14,8 @@ _COUNTS = {
     "micro_batch_size": ("micro_batch_size",),
     "micro_batches": ("gradient_accumulation_steps",),
     "sequence": ("sequence_len",),
-    "tensor_parallel": ("tensor_parallel_size",),
-    "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
+    "tp": ("tensor_parallel_size",),
+    "cp": ("context_parallel_size", "sequence_parallel_degree"),
 }
 _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset", "adapter", "rl")
 
@@ -58,7 +58,7 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding | None, dic
     sizes, _ = counts(given, axes, file)
     found: dict[str, Any] = {}
     if "shard" in sizes:
-        found["data_parallel"] = sizes["shard"] * sizes.get("replicate", 1)
+        found["dp"] = sizes["shard"] * sizes.get("replicate", 1)
         if sizes.get("replicate", 1) > 1:
             found["island"] = sizes["shard"]
     if given.get("deepspeed"):

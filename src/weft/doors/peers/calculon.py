@@ -15,6 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from weft.describe.cluster import NodeGroup
+from weft.describe.layout import Layout
+from weft.describe.layout_text import counts_text
 from weft.describe.optimizers import ADAMW
 from weft.doors.peers import calculon_batch
 from weft.doors.peers.calculon_files import (
@@ -30,9 +32,7 @@ from weft.doors.peers.calculon_files import (
 from weft.doors.peers.program import PeerProgram
 from weft.doors.peers.said import Question, Said, Stream
 from weft.errors import InputError, RunError
-from weft.moves.layout import Layout
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.uneven import counts_text
 
 COMMAND = "bin/calculon"
 # The parts of its step by our words; offloads, which weft does not have, are 0.
@@ -147,14 +147,14 @@ def _prepared(question: Question) -> _Prepared | str:
     reason = next(_refusals(question, layout), None)
     if reason is not None:
         return reason
-    divides = plan.sequence % layout.tensor_parallel == 0
+    divides = plan.sequence % layout.tp == 0
     stream = question.stream or ("kept" if divides else "whole")
     return _Prepared(question=question, layout=layout, group=groups[0], stream=stream)
 
 
 def _refusals(question: Question, layout: Layout) -> Iterator[str]:
     """What of a layout Calculon cannot say."""
-    if layout.context_parallel > 1:
+    if layout.cp > 1:
         yield "no context ranks divide tokens in it"
     if layout.sharding in ("zero-2", "zero-3"):
         yield f"it shares out optimizer states only, not {layout.sharding}"
@@ -185,15 +185,15 @@ def _dealt(blocks: int, stages: int, loops: int) -> list[int]:
 def _approximated(one: _Prepared) -> Iterator[str]:
     """What Calculon takes in place of what the plan says."""
     layout, devices, tiers = one.layout, one.group.devices, one.tiers
-    if layout.pipeline_parallel > 1 and "messages" not in layout.blocking:
+    if layout.pp > 1 and "messages" not in layout.blocking:
         yield "messages are waited for"
-    if tiers.pipeline and layout.pipeline_parallel > 1 and layout.ranks > devices:
-        neighbours = layout.tensor_parallel * layout.data_parallel
+    if tiers.pipeline and layout.pp > 1 and layout.ranks > devices:
+        neighbours = layout.tp * layout.dp
         if neighbours < devices:
             yield "all messages go between nodes"
-    if tiers.data and layout.data_parallel > 1 and layout.tensor_parallel < devices:
+    if tiers.data and layout.dp > 1 and layout.tp < devices:
         yield "replicas add gradients up between nodes only"
-    if tiers.tensor and layout.tensor_parallel > 1:
+    if tiers.tensor and layout.tp > 1:
         yield "tensor ranks meet between nodes only"
     if layout.recompute == "selective" and one.question.stream is None:
         yield "selective makes attention's scores again, and nothing else"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
-from weft.moves.layout import Layout
 from weft.planning.problem import Problem
 
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
+from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
-from weft.moves.layout import Layout, parts_of, pipeline_of, replicas_of
+from weft.moves.layout import parts_of, pipeline_of, replicas_of
 from weft.planning.planners.layer_costs import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
@@ -159,7 +160,7 @@ class Bounds:
     def _splits_backward(self, layout: Layout) -> bool:
         """Orders of weft's own show it in short pipelines, which are quick to make; others may not."""
         if layout.schedule in SCHEDULES:
-            return splits_backward(layout.schedule, layout.pipeline_parallel)
+            return splits_backward(layout.schedule, layout.pp)
         return any(kept.whole.any() for kept in self._kept_of(layout))
 
     def _both_s(self, layout: Layout) -> Floats:
@@ -184,7 +185,7 @@ class Bounds:
         if key not in self._resident_states:
             parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
-            held = resident_bytes(stages, layout.pipeline_parallel, self._state_bytes, layout.sharding)
+            held = resident_bytes(stages, layout.pp, self._state_bytes, layout.sharding)
             self._resident_states[key] = held
         return self._resident_states[key]
 

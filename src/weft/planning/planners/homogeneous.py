@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import filled, prepare, simulated

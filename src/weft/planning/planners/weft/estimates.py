@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
 from weft.planning.problem import Problem
@@ -58,7 +58,7 @@ class StepEstimates:
             return reduced_s, layout.loops * reduced_s
         # Stages that have buffers of their own exchange once in a step, others each time they are come to.
         own = layout.loops <= SHARDED_BUFFERS
-        rounds = 1 if own else -(-max(found.micro_batches) // layout.pipeline_parallel)
+        rounds = 1 if own else -(-max(found.micro_batches) // layout.pp)
         together = ranks[: layout.island]
         reduced_s = self._network.reduce_scatter(together, round(float(reduced[largest]))).seconds
         gather_s = self._network.all_gather(together, round(float(gathered[largest]))).seconds

@@ -12,10 +12,11 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes
@@ -129,7 +130,7 @@ class UnevenSpace:
         """
         pins = self._problem.pins
         schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
-        for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
+        for layout in layouts(replace(self._problem, pins=pins.replaced(schedule=schedule))):
             if (layout.loops > 1) == looped and (
                 looped or pins.sharding is not None or layout.sharding in LIGHT
             ):
@@ -226,7 +227,7 @@ class UnevenSpace:
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
         """One micro-batch through each layer, at each pace; passes that are run again included."""
-        size, degree, recompute = layout.micro_batch_size, layout.tensor_parallel, layout.recompute
+        size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
         key = (size, degree, recompute)
         if key not in self._seconds_of:
             every = [(self._times.of_group(group, size, degree), speed) for group, speed in self._paces]
@@ -239,8 +240,8 @@ class UnevenSpace:
         Orders of very many micro-batches take long to make, so that those searched over are known in closed
         form.
         """
-        devices, loops = layout.pipeline_parallel, layout.loops
-        share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.data_parallel))
+        devices, loops = layout.pp, layout.loops
+        share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.dp))
         after = devices - 1 - np.arange(devices)
         if layout.schedule == SCHEDULE:
             kept = np.minimum(after + 1, share)
