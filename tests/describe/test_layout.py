@@ -18,7 +18,6 @@ PLAIN = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b")
 SEARCH_ONLY = {
     "options",
     "sync",
-    "blocking",
     "recompute_per_stage",
     "layers_per_stage",
     "rank_order",

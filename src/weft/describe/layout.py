@@ -172,6 +172,16 @@ def _require_recompute(given: object) -> object:
     return tuple(words) if words is given else given
 
 
+def _require_once(given: object) -> object:
+    """One word or a list of several, each once; their order says nothing."""
+    words = given if isinstance(given, list | tuple) else (given,)
+    if given is None or not all(isinstance(word, str) for word in words):
+        return given
+    if len(set(words)) < len(words):
+        raise InputError(Violation("", f"{', '.join(words)}: each can be named once"))
+    return tuple(sorted(words))
+
+
 class PartialLayout(TomlTable):
     """Decisions of a layout that have been made; None is left open.
 
@@ -203,6 +213,11 @@ class PartialLayout(TomlTable):
             description="whether backward passes run layers forward again, to keep less: none, selective "
             "(without products), or full; or say it of each stage, such as full,none",
         )
+    )
+    blocking: Annotated[tuple[Blocking, ...] | None, BeforeValidator(_require_once)] = Field(
+        default=None,
+        description="which communication is waited for instead of running beside computations, as other "
+        "programs ship it: messages, reductions, or messages,reductions",
     )
 
     @classmethod
@@ -268,3 +283,4 @@ class Pins(TypedDict, total=False):
     sharding: Sharding | None
     island: int | None
     recompute: Recompute | Sequence[Recompute] | None
+    blocking: Blocking | Sequence[Blocking] | None

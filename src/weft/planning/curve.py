@@ -276,5 +276,10 @@ def _require_possible(problem: Problem, shares: Sequence[float]) -> None:
         violations.append(
             Violation("schedule", f"{problem.pins.schedule!r} is pinned; the curve compares schedules")
         )
+    if problem.pins.blocking is not None:
+        words = " and ".join(problem.pins.blocking) or "nothing"
+        violations.append(
+            Violation("blocking", f"{words} is pinned; the curve compares programs that wait and that do not")
+        )
     if violations:
         raise InputError(violations)
