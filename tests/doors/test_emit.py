@@ -16,6 +16,7 @@ from doors.jobs import planned, run_of
 from weft.describe.plan import Replica
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
+from weft.doors.explain import read_configuration
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 
@@ -160,8 +161,8 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
         (
             "deepspeed",
             {"island": 2},
-            "lost: islands of 2 replicas, which DeepSpeed's ZeRO does not have; nearest: all replicas share "
-            "states out",
+            "lost: islands of 2 replicas, which DeepSpeed does not have; nearest: all replicas share states "
+            "out",
         ),
         (
             "deepspeed",
@@ -258,7 +259,8 @@ def test_what_a_pipeline_loses(stack: str, choices: dict[str, Any], line: str) -
         (
             "accelerate",
             {"sharding": "zero-1", "island": 8},
-            "lost: islands of 8 replicas with zero-1; nearest: all replicas share states out",
+            "lost: islands of 8 replicas, which the DeepSpeed plugin does not have; nearest: all replicas "
+            "share states out",
         ),
         (
             "megatron",
@@ -488,3 +490,35 @@ def test_another_packages_optimizer_is_lost_aloud(stack: str) -> None:
     other = with_optimizer(job, name="lion.torch:Lion")
     assert told in lost(stack, other)
     assert emit(other, stack).text.replace(f"# {told}\n", "") == emit(job, stack).text
+
+
+@pytest.mark.parametrize(
+    ("stack", "choices", "losses"),
+    [
+        ("megatron", {"blocking": ("messages", "reductions")}, ()),
+        ("megatron", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
+        ("deepspeed", {"blocking": ("messages", "reductions")}, ()),
+        ("deepspeed", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
+        (
+            "deepspeed",
+            {"blocking": ("messages",), "pp": 1, "dp": 16},
+            ("blocking messages, which DeepSpeed",),
+        ),
+        ("accelerate", {"blocking": ("messages",)}, ()),
+        ("accelerate", {"blocking": ("reductions",)}, ("blocking reductions, which the Megatron-LM plugin",)),
+        ("torchtitan", {"blocking": ("messages",)}, ("blocking messages, which torchtitan does not have",)),
+    ],
+)
+def test_what_is_waited_for_is_written_or_lost(
+    stack: str, choices: dict[str, Any], losses: tuple[str, ...]
+) -> None:
+    job = pipelined(**choices)
+    emitted = emit(job, stack)
+    said = [str(loss) for loss in emitted.losses if "blocking" in loss.what]
+    assert len(said) == len(losses)
+    for line, start in zip(said, losses, strict=True):
+        assert line.startswith(f"lost: {start}")
+        assert line.endswith("; nearest: communication beside computations")
+    if not losses:
+        found = read_configuration(emitted.text, emitted.file).layout.blocking
+        assert found == choices["blocking"]

@@ -49,7 +49,8 @@ torchrun ${LAUNCH[@]} pretrain_gpt.py ${MODEL[@]} $TRAINING \\
 
 
 def fields(configuration: Configuration, *names: str) -> tuple[Any, ...]:
-    return tuple(getattr(configuration, name) for name in names)
+    layout = configuration.layout
+    return tuple(getattr(layout if hasattr(layout, name) else configuration, name) for name in names)
 
 
 def test_a_script_of_megatron_lm() -> None:
@@ -163,7 +164,7 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
 )
 def test_what_deepspeed_does_not_overlap(change: dict[str, Any], blocking: tuple[str, ...]) -> None:
     text = json.dumps({"train_micro_batch_size_per_gpu": 1} | change)
-    assert read_configuration(text, "ds.json").blocking == blocking
+    assert read_configuration(text, "ds.json").layout.blocking == blocking
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_an_axolotl_file() -> None:
 )
 def test_what_axolotl_shares_out(line: str, sharding: str | None) -> None:
     text = f"base_model: gpt2\nmicro_batch_size: 1\n{line}\n"
-    assert read_configuration(text, "config.yml").sharding == sharding
+    assert read_configuration(text, "config.yml").layout.sharding == sharding
 
 
 TORCHTITAN = """
@@ -307,7 +308,7 @@ def test_torchtitan_counts_split_points() -> None:
         "expert_parallel_degree = 2",
         'pipeline_parallel_split_points = ["layers.20", "layers.40", "layers.60"]',
     )
-    assert read_configuration(text, "job.toml").loops == 1
+    assert read_configuration(text, "job.toml").layout.loops == 1
 
 
 @pytest.mark.parametrize(
@@ -387,9 +388,9 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     configuration = read_configuration(TITAN, "config_registry.py")
     assert configuration.stack == "torchtitan"
     assert configuration.model == "llama-3-8b"
-    assert (configuration.tp, configuration.dp) == (2, 4)
-    assert (configuration.micro_batch_size, configuration.sequence) == (8, 4096)
-    assert configuration.recompute == "full"
+    assert (configuration.layout.tp, configuration.layout.dp) == (2, 4)
+    assert (configuration.layout.micro_batch_size, configuration.sequence) == (8, 4096)
+    assert configuration.layout.recompute == "full"
     assert "training.max_norm" not in configuration.given
 
 
@@ -412,7 +413,7 @@ def test_accelerates_second_way_to_divide_a_sample_is_read() -> None:
         "  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 1\n"
         "  parallelism_config_sp_size: 2\n"
     )
-    assert read_configuration(text, "file.yaml").cp == 2
+    assert read_configuration(text, "file.yaml").layout.cp == 2
 
 
 def test_aliases_that_stand_for_too_much_are_refused() -> None:

@@ -79,15 +79,15 @@ def job_of(given: Choices, stack: str) -> PlannedJob:
 def said(configuration: Configuration) -> dict[str, Any]:
     """What a file says, with 1 for every axis that it leaves out."""
     axes = ("pp", "tp", "cp", "loops")
-    return {axis: getattr(configuration, axis) or 1 for axis in axes} | {
+    return {axis: getattr(configuration.layout, axis) or 1 for axis in axes} | {
         "dp": configuration.replicas,
-        "micro_batch_size": configuration.micro_batch_size,
+        "micro_batch_size": configuration.layout.micro_batch_size,
         "global_batch": configuration.samples_per_step,
-        "sharding": configuration.sharding,
-        "island": configuration.island,
-        "recompute": configuration.recompute or "none",
+        "sharding": configuration.layout.sharding,
+        "island": configuration.layout.island,
+        "recompute": configuration.layout.recompute or "none",
         "precision": configuration.precision,
-        "schedule": configuration.schedule,
+        "schedule": configuration.layout.schedule,
     }
 
 

@@ -7,7 +7,7 @@ file and the options of `weft plan`; what a file of another stack says is one, t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,7 +23,7 @@ from weft.errors import InputError, Violation, nearest
 AXES = ("pp", "dp", "cp", "tp")
 # How replicas agree unless somebody says otherwise.
 DENSE = "dense"
-# Fields that every record of a layout has, in their order, and those that it has unless they are like this.
+# Fields that every record of a layout has, in their order, and those that it has where they are unusual.
 _RECORDED = (
     "pp",
     "dp",
@@ -38,7 +38,7 @@ _RECORDED = (
     "recompute",
     "recompute_per_stage",
 )
-_UNUSUAL: Mapping[str, object] = {"sync": DENSE, "blocking": ()}
+_SAID_WHERE_UNUSUAL = ("blocking", "sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,8 @@ class Layout:
         that is waited for are there where they are not the usual.
         """
         record = {name: getattr(self, name) for name in _RECORDED}
-        unusual = {name for name, usual in _UNUSUAL.items() if getattr(self, name) != usual}
-        return (
-            record | {"options": dict(self.options)} | {name: getattr(self, name) for name in sorted(unusual)}
-        )
+        said = [name for name in _SAID_WHERE_UNUSUAL if name in self.unusual]
+        return record | {"options": dict(self.options)} | {name: getattr(self, name) for name in said}
 
     @property
     def width(self) -> int:
@@ -122,6 +120,11 @@ class Layout:
         each = self.recompute_per_stage
         return self.recompute if each is None else recomputes_text(each)
 
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """Names of decisions that are other than a layout has them where nothing is said."""
+        return tuple(name for name, usual in USUAL.items() if getattr(self, name) != usual)
+
     def recomputing(self, recompute: Recompute | Sequence[Recompute]) -> Layout:
         """The same layout with one word for all stages, or one for each."""
         words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
@@ -142,7 +145,7 @@ class Layout:
             text += f", {self.loops} loops"
         text += f", micro-batch size {self.micro_batch_size}"
         if self.sharding != "zero-0" or self.island is not None:
-            text += f", {shared_out(self.sharding, self.island)}"
+            text += f", {shared_out(self)}"
         if self.recompute_per_stage is not None or self.recompute != "none":
             text += f", recompute {self.recompute_text}"
         if self.sync != DENSE:
@@ -156,6 +159,14 @@ class Layout:
         if self.rank_order is not None:
             text += f", devices {order_text(self.rank_order)}"
         return text
+
+
+# What layouts have where nothing is said.
+USUAL: Mapping[str, object] = {one.name: one.default for one in fields(Layout) if one.default is not MISSING}
+
+
+def _place(name: str) -> int:
+    return _RECORDED.index(name) if name in _RECORDED else len(_RECORDED)
 
 
 def _require_recompute(given: object) -> object:
@@ -239,6 +250,20 @@ class PartialLayout(TomlTable):
     def replaced(self, **decisions: Unpack[Pins]) -> Self:
         """A copy with these decisions in the place of its own; None leaves one open."""
         return self.model_copy(update=decisions)
+
+    def record(self) -> dict[str, Any]:
+        """All decisions as plain values, None where one is open; in the order of a layout's."""
+        return {name: getattr(self, name) for name in sorted(PartialLayout.model_fields, key=_place)}
+
+    @property
+    def width(self) -> int:
+        """Ranks of one replica of a stage, as far as they are decided."""
+        return (self.tp or 1) * (self.cp or 1)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica of the whole model, as far as they are decided."""
+        return (self.pp or 1) * self.width
 
     def complete(self, layout: Layout) -> Layout:
         """The layout with what is decided here in the place of its own."""

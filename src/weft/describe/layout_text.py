@@ -11,6 +11,15 @@ from weft.describe.plan import RECOMPUTES, Recompute
 _RUNS_SHOWN = 6
 
 
+def decision_text(name: str, value: object) -> str:
+    """A decision of a layout in words, such as ``cp 2`` or ``blocking messages``."""
+    if name == "island":
+        return "all replicas share states out" if value is None else f"islands of {value} replicas"
+    if name == "blocking" and isinstance(value, tuple):
+        return f"blocking {' and '.join(value)}" if value else "communication beside computations"
+    return f"{name.replace('_', ' ')} {value}"
+
+
 def counts_text(counts: Sequence[int]) -> str:
     """Counts in their order, such as ``5+6+6+5``; three or more equal ones as ``6x3``."""
     return "+".join(_repeated(count, len(list(equal))) for count, equal in groupby(counts))

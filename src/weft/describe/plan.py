@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -184,9 +184,21 @@ def context_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tupl
     return tuple(tuple(ranks[place::size]) for place in range(size))
 
 
-def shared_out(sharding: Sharding, island: int | None) -> str:
+class _Sharing(Protocol):
+    """What says what replicas share out: a plan or a layout."""
+
+    @property
+    def sharding(self) -> Sharding: ...
+
+    @property
+    def island(self) -> int | None: ...
+
+
+def shared_out(decided: _Sharing) -> str:
     """What replicas share out, and among how many of them, in words."""
-    return sharding if island is None else f"{sharding} in islands of {island}"
+    return (
+        decided.sharding if decided.island is None else f"{decided.sharding} in islands of {decided.island}"
+    )
 
 
 def refuse_island(sharding: Sharding, island: int | None, replicas: int) -> tuple[str, str] | None:

@@ -112,21 +112,13 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
     model = configuration.model
     return {
         "devices": configuration.ranks,
-        "pp": configuration.pp,
+        **configuration.layout.record(),
         "dp": configuration.replicas,
-        "tp": configuration.tp,
-        "cp": configuration.cp,
-        "loops": configuration.loops,
-        "micro_batch_size": configuration.micro_batch_size,
         "micro_batches": configuration.micro_batches,
         "global_batch": configuration.samples_per_step,
         "sequence": configuration.sequence,
-        "sharding": configuration.sharding,
-        "island": configuration.island,
-        "recompute": configuration.recompute,
         "precision": configuration.precision,
-        "schedule": configuration.schedule,
-        "blocking": list(configuration.blocking),
+        "blocking": list(configuration.layout.blocking or ()),
         "model": model.name if isinstance(model, ModelConfig) else model,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 from weft.describe.cluster import Cluster
@@ -20,3 +21,17 @@ def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
         return None
     island = gcd(layout.dp, *(count // width for count in devices))
     return island if 1 < island < replicas_of(layout) else None
+
+
+def unshared(layout: Layout) -> Layout:
+    """The layout whose replicas share nothing out."""
+    return replace(layout, sharding="zero-0", island=None)
+
+
+def among_replicas(layout: Layout) -> Layout:
+    """The layout with islands smaller than all its replicas, and nothing shared out by one alone."""
+    if layout.sharding == "zero-0" or replicas_of(layout) == 1:
+        return unshared(layout)
+    if layout.island is not None and not 1 < layout.island < replicas_of(layout):
+        return replace(layout, island=None)
+    return layout

@@ -58,6 +58,11 @@ def replicas_of(layout: Layout) -> int:
     return layout.dp * paths_of(get_schedule(layout.schedule))
 
 
+def sharers_of(layout: Layout) -> int:
+    """Replicas that share the states of a stage out among themselves."""
+    return layout.island or replicas_of(layout)
+
+
 def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:

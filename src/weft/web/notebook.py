@@ -34,7 +34,7 @@ def plan_html(plan: Plan, cluster: Cluster, timeline: Timeline, *, title: str) -
 def _figures(plan: Plan) -> str:
     words = [
         f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
-        f"{plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, {plan.precision}",
+        f"{plan.schedule.name}, {shared_out(plan)}, {plan.precision}",
     ]
     if plan.prediction is not None:
         low, high = plan.prediction.step_low_s, plan.prediction.step_high_s

@@ -33,7 +33,7 @@ def of_layout(**choices: Any) -> Question:
 
 CANNOT = [
     (lambda: changed(layout(), precision="fp64"), "it has no numbers of fp64"),
-    (lambda: of_layout(cp=2), "no context ranks divide tokens in it"),
+    (lambda: of_layout(cp=2), "it does not have cp 2"),
     (
         lambda: of_layout(dp=2, sharding="zero-2", blocking=()),
         "it shares out optimizer states only, not zero-2",
@@ -44,7 +44,7 @@ CANNOT = [
     ),
     (
         lambda: of_layout(dp=4, sharding="zero-1", island=2),
-        "its replicas share out among all, not in islands",
+        "it does not have islands of 2 replicas",
     ),
     (
         lambda: of_layout(pp=2, schedule="zb-h1"),

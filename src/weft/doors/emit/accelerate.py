@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from weft.describe.plan import Recompute
-from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "accelerate"
 STACK = "Accelerate"
+_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 _BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer", "vit": "ViTLayer"}
 
 
@@ -64,7 +65,8 @@ def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         return _deepspeed(decided)
     if shares_weights:
         return _fsdp(decided)
-    return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, []
+    losses = unexpressed(layout, STACK, _EXPRESSED)
+    return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, losses
 
 
 def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
@@ -84,9 +86,9 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     if layout.sharding in ("zero-2", "zero-3"):
         what = f"{layout.sharding} with a pipeline, which the Megatron-LM plugin does not have"
         losses.append(Loss(what, "use_distributed_optimizer (zero-1)"))
-    if layout.island is not None:
-        what = f"islands of {layout.island} replicas, which the Megatron-LM plugin does not have"
-        losses.append(Loss(what, "all replicas share states out"))
+    # Its pipelines wait for messages.
+    waits = {"blocking"} if layout.pp > 1 and layout.blocking == ("messages",) else set()
+    losses += unexpressed(layout, "the Megatron-LM plugin", _EXPRESSED | waits)
     if layout.recompute == "full":
         values |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     else:
@@ -123,15 +125,13 @@ def _deepspeed(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     }
     if decided.run.optimizer.clip_norm is not None:
         values["gradient_clipping"] = decided.run.optimizer.clip_norm
-    losses = []
-    if decided.layout.island is not None:
-        what = f"islands of {decided.layout.island} replicas with zero-1"
-        losses.append(Loss(what, "all replicas share states out"))
+    losses = unexpressed(decided.layout, "the DeepSpeed plugin", _EXPRESSED)
     return {"distributed_type": "DEEPSPEED", "deepspeed_config": values}, losses
 
 
 def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
-    layout, losses = decided.layout, []
+    layout = decided.layout
+    losses = unexpressed(layout, f"{STACK}'s FSDP2", _EXPRESSED | {"island"})
     values: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": layout.sharding == "zero-3",

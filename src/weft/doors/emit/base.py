@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from weft.describe.layout import Layout
+from weft.describe.layout import USUAL, Layout
+from weft.describe.layout_text import decision_text
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
-from weft.describe.plan import RECOMPUTES, Plan, Recompute
+from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
+from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.planned import PlannedJob
-from weft.program.schedules import get_schedule
-from weft.program.schedules.base import paths_of
 from weft.program.schedules.depth_first import DepthFirst
 
 # What a stack prints where the address of the first node belongs.
@@ -80,25 +79,7 @@ class Decided:
     @cached_property
     def layout(self) -> Layout:
         """The homogeneous layout nearest to the plan."""
-        plan = self.plan
-        pp = plan.mesh.get("pp", 1)
-        paths = paths_of(get_schedule(plan.schedule.name))
-        copies = _usual([len(stage.replicas) for stage in plan.stages])
-        width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
-        recompute: Recompute = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
-        return Layout(
-            pp=pp,
-            dp=max(1, copies // paths),
-            loops=-(-len(plan.stages) // pp),
-            micro_batch_size=plan.micro_batch_size,
-            schedule=plan.schedule.name,
-            options=plan.schedule.options,
-            tp=width // plan.context_parallel,
-            cp=plan.context_parallel,
-            sharding=plan.sharding,
-            island=plan.island,
-            recompute=recompute,
-        )
+        return usual_layout_of(self.plan)
 
     @property
     def micro_batches(self) -> int:
@@ -208,10 +189,16 @@ class Decided:
         return losses
 
 
-def _usual(values: Sequence[int]) -> int:
-    """The value that most have, the smaller of equals."""
-    counts = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], value))
+def unexpressed(layout: Layout, stack: str, expressed: Collection[str]) -> list[Loss]:
+    """A line for each unusual decision that a stack has no word for; `expressed` are those that it has."""
+    return [
+        Loss(
+            f"{decision_text(name, getattr(layout, name))}, which {stack} does not have",
+            decision_text(name, USUAL[name]),
+        )
+        for name in layout.unusual
+        if name not in expressed
+    ]
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.doors.emit.base import Decided, Emitted, Loss
+from weft.describe.layout import Layout
+from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "deepspeed"
 STACK = "DeepSpeed"
+_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 
 
 def emit(planned: PlannedJob) -> Emitted:
@@ -25,7 +27,7 @@ def emit(planned: PlannedJob) -> Emitted:
         "train_batch_size": decided.global_batch,
         "train_micro_batch_size_per_gpu": decided.plan.micro_batch_size,
         "gradient_accumulation_steps": decided.micro_batches,
-        "zero_optimization": _zero(stage),
+        "zero_optimization": _zero(stage, decided.layout),
     }
     layout, run = decided.layout, decided.run
     if decided.plan.precision in ("bf16", "fp16"):
@@ -69,16 +71,16 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
     if layout.tp > 1 and stage > 2:
         losses.append(Loss(f"{layout.sharding} with tensor ranks", "zero_optimization stage 2"))
         stage = 2
-    if layout.island is not None:
-        what = f"islands of {layout.island} replicas, which {STACK}'s ZeRO does not have"
-        losses.append(Loss(what, "all replicas share states out"))
-    return stage, losses
+    # The engine of a pipeline waits for all communication.
+    waits = {"blocking"} if layout.pp > 1 or (stage == 1 and layout.blocking == ("reductions",)) else set()
+    return stage, losses + unexpressed(layout, STACK, _EXPRESSED | waits)
 
 
-def _zero(stage: int) -> dict[str, Any]:
+def _zero(stage: int, layout: Layout) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage > 0:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+        overlapped = "reductions" not in layout.blocking
+        zero |= {"overlap_comm": overlapped, "contiguous_gradients": True}
     return zero
 
 

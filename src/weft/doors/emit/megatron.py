@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "megatron"
 STACK = "Megatron-LM"
+_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute", "blocking"}
 _PROGRAM = "pretrain_gpt.py"
 # One option per entry, with its values, as typed.
 Options = list[tuple[str, ...]]
@@ -81,6 +82,9 @@ def _order(decided: Decided) -> tuple[Options, list[Loss]]:
     elif layout.loops > 1:
         options.append(("--num-layers-per-virtual-pipeline-stage", str(blocks[0])))
     name = layout.schedule
+    # Without loops it waits for messages always, in loops on two devices never.
+    if layout.loops > 1 and layout.pp > 2 and "messages" in layout.blocking:
+        options.append(("--no-overlap-p2p-communication",))
     if layout.loops == 1:
         if name != "1f1b":
             losses.append(Loss(f"schedule {name}, which {STACK} does not have", "1f1b"))
@@ -140,14 +144,18 @@ _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 
 
 def _states(decided: Decided) -> Options:
-    """What replicas share out, and that reductions overlap with backward passes."""
+    """What replicas share out, and whether reductions overlap with backward passes."""
     layout = decided.layout
     options: Options = []
-    if layout.dp * layout.cp > 1:
+    overlapped = "reductions" not in layout.blocking
+    if layout.dp * layout.cp > 1 and overlapped:
         options.append(("--overlap-grad-reduce",))
     if layout.sharding == "zero-0":
         return options
-    options += [("--use-distributed-optimizer",), ("--overlap-param-gather",)]
+    options.append(("--use-distributed-optimizer",))
+    if overlapped:
+        # Needs reductions that overlap.
+        options.append(("--overlap-param-gather",))
     if layout.sharding in _STRATEGIES:
         options += [
             ("--use-megatron-fsdp",),
@@ -229,6 +237,7 @@ def _training(decided: Decided) -> Options:
 
 def _losses(decided: Decided) -> Sequence[Loss]:
     layout, losses = decided.layout, decided.optimizer_losses()
+    losses += unexpressed(layout, STACK, _EXPRESSED)
     if layout.recompute == "selective":
         what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
         losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))

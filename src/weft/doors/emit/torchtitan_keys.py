@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.doors.emit.base import Decided, Loss, require_family
+from weft.doors.emit.base import Decided, Loss, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
+_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute"}
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -114,6 +115,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 def losses(decided: Decided) -> list[Loss]:
     """What neither can express, but for the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
+    found += unexpressed(layout, STACK, _EXPRESSED)
     if layout.sharding in ("zero-1", "zero-2"):
         what = f"{layout.sharding}: {STACK} shares out weights, too, between steps"
         found.append(Loss(what, 'fsdp_reshard_after_forward = "never", which gathers them once per step'))

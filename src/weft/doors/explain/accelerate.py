@@ -57,21 +57,23 @@ def read(text: str, name: str) -> Configuration:
     kind = str(given.get("distributed_type", "NO")).upper()
     sharding = _sharding(given, kind)
     precision = str(given.get("mixed_precision", "no"))
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "island": _island(given, sharding, name),
+        "recompute": _recompute(given, kind),
+        "schedule": "1f1b",
+        "loops": 1,
+        "blocking": ("messages",) if values.get("pp", 1) > 1 else (),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys,
-        sharding=sharding,
-        island=_island(given, sharding, name),
-        recompute=_recompute(given, kind),
         precision="fp32" if precision == "no" else precision if precision in ("bf16", "fp16") else None,
-        schedule="1f1b",
-        loops=1,
-        blocking=("messages",) if values.get("pp", 1) > 1 else (),
         clips=_clips(given),
         unpredicted=tuple(_unpredicted(given, kind)),
-        **values,
     )
+    return configuration.saying(said | values)
 
 
 def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:

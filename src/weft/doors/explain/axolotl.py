@@ -36,21 +36,22 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, _COUNTS, name)
     values.setdefault("micro_batches", 1)
     sharding, replicas = _replicas(given, name)
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "recompute": _recompute(given),
+        "schedule": "1f1b",
+        "loops": 1,
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys,
-        sharding=sharding,
-        recompute=_recompute(given),
         precision=_precision(given),
-        schedule="1f1b",
-        loops=1,
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
         model=str(given["base_model"]) if given.get("base_model") else None,
         unpredicted=tuple(_unpredicted(given)),
-        **values,
-        **replicas,
     )
+    return configuration.saying(said | values | replicas)
 
 
 def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding | None, dict[str, Any]]:

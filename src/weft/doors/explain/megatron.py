@@ -62,24 +62,26 @@ def read(text: str, name: str) -> Configuration:
     group = whole(given.get("--microbatch-group-size-per-virtual-pipeline-stage"))
     pipeline = values.get("pp", 1)
     looped = loops > 1 and pipeline > 1
-    return Configuration(
+    said = {
+        "loops": loops,
+        "schedule": "depth-first" if looped else "1f1b",
+        "sharding": _sharding(given),
+        "island": _island(given, values),
+        "recompute": _recompute(given),
+        "blocking": _blocking(given, looped=looped, pipeline=pipeline),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
         devices=_devices(given),
-        loops=loops,
-        schedule="depth-first" if looped else "1f1b",
-        sharding=_sharding(given),
-        island=_island(given, values),
-        recompute=_recompute(given),
         precision=next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32"),
-        blocking=_blocking(given, looped=looped, pipeline=pipeline),
         clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
-        **values,
     )
+    return configuration.saying(said | values)
 
 
 _VALUE = re.compile(r"^--[a-zA-Z]")

@@ -57,23 +57,23 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, _COUNTS, name)
     batch, batch_keys = _batch(given, values, name)
     sharding, replicas = _replicas(given, name)
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "loops": _loops(given, values.get("pp", 1)),
+        "schedule": _schedule(given, values.get("pp", 1)),
+        "recompute": _recompute(given),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys | batch_keys,
-        sharding=sharding,
-        loops=_loops(given, values.get("pp", 1)),
-        schedule=_schedule(given, values.get("pp", 1)),
-        recompute=_recompute(given),
         precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
         # torchtitan clips to a norm of 1 unless told otherwise.
         clips=given.get("training.max_norm", 1.0) != 0,
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
-        **values,
-        **batch,
-        **replicas,
     )
+    return configuration.saying(said | values | batch | replicas)
 
 
 def _batch(

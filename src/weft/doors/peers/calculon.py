@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from weft.describe.cluster import NodeGroup
 from weft.describe.layout import Layout
-from weft.describe.layout_text import counts_text
+from weft.describe.layout_text import counts_text, decision_text
 from weft.describe.optimizers import ADAMW
 from weft.doors.peers import calculon_batch
 from weft.doors.peers.calculon_files import (
@@ -47,6 +47,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "offload": ("fw_offload_exposed_time", "bw_offload_exposed_time"),
 }
 _STEP, _PEAK = "total_time", "proc_mem_tier1_cap_req"
+# Decisions that it can be told, or that have a reason of their own where it cannot.
+_KNOWN = {
+    *("tp", "sharding", "recompute", "recompute_per_stage", "blocking"),
+    *("layers_per_stage", "micro_batches_per_replica", "rank_order"),
+}
 # Of the parts' sum; it prints all of their digits.
 _ROUNDING = 1e-6
 
@@ -154,12 +159,11 @@ def _prepared(question: Question) -> _Prepared | str:
 
 def _refusals(question: Question, layout: Layout) -> Iterator[str]:
     """What of a layout Calculon cannot say."""
-    if layout.cp > 1:
-        yield "no context ranks divide tokens in it"
+    for name in layout.unusual:
+        if name not in _KNOWN:
+            yield f"it does not have {decision_text(name, getattr(layout, name))}"
     if layout.sharding in ("zero-2", "zero-3"):
         yield f"it shares out optimizer states only, not {layout.sharding}"
-    if layout.island is not None:
-        yield "its replicas share out among all, not in islands"
     if layout.schedule not in ("1f1b", "depth-first"):
         yield f"it knows 1f1b and interleaved 1f1b (depth-first), not {layout.schedule}"
     if layout.recompute_per_stage is not None:

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.layout import Layout
-from weft.describe.plan import RECOMPUTES, Recompute
+from weft.describe.plan import RECOMPUTES, Recompute, shared_out
 from weft.describe.units import format_seconds
 from weft.errors import InputError
+from weft.moves.islands import unshared
 from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
@@ -144,10 +145,10 @@ class UnevenSpace:
         light = [one for one in variants if one.sharding in LIGHT]
         suited, refused = self._first_that_fit(light, placements)
         least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
-        more: dict[tuple[str, int | None], list[Layout]] = defaultdict(list)
+        more: dict[str, list[Layout]] = defaultdict(list)
         for one in variants:
             if one.sharding not in LIGHT and RECOMPUTES.index(one.recompute) < least:
-                more[one.sharding, one.island].append(one)
+                more[shared_out(one)].append(one)
         for heavier in more.values():
             found, why = self._first_that_fit(heavier, placements)
             suited += found
@@ -269,4 +270,4 @@ def _first(entry: tuple[float, list[Layout]]) -> float:
 
 def _without_memory(layout: Layout) -> Layout:
     """What is alike in variants that differ in what they hold."""
-    return replace(layout, sharding="zero-0", island=None).recomputing("none")
+    return unshared(layout).recomputing("none")
