@@ -94,7 +94,7 @@ def _case(folder: Path, number: int, name: str, entry: tuple[Case, Emitted]) -> 
         "written": emitted.file,
         "launch": emitted.launch,
         "ranks": decided.layout.ranks,
-        "replicas": decided.layout.data_parallel,
+        "replicas": decided.layout.dp,
         "parameters": decided.job.problem.job.graph.parameters(),
     }
 

@@ -26,6 +26,7 @@ from weft.capture.mixed import measure_mixed
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import PlanFile, load_plan
@@ -33,7 +34,7 @@ from weft.errors import InputError
 from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees
@@ -103,8 +104,8 @@ def layouts() -> list[Layout]:
         shares: tuple[int, ...] | None = None,
     ) -> Layout:
         return Layout(
-            pipeline_parallel=stages,
-            data_parallel=4 // stages,
+            pp=stages,
+            dp=4 // stages,
             loops=1,
             micro_batch_size=size,
             schedule="1f1b",
@@ -144,10 +145,8 @@ def problem_on(cluster: Cluster, config: ModelConfig, home: Path) -> Problem:
 
 def amp_s(problem: Problem, layout: Layout) -> float:
     """AMP's estimate of a layout's own stages and devices; unequal shares are nothing it knows."""
-    micro_batches = GLOBAL_BATCH // (layout.data_parallel * layout.micro_batch_size)
-    degrees = Degrees(
-        1, layout.data_parallel, layout.pipeline_parallel, layout.micro_batch_size, micro_batches
-    )
+    micro_batches = GLOBAL_BATCH // (layout.dp * layout.micro_batch_size)
+    degrees = Degrees(1, layout.dp, layout.pp, layout.micro_batch_size, micro_batches)
     inputs = amp_inputs(problem, [1])
     nodes = inputs.node_of_rank[list(layout.rank_order or range(4))]
     strategy = amp_strategy(inputs, degrees, nodes, layout.layers_per_stage)

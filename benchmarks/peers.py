@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 from harness import print_machine
 
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.doors.peers.calculon import Calculon
 from weft.doors.peers.metis import Metis
 from weft.doors.peers.program import PeerProgram
 from weft.doors.peers.said import Question
-from weft.moves.layout import Layout, build_plan, refuse
+from weft.moves.layout import build_plan, refuse
 from weft.planning.planners import PLANNERS, Candidate, Ranking, Verdict
 from weft.planning.planners.degrees import by_count, degree_layouts
 from weft.planning.planners.simulated import simulated
@@ -104,7 +105,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     for degrees in degree_layouts(problem):
         given = by_count(problem, degrees)
         blocks = problem.model.layers
-        if blocks % given.pipeline_parallel == 0 and refuse(problem.job, given) is None:
+        if blocks % given.pp == 0 and refuse(problem.job, given) is None:
             yield from (given.recomputing(word) for word in ("none", "full"))
 
 

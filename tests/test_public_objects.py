@@ -15,7 +15,8 @@ from small_jobs import loss_of, make_plan, tiny
 
 import weft
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.plan import Plan, Prediction
+from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.errors import Violation
 from weft.timeline.timeline import Timeline
 

@@ -31,10 +31,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import print_machine
 
 from weft.describe.catalogue import catalogue
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
@@ -106,8 +107,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Pred
         precision="bf16",
     )
     layout = Layout(
-        pipeline_parallel=1,
-        data_parallel=1,
+        pp=1,
+        dp=1,
         loops=1,
         micro_batch_size=arguments.micro_batch_size,
         schedule="1f1b",

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.api import words_to_run
+from weft.describe.layout import Layout
 from weft.describe.plan import Replica
 from weft.doors.emit import OWN_RUNS, emit
 from weft.doors.emit.base import Emitted
 from weft.errors import InputError
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import problem_of_run
 from weft.run.supported import unsupported
@@ -44,8 +45,8 @@ class Case:
         )
         problem = problem_of_run(run)
         one: dict[str, Any] = {
-            "pipeline_parallel": 1,
-            "data_parallel": 1,
+            "pp": 1,
+            "dp": 1,
             "loops": 1,
             "micro_batch_size": 1,
             "schedule": "1f1b",
@@ -63,9 +64,9 @@ class Case:
         return PlannedJob(run=run, problem=problem, plan=plan)
 
 
-_PIPELINE = {"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"}
+_PIPELINE = {"pp": 4, "dp": 4, "sharding": "zero-1"}
 _LOOPED = _PIPELINE | {"loops": 2, "schedule": "depth-first"}
-_REPLICAS = {"data_parallel": 16}
+_REPLICAS = {"dp": 16}
 CASES: Mapping[str, Case] = {
     "one device": Case(model="gpt2", cluster="1xa100-80gb"),
     "replicas": Case(layout=_REPLICAS),
@@ -77,19 +78,17 @@ CASES: Mapping[str, Case] = {
     "layers in loops": Case(
         layout=_REPLICAS | {"sharding": "zero-3", "loops": 4, "schedule": "breadth-first"}
     ),
-    "tensor": Case(layout={"data_parallel": 8, "tensor_parallel": 2}),
-    "tensor, zero-1": Case(layout={"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-1"}),
-    "tensor, zero-3": Case(layout={"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-3"}),
-    "context": Case(layout={"data_parallel": 8, "context_parallel": 2, "sharding": "zero-3"}),
-    "context, zero-1": Case(layout={"data_parallel": 8, "context_parallel": 2, "sharding": "zero-1"}),
-    "pp x dp x tp": Case(
-        layout={"pipeline_parallel": 2, "data_parallel": 2, "tensor_parallel": 4, "sharding": "zero-1"}
-    ),
+    "tensor": Case(layout={"dp": 8, "tp": 2}),
+    "tensor, zero-1": Case(layout={"dp": 8, "tp": 2, "sharding": "zero-1"}),
+    "tensor, zero-3": Case(layout={"dp": 8, "tp": 2, "sharding": "zero-3"}),
+    "context": Case(layout={"dp": 8, "cp": 2, "sharding": "zero-3"}),
+    "context, zero-1": Case(layout={"dp": 8, "cp": 2, "sharding": "zero-1"}),
+    "pp x dp x tp": Case(layout={"pp": 2, "dp": 2, "tp": 4, "sharding": "zero-1"}),
     "pp x dp, zero-0": Case(layout=_PIPELINE | {"sharding": "zero-0"}),
     "pp x dp, zero-2": Case(layout=_PIPELINE | {"sharding": "zero-2"}),
     "pp x dp, zero-3": Case(layout=_PIPELINE | {"sharding": "zero-3"}),
     "pp x dp, islands": Case(layout=_PIPELINE | {"island": 2}),
-    "pp x dp x cp": Case(layout=_PIPELINE | {"data_parallel": 2, "context_parallel": 2}),
+    "pp x dp x cp": Case(layout=_PIPELINE | {"dp": 2, "cp": 2}),
     "gpipe": Case(layout=_PIPELINE | {"schedule": "gpipe"}),
     "depth-first": Case(layout=_LOOPED),
     "depth-first, groups": Case(layout=_LOOPED | {"options": {"group_size": 8}}),
@@ -106,18 +105,16 @@ CASES: Mapping[str, Case] = {
     ),
     "recompute full, zero-3": Case(layout=_REPLICAS | {"sharding": "zero-3", "recompute": "full"}),
     "recompute selective, zero-3": Case(layout=_REPLICAS | {"sharding": "zero-3", "recompute": "selective"}),
-    "uneven stages": Case(
-        cluster="8xa100-80gb+4xa100-80gb", global_batch=48, layout=_PIPELINE | {"pipeline_parallel": 3}
-    ),
+    "uneven stages": Case(cluster="8xa100-80gb+4xa100-80gb", global_batch=48, layout=_PIPELINE | {"pp": 3}),
     "uneven stages in loops": Case(layout=_LOOPED | {"loops": 3}),
-    "uneven cluster": Case(cluster="16xa100-80gb+8xh100-80gb", global_batch=48, layout={"data_parallel": 24}),
-    "unequal shares": Case(cluster="2xa100-80gb", layout={"data_parallel": 2}, shares=(40, 24)),
+    "uneven cluster": Case(cluster="16xa100-80gb+8xh100-80gb", global_batch=48, layout={"dp": 24}),
+    "unequal shares": Case(cluster="2xa100-80gb", layout={"dp": 2}, shares=(40, 24)),
     "fp32": Case(precision="fp32", layout=_REPLICAS | {"sharding": "zero-1"}),
     "fp16": Case(precision="fp16", layout=_REPLICAS | {"sharding": "zero-1"}),
     "gpt2 pp": Case(model="gpt2", layout=_PIPELINE),
     "llama-7b": Case(model="llama-7b", layout=_PIPELINE),
     "processors": Case(
-        model="gpt-1m", cluster="this-machine", global_batch=8, precision="fp32", layout={"data_parallel": 2}
+        model="gpt-1m", cluster="this-machine", global_batch=8, precision="fp32", layout={"dp": 2}
     ),
     "bert": Case(model="bert-base", layout=_REPLICAS | {"sharding": "zero-3"}),
 }

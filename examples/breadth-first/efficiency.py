@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from claims import say
 
+from weft.describe.layout import Layout
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.curve import model_flops_utilisation
 from weft.planning.problem import problem_of
@@ -29,9 +30,9 @@ ORDERS = ("depth-first", "breadth-first")
 def efficiency(job: Job, schedule: str, loops: int) -> float:
     """Model flops per second over the peak of all devices; recomputation would not count."""
     layout = Layout(
-        pipeline_parallel=PIPELINE,
-        data_parallel=1,
-        tensor_parallel=TENSOR,
+        pp=PIPELINE,
+        dp=1,
+        tp=TENSOR,
         loops=loops,
         micro_batch_size=1,
         schedule=schedule,

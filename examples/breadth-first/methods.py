@@ -15,10 +15,11 @@ from dataclasses import replace
 from claims import say
 
 from weft.cli.output import console
+from weft.describe.layout import PartialLayout
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.curve import Curve, curve, gains, least_memory
 from weft.planning.methods import BREADTH_FIRST, METHODS
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.planning.simulated import with_ranks
 from weft.web.curve import share_text, utilisation_table
 
@@ -61,7 +62,7 @@ def say_gains(answer: Curve, paper: str) -> None:
 
 def say_memory(problem: Problem, share: float) -> None:
     """At the paper's degrees and with replicas, because weights cannot be shared out by one."""
-    pins = Pins(pipeline_parallel=8, tensor_parallel=8, recompute="full")
+    pins = PartialLayout(pp=8, tp=8, recompute="full")
     posed = with_ranks(replace(problem, pins=pins), REPLICATED)
     peaks, steps = {}, {}
     for method in METHODS:
@@ -87,8 +88,8 @@ def say_memory(problem: Problem, share: float) -> None:
 def main() -> None:
     for model in MODELS:
         for pins, words in (
-            (Pins(recompute="full"), "every layer recomputed"),
-            (Pins(), "recomputing where it helps"),
+            (PartialLayout(recompute="full"), "every layer recomputed"),
+            (PartialLayout(), "recomputing where it helps"),
         ):
             problem = problem_of(model=model, on=CLUSTER, precision="fp16", pins=pins)
             answer = curve(problem)

@@ -16,16 +16,17 @@ from pathlib import Path
 from claims import say
 
 from weft.cli.output import console
+from weft.describe.layout import PartialLayout
 from weft.planning.curve import curve, default_cluster_sizes, default_critical_batch
 from weft.planning.methods import BREADTH_FIRST, NO_PIPELINE, RIVALS
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 from weft.web.curve import curve_svg, share_text, trade_off_table
 
 LARGE = 4096
 
 
 def main() -> None:
-    pins = Pins(recompute="full")
+    pins = PartialLayout(recompute="full")
     problem = problem_of(model="gpt-52b", on="64xv100-32gb", precision="fp16", pins=pins)
     critical_batch = default_critical_batch(problem.job)
     answer = curve(problem)

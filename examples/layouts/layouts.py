@@ -19,11 +19,12 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.kernels import Accumulation, Attention, Kernels, Norm, with_kernels
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan, Recompute
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine
@@ -81,8 +82,8 @@ class Case:
 class Choice:
     """One point of the sweep."""
 
-    tensor_parallel: int
-    pipeline_parallel: int
+    tp: int
+    pp: int
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     attention: Attention = "flash2"
@@ -92,12 +93,12 @@ class Choice:
     @property
     def ways(self) -> int:
         """Into how many parts the model is divided."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.tp * self.pp
 
     def __str__(self) -> str:
-        text = f"tp {self.tensor_parallel} x pp {self.pipeline_parallel}, micro-batch size "
+        text = f"tp {self.tp} x pp {self.pp}, micro-batch size "
         text += f"{self.micro_batch_size}, recompute {self.recompute}, {self.attention}, {self.norm} norm"
-        return text + (", tokens divided" if self.sequence_parallel and self.tensor_parallel > 1 else "")
+        return text + (", tokens divided" if self.sequence_parallel and self.tp > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +133,8 @@ def choices(
         for again in RECOMPUTE if (attention, norm) == KERNELS[-1] else ways:
             for divided in tokens_divided if tensor > 1 else (False,):
                 yield Choice(
-                    tensor_parallel=tensor,
-                    pipeline_parallel=pipeline,
+                    tp=tensor,
+                    pp=pipeline,
                     micro_batch_size=size,
                     recompute=again,
                     attention=attention,
@@ -203,9 +204,9 @@ def _plan(job: Job, choice: Choice, weights: Sequence[float]) -> Plan | None:
     if rest or not replicas:
         return None
     layout = Layout(
-        pipeline_parallel=choice.pipeline_parallel,
-        data_parallel=replicas,
-        tensor_parallel=choice.tensor_parallel,
+        pp=choice.pp,
+        dp=replicas,
+        tp=choice.tp,
         loops=1,
         micro_batch_size=choice.micro_batch_size,
         schedule="1f1b",

@@ -78,13 +78,13 @@ def divided_tokens(case: Case, found: Sequence[Predicted]) -> Finding:
     """
     speaks = case.parameters > LARGE_PARAMETERS or case.sequence > LONG_TOKENS
     rule = "tokens divided beyond 30 B or 2k tokens, with tp > 1"
-    several = [one for one in found if one.choice.tensor_parallel > 1]
+    several = [one for one in found if one.choice.tp > 1]
     divided, whole = (
         fastest(one for one in several if one.choice.sequence_parallel == wanted) for wanted in (True, False)
     )
     finding = _pair(rule, ("divided", divided), ("whole", whole))
     overall = (
-        fastest(one for one in found if one.choice.tensor_parallel == 1 or one.choice.sequence_parallel),
+        fastest(one for one in found if one.choice.tp == 1 or one.choice.sequence_parallel),
         fastest(one for one in found if not one.choice.sequence_parallel),
     )
     gain = "" if divided is None or None in overall else f"; of all layouts {behind(*overall):+.1%}"
@@ -102,7 +102,7 @@ def pipeline_rather_than_tensor(case: Case, found: Sequence[Predicted]) -> Findi
     for ways in sorted({one.choice.ways for one in plain}):
         splits = {
             tensor: best
-            for tensor in sorted({one.choice.tensor_parallel for one in plain})
+            for tensor in sorted({one.choice.tp for one in plain})
             if (best := fastest(one for one in plain if _split(one) == (ways, tensor))) is not None
         }
         if len(splits) < 2:
@@ -111,8 +111,7 @@ def pipeline_rather_than_tensor(case: Case, found: Sequence[Predicted]) -> Findi
         other = min(more, key=lambda one: one.step_s)
         kept.append(behind(fewest, other) > -EQUAL)
         figures.append(
-            f"{ways}: tp {fewest.choice.tensor_parallel} before tp {other.choice.tensor_parallel} "
-            f"by {behind(fewest, other):+.1%}"
+            f"{ways}: tp {fewest.choice.tp} before tp {other.choice.tp} by {behind(fewest, other):+.1%}"
         )
     if not kept:
         return Finding(rule, None, "no two splits to compare")
@@ -120,7 +119,7 @@ def pipeline_rather_than_tensor(case: Case, found: Sequence[Predicted]) -> Findi
 
 
 def _split(one: Predicted) -> tuple[int, int]:
-    return one.choice.ways, one.choice.tensor_parallel
+    return one.choice.ways, one.choice.tp
 
 
 def parts_of_layers(case: Case, found: Sequence[Predicted]) -> Finding:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from weft.describe.layout import Pins
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
@@ -32,6 +33,12 @@ from weft.web.notebook import plan_html
 from weft.web.run_report import write_run_report
 
 DEFAULT_RUNS = "runs"
+
+
+class PlanPins(Pins, total=False):
+    """The run file's `[plan]` table as keyword arguments."""
+
+    planner: str | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ def plan(
     global_batch: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
-    **pins: int | str | Sequence[str],
+    **pins: Unpack[PlanPins],
 ) -> Planned:
     """Find the best plan for a run file, or for a model on a cluster.
 
@@ -109,8 +116,7 @@ def plan(
         model: a preset, a folder with a `config.json`, or such a file.
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
         global_batch: samples per optimizer step. sequence: tokens per sample.
-        pins: keys of the run file's [plan] table: schedule, loops, pp, dp, tp, cp, micro_batch_size,
-            sharding, island, recompute (a list: of each stage), planner.
+        pins: keys of the run file's [plan] table: decisions of the layout, such as `pp`, and `planner`.
 
     Raises:
         weft.errors.InputError: when the input is refused or nothing fits.

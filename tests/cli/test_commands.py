@@ -302,7 +302,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "gpt3-175b", "--on", "8xt4"), "no layout fits"),
         (
             ("plan", "gpt-52b", "--on", "64xv100-32gb", "--tp", "3"),
-            "no layout of 64 devices in nodes of 8 has tensor parallel 3",
+            "no layout of 64 devices in nodes of 8 has tp 3",
         ),
         (("plan", "missing.toml"), "missing.toml"),
         (("plan", "gpt-1m", "--on", "missing-cluster.toml"), "missing-cluster.toml"),

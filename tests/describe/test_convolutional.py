@@ -15,11 +15,12 @@ from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, TOKEN_BYTES
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
 from weft.describe.model import model_from
 from weft.describe.models import PRESETS, resolve_model
 from weft.errors import InputError
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.problem import parse_cluster
 from weft.run.batch_norm import StepBatchNorm
 from weft.run.families.resnet import resnet_config
@@ -132,7 +133,7 @@ def test_presets_do_their_published_work(name, billions):
 def test_stages_of_unlike_layers_are_cut_where_the_work_is():
     graph = layer_graph(PRESETS["vgg-16"])
     job = Job(graph=graph, cluster=parse_cluster("4xa100-80gb"), global_batch=32, sequence=SEQUENCE)
-    layout = Layout(pipeline_parallel=4, data_parallel=1, loops=1, micro_batch_size=4, schedule="1f1b")
+    layout = Layout(pp=4, dp=1, loops=1, micro_batch_size=4, schedule="1f1b")
     plan = build_plan(job, layout, flops_per_layer(job))
     work = flops_per_layer(job)
     stages = [sum(work[layer] for layer in stage.layers) for stage in plan.stages]
@@ -145,9 +146,9 @@ def test_no_layer_is_divided_over_tensor_ranks():
     assert graph.refuse_tensor(2) == "tp 2: no layer of the model can be divided over tensor ranks"
     job = Job(graph=graph, cluster=parse_cluster("2xa100-80gb"), global_batch=4, sequence=SEQUENCE)
     layout = Layout(
-        pipeline_parallel=1,
-        data_parallel=1,
-        tensor_parallel=2,
+        pp=1,
+        dp=1,
+        tp=2,
         loops=1,
         micro_batch_size=4,
         schedule="1f1b",

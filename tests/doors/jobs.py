@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weft.api import words_to_run
+from weft.describe.layout import Layout
 from weft.describe.run_file import RunFile
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import problem_of_run
 
@@ -22,8 +23,8 @@ def run_of(
 def planned(run: RunFile, **choices: Any) -> PlannedJob:
     """The job of a run with the layout of these choices; one device for each that is left out."""
     given: dict[str, Any] = {
-        "pipeline_parallel": 1,
-        "data_parallel": 1,
+        "pp": 1,
+        "dp": 1,
         "loops": 1,
         "micro_batch_size": 1,
         "schedule": "1f1b",

@@ -17,7 +17,7 @@ STACKS = sorted(set(EMITTERS) - OWN_RUNS)
 
 def job(**choices: Any) -> PlannedJob:
     run = run_of("llama-1b", global_batch=64, sequence=1024)
-    return planned(run, **({"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"} | choices))
+    return planned(run, **({"pp": 4, "dp": 4, "sharding": "zero-1"} | choices))
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -27,7 +27,7 @@ def test_what_a_stack_lacks_is_predicted_as_its_nearest(stack: str) -> None:
     assert written is not None
     layout = layout_of(written.plan)
     assert layout.schedule == "1f1b"
-    assert (layout.pipeline_parallel, layout.data_parallel, layout.micro_batch_size) == (4, 4, 1)
+    assert (layout.pp, layout.dp, layout.micro_batch_size) == (4, 4, 1)
     assert layout.recompute == "full"
     assert written.prediction.step_s > 0
 

@@ -16,10 +16,11 @@ from doors.jobs import planned, run_of
 from weft.describe.plan import Replica
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
+from weft.doors.explain import read_configuration
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 
-PIPELINE = {"pipeline_parallel": 4, "data_parallel": 4, "sharding": "zero-1"}
+PIPELINE = {"pp": 4, "dp": 4, "sharding": "zero-1"}
 
 
 def lost(stack: str, job: PlannedJob) -> list[str]:
@@ -36,7 +37,7 @@ def pipelined(**choices: Any) -> PlannedJob:
 
 
 def alone(**choices: Any) -> PlannedJob:
-    return planned(run_of(), **({"data_parallel": 16} | choices))
+    return planned(run_of(), **({"dp": 16} | choices))
 
 
 def test_an_unknown_stack_is_refused_with_the_nearest() -> None:
@@ -47,9 +48,9 @@ def test_an_unknown_stack_is_refused_with_the_nearest() -> None:
 def test_megatron_lm_is_given_every_degree_and_size() -> None:
     job = planned(
         run_of("llama-3-8b"),
-        pipeline_parallel=2,
-        data_parallel=2,
-        tensor_parallel=4,
+        pp=2,
+        dp=2,
+        tp=4,
         loops=2,
         schedule="depth-first",
         sharding="zero-1",
@@ -76,7 +77,7 @@ def test_megatron_lm_is_given_every_degree_and_size() -> None:
 
 
 def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
-    job = planned(run_of(), pipeline_parallel=3, data_parallel=4, sharding="zero-1")
+    job = planned(run_of(), pp=3, dp=4, sharding="zero-1")
     first, second, third = Decided(job).blocks
     assert (
         f"--pipeline-model-parallel-layout 'Et*{first}|t*{second}|t*{third}L' " in emit(job, "megatron").text
@@ -160,12 +161,12 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
         (
             "deepspeed",
             {"island": 2},
-            "lost: islands of 2 replicas, which DeepSpeed's ZeRO does not have; nearest: all replicas share "
-            "states out",
+            "lost: islands of 2 replicas, which DeepSpeed does not have; nearest: all replicas share states "
+            "out",
         ),
         (
             "deepspeed",
-            {"data_parallel": 2, "tensor_parallel": 2},
+            {"dp": 2, "tp": 2},
             "lost: a pipeline of tensor groups, of which DeepSpeed alone does only the pipeline; nearest: "
             "Megatron-DeepSpeed, whose layers are divided by its own mpu",
         ),
@@ -208,7 +209,7 @@ def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
         ),
         (
             "accelerate",
-            {"pipeline_parallel": 3},
+            {"pp": 3},
             "nearest: as many blocks in each, which their number must allow",
         ),
     ],
@@ -222,12 +223,12 @@ def test_what_a_pipeline_loses(stack: str, choices: dict[str, Any], line: str) -
     [
         (
             "deepspeed",
-            {"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-3"},
+            {"dp": 8, "tp": 2, "sharding": "zero-3"},
             "lost: zero-3 with tensor ranks; nearest: zero_optimization stage 2",
         ),
         (
             "deepspeed",
-            {"data_parallel": 8, "context_parallel": 2},
+            {"dp": 8, "cp": 2},
             "lost: context ranks that gather keys and values; DeepSpeed exchanges heads; nearest: Ulysses "
             "with "
             "sequence_parallel_size",
@@ -258,7 +259,8 @@ def test_what_a_pipeline_loses(stack: str, choices: dict[str, Any], line: str) -
         (
             "accelerate",
             {"sharding": "zero-1", "island": 8},
-            "lost: islands of 8 replicas with zero-1; nearest: all replicas share states out",
+            "lost: islands of 8 replicas, which the DeepSpeed plugin does not have; nearest: all replicas "
+            "share states out",
         ),
         (
             "megatron",
@@ -290,14 +292,12 @@ def test_replicas_whose_micro_batches_go_through_all_layers_lose_nothing(stack: 
     ],
 )
 def test_a_precision_that_others_do_not_train_in(stack: str, line: str) -> None:
-    job = planned(run_of(precision="fp64"), data_parallel=16)
+    job = planned(run_of(precision="fp64"), dp=16)
     assert line in lost(stack, job)
 
 
 def test_megatron_lm_cannot_loop_fewer_micro_batches_than_devices() -> None:
-    job = planned(
-        run_of(global_batch=8), pipeline_parallel=4, data_parallel=4, loops=2, schedule="breadth-first"
-    )
+    job = planned(run_of(global_batch=8), pp=4, dp=4, loops=2, schedule="breadth-first")
     line = (
         "lost: 2 micro-batches on 4 devices in loops; Megatron-LM needs as many as devices; nearest: 4 "
         "micro-batches"
@@ -314,7 +314,7 @@ def test_groups_of_depth_first_are_megatron_lms_own() -> None:
 
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "deepspeed", "accelerate"])
 def test_unequal_shares_are_said_to_be_lost(stack: str) -> None:
-    job = alone(data_parallel=2, micro_batch_size=2)
+    job = alone(dp=2, micro_batch_size=2)
     [stage] = job.plan.stages
     unequal = (Replica(ranks=(0,), micro_batches=20), Replica(ranks=(1,), micro_batches=12))
     plan = job.plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": unequal}),)})
@@ -349,7 +349,7 @@ def test_stages_that_differ_are_said_to_be_lost() -> None:
 
 @pytest.mark.parametrize("on", ["16xa100-80gb+4xa100-80gb", "4xa100-80gb+16xa100-80gb"])
 def test_nodes_of_several_sizes_start_as_many_ranks_as_they_have_devices(on: str) -> None:
-    job = planned(run_of(on=on, global_batch=80), data_parallel=20)
+    job = planned(run_of(on=on, global_batch=80), dp=20)
     [line] = [text for text in emit(job, "megatron").text.splitlines() if text.startswith("torchrun ")]
     ranks = []
     for node in range(3):
@@ -364,9 +364,7 @@ def test_nodes_of_several_sizes_start_as_many_ranks_as_they_have_devices(on: str
 
 
 def test_micro_batches_that_cannot_fill_loops_are_written_as_the_fewest_that_can() -> None:
-    job = planned(
-        run_of(global_batch=8), pipeline_parallel=4, data_parallel=4, loops=2, schedule="breadth-first"
-    )
+    job = planned(run_of(global_batch=8), pp=4, dp=4, loops=2, schedule="breadth-first")
     assert "--global-batch-size 16 " in emit(job, "megatron").text
 
 
@@ -375,7 +373,7 @@ def test_accelerates_megatron_plugin_is_told_what_it_would_take_twice_or_whole()
     section = "megatron_lm_config"
     one = yaml.safe_load(emit(pipelined(), "accelerate").text)[section]
     assert one["megatron_lm_context_parallel_size"] == 1
-    choices = {"data_parallel": 2, "context_parallel": 2, "recompute": "full"}
+    choices = {"dp": 2, "cp": 2, "recompute": "full"}
     two = yaml.safe_load(emit(pipelined(**choices), "accelerate").text)[section]
     assert two["megatron_lm_context_parallel_size"] == 2
     assert two["megatron_lm_recompute_granularity"] == "full"
@@ -384,7 +382,7 @@ def test_accelerates_megatron_plugin_is_told_what_it_would_take_twice_or_whole()
 
 
 def test_accelerate_is_told_that_processes_on_processors_belong_together() -> None:
-    job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"), data_parallel=2)
+    job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"), dp=2)
     emitted = emit(job, "accelerate")
     assert emitted.launch.startswith("ACCELERATE_USE_CPU=true accelerate launch ")
     assert yaml.safe_load(emitted.text)["use_cpu"] is True
@@ -399,7 +397,7 @@ def test_accelerate_is_told_that_processes_on_processors_belong_together() -> No
     ],
 )
 def test_models_that_a_stack_does_not_have_are_refused(stack: str, model: str, line: str) -> None:
-    job = planned(run_of(model), data_parallel=16)
+    job = planned(run_of(model), dp=16)
     with pytest.raises(InputError, match=line):
         emit(job, stack)
 
@@ -413,12 +411,12 @@ def test_accelerates_plugin_has_no_pipelines_of_images() -> None:
 @pytest.mark.parametrize(
     ("choices", "kind"),
     [
-        ({"data_parallel": 1}, "NO"),
+        ({"dp": 1}, "NO"),
         ({}, "MULTI_GPU"),
         ({"sharding": "zero-1"}, "DEEPSPEED"),
         ({"sharding": "zero-3"}, "FSDP"),
-        ({"data_parallel": 8, "tensor_parallel": 2, "sharding": "zero-3"}, "FSDP"),
-        ({"data_parallel": 8, "tensor_parallel": 2}, "MEGATRON_LM"),
+        ({"dp": 8, "tp": 2, "sharding": "zero-3"}, "FSDP"),
+        ({"dp": 8, "tp": 2}, "MEGATRON_LM"),
         (PIPELINE, "MEGATRON_LM"),
     ],
 )
@@ -427,7 +425,7 @@ def test_accelerate_gets_the_plugin_that_the_plan_needs(choices: dict[str, Any],
 
 
 def test_torchtitan_gets_the_layers_of_every_stage() -> None:
-    job = planned(run_of("llama-3-8b"), pipeline_parallel=4, data_parallel=4, sharding="zero-3")
+    job = planned(run_of("llama-3-8b"), pp=4, dp=4, sharding="zero-3")
     record = tomllib.loads(emit(job, "torchtitan-toml").text)
     parts = record["parallelism"]["module_fqns_per_model_part"]
     flat = [name for part in parts for name in part]
@@ -438,7 +436,7 @@ def test_torchtitan_gets_the_layers_of_every_stage() -> None:
 
 
 def test_torchtitan_is_configured_in_python_with_the_names_of_its_modules() -> None:
-    job = planned(run_of("llama-3-8b"), pipeline_parallel=4, data_parallel=4, recompute="full")
+    job = planned(run_of("llama-3-8b"), pp=4, dp=4, recompute="full")
     emitted = emit(job, "torchtitan")
     compile(emitted.text, emitted.file, "exec")
     assert emitted.launch.endswith("-m torchtitan.train --module weft_torchtitan --config planned")
@@ -486,9 +484,41 @@ def test_stacks_that_start_wefts_own_runtime_lose_nothing_of_the_order() -> None
 @pytest.mark.parametrize("stack", ["deepspeed", "megatron", "torchtitan", "torchtitan-toml"])
 def test_another_packages_optimizer_is_lost_aloud(stack: str) -> None:
     run = run_of("llama-3-8b")
-    job = planned(run, data_parallel=16, sharding="zero-3")
+    job = planned(run, dp=16, sharding="zero-3")
     told = "lost: optimizer lion.torch:Lion of another package; nearest: AdamW"
     assert told not in lost(stack, job)
     other = with_optimizer(job, name="lion.torch:Lion")
     assert told in lost(stack, other)
     assert emit(other, stack).text.replace(f"# {told}\n", "") == emit(job, stack).text
+
+
+@pytest.mark.parametrize(
+    ("stack", "choices", "losses"),
+    [
+        ("megatron", {"blocking": ("messages", "reductions")}, ()),
+        ("megatron", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
+        ("deepspeed", {"blocking": ("messages", "reductions")}, ()),
+        ("deepspeed", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
+        (
+            "deepspeed",
+            {"blocking": ("messages",), "pp": 1, "dp": 16},
+            ("blocking messages, which DeepSpeed",),
+        ),
+        ("accelerate", {"blocking": ("messages",)}, ()),
+        ("accelerate", {"blocking": ("reductions",)}, ("blocking reductions, which the Megatron-LM plugin",)),
+        ("torchtitan", {"blocking": ("messages",)}, ("blocking messages, which torchtitan does not have",)),
+    ],
+)
+def test_what_is_waited_for_is_written_or_lost(
+    stack: str, choices: dict[str, Any], losses: tuple[str, ...]
+) -> None:
+    job = pipelined(**choices)
+    emitted = emit(job, stack)
+    said = [str(loss) for loss in emitted.losses if "blocking" in loss.what]
+    assert len(said) == len(losses)
+    for line, start in zip(said, losses, strict=True):
+        assert line.startswith(f"lost: {start}")
+        assert line.endswith("; nearest: communication beside computations")
+    if not losses:
+        found = read_configuration(emitted.text, emitted.file).layout.blocking
+        assert found == choices["blocking"]

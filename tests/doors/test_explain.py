@@ -49,13 +49,14 @@ torchrun ${LAUNCH[@]} pretrain_gpt.py ${MODEL[@]} $TRAINING \\
 
 
 def fields(configuration: Configuration, *names: str) -> tuple[Any, ...]:
-    return tuple(getattr(configuration, name) for name in names)
+    layout = configuration.layout
+    return tuple(getattr(layout if hasattr(layout, name) else configuration, name) for name in names)
 
 
 def test_a_script_of_megatron_lm() -> None:
     found = read_configuration(SCRIPT, "train.sh")
     assert found.stack == "Megatron-LM"
-    axes = ("devices", "pipeline_parallel", "tensor_parallel", "context_parallel", "replicas", "loops")
+    axes = ("devices", "pp", "tp", "cp", "replicas", "loops")
     assert fields(found, *axes) == (128, 8, 8, None, 2, 4)
     assert fields(found, "micro_batch_size", "global_batch", "sequence") == (1, 128, 4096)
     kinds = ("sharding", "recompute", "precision", "schedule", "blocking", "clips")
@@ -163,7 +164,7 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
 )
 def test_what_deepspeed_does_not_overlap(change: dict[str, Any], blocking: tuple[str, ...]) -> None:
     text = json.dumps({"train_micro_batch_size_per_gpu": 1} | change)
-    assert read_configuration(text, "ds.json").blocking == blocking
+    assert read_configuration(text, "ds.json").layout.blocking == blocking
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ bf16: auto
 def test_an_axolotl_file() -> None:
     found = read_configuration(AXOLOTL, "config.yml")
     assert found.stack == "Axolotl"
-    axes = ("replicas", "island", "context_parallel", "micro_batch_size", "micro_batches", "sequence")
+    axes = ("replicas", "island", "cp", "micro_batch_size", "micro_batches", "sequence")
     assert fields(found, *axes) == (8, 4, 2, 2, 8, 8192)
     assert fields(found, "sharding", "recompute", "precision") == ("zero-3", "full", "bf16")
     assert found.ranks == 16
@@ -254,7 +255,7 @@ def test_an_axolotl_file() -> None:
 )
 def test_what_axolotl_shares_out(line: str, sharding: str | None) -> None:
     text = f"base_model: gpt2\nmicro_batch_size: 1\n{line}\n"
-    assert read_configuration(text, "config.yml").sharding == sharding
+    assert read_configuration(text, "config.yml").layout.sharding == sharding
 
 
 TORCHTITAN = """
@@ -282,7 +283,7 @@ expert_parallel_degree = 2
 def test_a_torchtitan_file() -> None:
     found = read_configuration(TORCHTITAN, "job.toml")
     assert found.stack == "torchtitan"
-    assert fields(found, "pipeline_parallel", "tensor_parallel", "replicas", "island", "loops") == (
+    assert fields(found, "pp", "tp", "replicas", "island", "loops") == (
         4,
         8,
         16,
@@ -307,7 +308,7 @@ def test_torchtitan_counts_split_points() -> None:
         "expert_parallel_degree = 2",
         'pipeline_parallel_split_points = ["layers.20", "layers.40", "layers.60"]',
     )
-    assert read_configuration(text, "job.toml").loops == 1
+    assert read_configuration(text, "job.toml").layout.loops == 1
 
 
 @pytest.mark.parametrize(
@@ -387,9 +388,9 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     configuration = read_configuration(TITAN, "config_registry.py")
     assert configuration.stack == "torchtitan"
     assert configuration.model == "llama-3-8b"
-    assert (configuration.tensor_parallel, configuration.data_parallel) == (2, 4)
-    assert (configuration.micro_batch_size, configuration.sequence) == (8, 4096)
-    assert configuration.recompute == "full"
+    assert (configuration.layout.tp, configuration.layout.dp) == (2, 4)
+    assert (configuration.layout.micro_batch_size, configuration.sequence) == (8, 4096)
+    assert configuration.layout.recompute == "full"
     assert "training.max_norm" not in configuration.given
 
 
@@ -412,7 +413,7 @@ def test_accelerates_second_way_to_divide_a_sample_is_read() -> None:
         "  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 1\n"
         "  parallelism_config_sp_size: 2\n"
     )
-    assert read_configuration(text, "file.yaml").context_parallel == 2
+    assert read_configuration(text, "file.yaml").layout.cp == 2
 
 
 def test_aliases_that_stand_for_too_much_are_refused() -> None:

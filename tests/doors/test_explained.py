@@ -57,15 +57,15 @@ def test_a_command_line_says_all_that_a_prediction_needs() -> None:
 def test_what_weft_emits_is_predicted_as_it_was_planned(stack: str) -> None:
     job = planned(
         run_of("llama-1b", global_batch=32, sequence=1024),
-        pipeline_parallel=2,
-        data_parallel=8,
+        pp=2,
+        dp=8,
         sharding="zero-1" if stack != "torchtitan" else "zero-3",
     )
     told = Told(model="llama-1b", on="16xa100-80gb", sequence=1024)
     found = explain_text(emit(job, stack).text, "file", told, search=False)
     assert found.implied is not None
     layout, wanted = found.implied.layout, layout_of(job.plan)
-    assert (layout.pipeline_parallel, layout.data_parallel, layout.loops, layout.micro_batch_size) == (
+    assert (layout.pp, layout.dp, layout.loops, layout.micro_batch_size) == (
         2,
         8,
         1,
@@ -177,7 +177,7 @@ def test_a_launch_on_fewer_devices_than_are_told_is_taken_to_all_of_them() -> No
     text = f"torchrun --nproc-per-node 8 {MEGATRON}"
     found = explain_text(text, "x", Told(on="16xa100-80gb"), search=False)
     assert found.implied is not None
-    assert found.implied.layout.data_parallel == 4
+    assert found.implied.layout.dp == 4
     assert found.implied.assumed[0] == "all 16 devices of --on; the file starts 8"
 
 

@@ -34,11 +34,11 @@ STUBS = {
 
 
 def two_nodes() -> PlannedJob:
-    return planned(run_of(), data_parallel=16, sharding="zero-3")
+    return planned(run_of(), dp=16, sharding="zero-3")
 
 
 def mixed() -> PlannedJob:
-    return planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=48), data_parallel=24)
+    return planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=48), dp=24)
 
 
 def calls(script: str, folder: Path, **environment: str) -> list[str]:
@@ -152,7 +152,7 @@ def test_kubernetes_gets_the_files_and_a_job_for_each_kind_of_node() -> None:
 
 
 def test_a_plan_that_no_config_map_holds_is_said_to_be_lost() -> None:
-    job = planned(run_of("gpt2", on="40000xa100-80gb", global_batch=40000), data_parallel=40000)
+    job = planned(run_of("gpt2", on="40000xa100-80gb", global_batch=40000), dp=40000)
     [loss] = emit(job, "k8s").losses
     assert str(loss).startswith("lost: a plan of ")
     assert str(loss).endswith(
@@ -162,7 +162,7 @@ def test_a_plan_that_no_config_map_holds_is_said_to_be_lost() -> None:
 
 
 def test_nodes_have_every_rank_once_and_parts_of_nodes_are_their_own() -> None:
-    job = planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=40), data_parallel=20)
+    job = planned(run_of(on="16xa100-80gb+8xh100-80gb", global_batch=40), dp=20)
     nodes = nodes_of(Decided(job))
     assert [(one.count, one.devices, one.first) for one in nodes] == [(2, 8, 0), (1, 4, 2)]
 
@@ -190,6 +190,6 @@ def test_files_that_nodes_need_are_said_to_be_lost(tmp_path: Path) -> None:
     [("4xp100-16gb", "P100"), ("4xrtx-4090", "RTX4090"), ("8xa100-80gb", "A100-80GB"), ("4xl40s", "L40S")],
 )
 def test_accelerators_have_the_names_of_skypilots_catalogue(on: str, name: str) -> None:
-    job = planned(run_of("gpt2", on=on, global_batch=8, precision="fp32"), data_parallel=int(on[0]))
+    job = planned(run_of("gpt2", on=on, global_batch=8, precision="fp32"), dp=int(on[0]))
     accelerators = yaml.safe_load(emit(job, "skypilot").text)["resources"]["accelerators"]
     assert accelerators == f"{name}:{on[0]}"

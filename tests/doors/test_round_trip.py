@@ -44,13 +44,13 @@ def choices(draw: st.DrawFn) -> Choices:
     sharding = draw(st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"])) if data > 1 else "zero-0"
     island = 2 if data == 4 and sharding != "zero-0" and draw(st.booleans()) else None
     layout = {
-        "pipeline_parallel": pipeline,
-        "data_parallel": data,
+        "pp": pipeline,
+        "dp": data,
         "loops": loops,
         "micro_batch_size": size,
         "schedule": schedule,
-        "tensor_parallel": tensor,
-        "context_parallel": context,
+        "tp": tensor,
+        "cp": context,
         "sharding": sharding,
         "island": island,
         "recompute": draw(st.sampled_from(["none", "selective", "full"])),
@@ -78,16 +78,16 @@ def job_of(given: Choices, stack: str) -> PlannedJob:
 
 def said(configuration: Configuration) -> dict[str, Any]:
     """What a file says, with 1 for every axis that it leaves out."""
-    axes = ("pipeline_parallel", "tensor_parallel", "context_parallel", "loops")
-    return {axis: getattr(configuration, axis) or 1 for axis in axes} | {
-        "data_parallel": configuration.replicas,
-        "micro_batch_size": configuration.micro_batch_size,
+    axes = ("pp", "tp", "cp", "loops")
+    return {axis: getattr(configuration.layout, axis) or 1 for axis in axes} | {
+        "dp": configuration.replicas,
+        "micro_batch_size": configuration.layout.micro_batch_size,
         "global_batch": configuration.samples_per_step,
-        "sharding": configuration.sharding,
-        "island": configuration.island,
-        "recompute": configuration.recompute or "none",
+        "sharding": configuration.layout.sharding,
+        "island": configuration.layout.island,
+        "recompute": configuration.layout.recompute or "none",
         "precision": configuration.precision,
-        "schedule": configuration.schedule,
+        "schedule": configuration.layout.schedule,
     }
 
 
@@ -113,11 +113,11 @@ def test_what_is_emitted_is_read_back_but_for_what_is_said_to_be_lost(stack: str
     plan, found = job.plan, said(configuration)
     layout_stages = plan.mesh["pp"]
     wanted: dict[str, Any] = {
-        "pipeline_parallel": layout_stages,
-        "tensor_parallel": plan.mesh.get("tp", 1),
-        "context_parallel": plan.cp,
+        "pp": layout_stages,
+        "tp": plan.mesh.get("tp", 1),
+        "cp": plan.cp,
         "loops": len(plan.stages) // layout_stages,
-        "data_parallel": plan.mesh["dp"],
+        "dp": plan.mesh["dp"],
         "micro_batch_size": plan.micro_batch_size,
         "global_batch": plan.global_batch,
         "sharding": plan.sharding,
@@ -148,7 +148,7 @@ def micro_batches_of(job: PlannedJob) -> int:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_file_is_recognised_by_one_reader_only(stack: str) -> None:
-    job = planned(run_of(), pipeline_parallel=4, data_parallel=4, sharding="zero-1")
+    job = planned(run_of(), pp=4, dp=4, sharding="zero-1")
     emitted = emit(job, stack)
     readers = [name for name, reader in READERS.items() if reader.recognises(emitted.text, emitted.file)]
     assert readers == [STACKS[stack]]

@@ -44,7 +44,7 @@ def test_rules_emerge_without_being_applied(example: SimpleNamespace) -> None:
         finding = rule(case, found)
         assert finding.emerges, finding
     best = rules.fastest(found).choice
-    assert (best.tensor_parallel, best.pipeline_parallel, best.norm) == (1, 1, "fused")
+    assert (best.tp, best.pp, best.norm) == (1, 1, "fused")
     # A share of the peak times a step is the work of the step, which is every layout's.
     assert {round(one.mfu * one.step_s, 9) for one in found} == {round(found[0].mfu * found[0].step_s, 9)}
 
@@ -88,8 +88,8 @@ def test_dividing_tokens_gains_where_tensor_ranks_are_needed(example: SimpleName
 def test_what_does_not_fit_says_nothing(example: SimpleNamespace) -> None:
     layouts, rules = example.layouts, example.rules
     case = layouts.Case("llama-65b", 2048, 64)
-    choice = layouts.Choice(tensor_parallel=1, pipeline_parallel=1)
-    found = layouts.sweep(case, [choice, layouts.Choice(tensor_parallel=3, pipeline_parallel=1)])
+    choice = layouts.Choice(tp=1, pp=1)
+    found = layouts.sweep(case, [choice, layouts.Choice(tp=3, pp=1)])
     assert [one.choice for one in found] == [choice]
     assert not found[0].fits
     for rule in rules.RULES:
@@ -100,7 +100,7 @@ def test_the_report_says_of_every_rule_what_became_of_it(
     example: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layouts, sweep = example.layouts, example.sweep
-    few = [layouts.Choice(tensor_parallel=1, pipeline_parallel=1, recompute=one) for one in layouts.RECOMPUTE]
+    few = [layouts.Choice(tp=1, pp=1, recompute=one) for one in layouts.RECOMPUTE]
     monkeypatch.setattr(sweep, "choices", lambda: few)
     monkeypatch.setattr(
         sweep, "CASES", (layouts.Case("llama-13b", 2048, 64), layouts.Case("llama-7b", 2048, 64))

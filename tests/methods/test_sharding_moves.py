@@ -6,9 +6,9 @@ import pytest
 from moves.contexts import context
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import Layout
 from weft.describe.plan_file import check_plan
 from weft.moves.islands import island_on_nodes
-from weft.moves.layout import Layout
 from weft.moves.move import Context
 from weft.moves.registry import get_move
 
@@ -29,7 +29,7 @@ def test_each_move_shares_out_more_than_the_one_before():
 
 @pytest.mark.parametrize("name", RISING)
 def test_one_replica_has_nobody_to_share_with(name):
-    assert "one replica" in (get_move(name).applies(context(data_parallel=1)) or "")
+    assert "one replica" in (get_move(name).applies(context(dp=1)) or "")
 
 
 def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
@@ -45,13 +45,13 @@ def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
 
 def on_one_node(**changes):
     """Eight replicas of one stage, all in one node."""
-    before = context(pipeline_parallel=1, data_parallel=8, micro_batch_size=1)
+    before = context(pp=1, dp=8, micro_batch_size=1)
     return replace(before, plan=before.plan.model_copy(update=changes))
 
 
 def on_two_nodes(**changes):
     """Eight replicas of one stage, each node of four devices has half of them."""
-    before = context(pipeline_parallel=1, data_parallel=8, micro_batch_size=1)
+    before = context(pp=1, dp=8, micro_batch_size=1)
     node = replace(before.cluster.groups[0], count=2, devices=4)
     cluster = replace(before.cluster, groups=(node,), links={(node.name, node.name): node.link})
     plan = before.plan.model_copy(update={"cluster_fingerprint": cluster.fingerprint, **changes})
@@ -82,19 +82,19 @@ def test_an_island_needs_states_to_share_and_a_node(before, expected):
 @pytest.mark.parametrize(
     ("on", "degrees", "expected"),
     [
-        ("32xa100-80gb", {"data_parallel": 32}, 8),
-        ("32xa100-80gb", {"data_parallel": 16, "pipeline_parallel": 2}, 8),
-        ("32xa100-80gb", {"data_parallel": 16, "tensor_parallel": 2}, 4),
-        ("32xa100-80gb", {"data_parallel": 8, "pipeline_parallel": 4}, None),
-        ("32xa100-80gb", {"data_parallel": 4, "tensor_parallel": 8}, None),
-        ("24xa100-80gb", {"data_parallel": 12, "pipeline_parallel": 2}, 4),
-        ("24xa100-80gb", {"data_parallel": 3, "pipeline_parallel": 8}, None),
-        ("8xa100-80gb", {"data_parallel": 8}, None),
-        ("16xa100-80gb+4xa100-80gb", {"data_parallel": 20}, 4),
-        ("16xa100-80gb", {"data_parallel": 8, "pipeline_parallel": 2, "schedule": "chimera"}, 8),
+        ("32xa100-80gb", {"dp": 32}, 8),
+        ("32xa100-80gb", {"dp": 16, "pp": 2}, 8),
+        ("32xa100-80gb", {"dp": 16, "tp": 2}, 4),
+        ("32xa100-80gb", {"dp": 8, "pp": 4}, None),
+        ("32xa100-80gb", {"dp": 4, "tp": 8}, None),
+        ("24xa100-80gb", {"dp": 12, "pp": 2}, 4),
+        ("24xa100-80gb", {"dp": 3, "pp": 8}, None),
+        ("8xa100-80gb", {"dp": 8}, None),
+        ("16xa100-80gb+4xa100-80gb", {"dp": 20}, 4),
+        ("16xa100-80gb", {"dp": 8, "pp": 2, "schedule": "chimera"}, 8),
     ],
 )
 def test_islands_are_the_replicas_of_a_node(on, degrees, expected):
     cluster = parse_cluster(on)
-    settings = {"pipeline_parallel": 1, "loops": 1, "micro_batch_size": 1, "schedule": "1f1b", **degrees}
+    settings = {"pp": 1, "loops": 1, "micro_batch_size": 1, "schedule": "1f1b", **degrees}
     assert island_on_nodes(cluster, Layout(**settings)) == expected

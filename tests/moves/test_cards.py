@@ -8,11 +8,12 @@ from moves.contexts import context
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.moves.job import Job, job_of
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context
 from weft.moves.registry import all_moves, get_move
@@ -87,28 +88,28 @@ def test_more_and_less_context_parallelism_undo_each_other():
 def test_a_layout_reads_back_from_its_plan():
     before = context(schedule="breadth-first", loops=2)
     assert layout_of(before.plan, flops_per_layer(job_of(before))) == Layout(
-        pipeline_parallel=2, data_parallel=2, loops=2, micro_batch_size=2, schedule="breadth-first"
+        pp=2, dp=2, loops=2, micro_batch_size=2, schedule="breadth-first"
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"pipeline_parallel": 16}, "the cluster has 8"),
+        ({"pp": 16}, "the cluster has 8"),
         ({"micro_batch_size": 3}, "nearest global batch: 18"),
         ({"loops": 4, "schedule": "breadth-first"}, "the model has 6 layers"),
         ({"loops": 2}, "1f1b"),
-        ({"pipeline_parallel": 4, "context_parallel": 2}, "pp x dp x cp = 16 ranks, the cluster has 8"),
+        ({"pp": 4, "cp": 2}, "pp x dp x cp = 16 ranks, the cluster has 8"),
         (
-            {"context_parallel": 2, "tensor_parallel": 3, "pipeline_parallel": 1, "data_parallel": 1},
+            {"cp": 2, "tp": 3, "pp": 1, "dp": 1},
             "tp 3 does not divide",
         ),
     ],
 )
 def test_an_impossible_layout_says_why(changes, expected):
     layout = {
-        "pipeline_parallel": 2,
-        "data_parallel": 2,
+        "pp": 2,
+        "dp": 2,
         "loops": 1,
         "micro_batch_size": 2,
         "schedule": "1f1b",
@@ -131,8 +132,8 @@ def uneven(**changes):
     before = context()
     layout = Layout(
         **{
-            "pipeline_parallel": 2,
-            "data_parallel": 2,
+            "pp": 2,
+            "dp": 2,
             "loops": 1,
             "micro_batch_size": 2,
             "schedule": "1f1b",
@@ -167,5 +168,5 @@ def test_other_micro_batches_are_as_many_samples_of_every_replica():
 
 def test_another_mesh_is_balanced_anew():
     assert after("more data parallelism", uneven()) == Layout(
-        pipeline_parallel=1, data_parallel=4, loops=1, micro_batch_size=2, schedule="1f1b"
+        pp=1, dp=4, loops=1, micro_batch_size=2, schedule="1f1b"
     )

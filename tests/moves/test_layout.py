@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan import RECOMPUTES
 from weft.describe.plan_file import check_plan, parse_plan
 from weft.errors import InputError
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan
 from weft.predict.predict import predict
@@ -31,10 +32,10 @@ JOB = Job(
 
 layouts = st.builds(
     Layout,
-    pipeline_parallel=st.sampled_from([1, 2, 4]),
-    data_parallel=st.sampled_from([1, 2, 4]),
-    tensor_parallel=st.sampled_from([1, 2, 4]),
-    context_parallel=st.sampled_from([1, 2]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
     loops=st.sampled_from([1, 2]),
     micro_batch_size=st.sampled_from([1, 2]),
     schedule=st.sampled_from(["1f1b", "gpipe", "breadth-first", "depth-first", "chimera", "zb-v"]),
@@ -47,8 +48,8 @@ layouts = st.builds(
 def layout(**changes):
     return Layout(
         **{
-            "pipeline_parallel": 2,
-            "data_parallel": 2,
+            "pp": 2,
+            "dp": 2,
             "loops": 1,
             "micro_batch_size": 2,
             "schedule": "1f1b",
@@ -71,9 +72,9 @@ def test_a_legal_layout_is_a_legal_plan_and_reads_back(wanted):
 def uneven_layouts(draw):
     """Layouts whose stages, replicas and ranks are unlike each other; most can run the job."""
     wanted = draw(layouts)
-    shares = [1] * wanted.data_parallel
-    for _ in range(JOB.global_batch // wanted.micro_batch_size - wanted.data_parallel):
-        shares[draw(st.integers(0, wanted.data_parallel - 1))] += 1
+    shares = [1] * wanted.dp
+    for _ in range(JOB.global_batch // wanted.micro_batch_size - wanted.dp):
+        shares[draw(st.integers(0, wanted.dp - 1))] += 1
     cuts = draw(st.permutations(range(1, len(JOB.graph.layers))))[: wanted.stages - 1]
     borders = [0, *sorted(cuts), len(JOB.graph.layers)]
     order = draw(st.permutations(range(min(wanted.ranks, CLUSTER.ranks))))
@@ -128,18 +129,16 @@ def test_the_ranks_of_a_replica_are_neighbours_inside_a_node(wanted):
 
 @pytest.mark.parametrize("sharding", ["zero-0", "zero-1", "zero-2", "zero-3"])
 def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
-    plan = build_plan(
-        JOB, layout(tensor_parallel=2, sharding=sharding, recompute="full"), flops_per_layer(JOB)
-    )
+    plan = build_plan(JOB, layout(tp=2, sharding=sharding, recompute="full"), flops_per_layer(JOB))
     assert verify(compile_plan(plan, JOB.graph)) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"tensor_parallel": 8}, "pp x dp x tp = 32 ranks, the cluster has 16"),
-        ({"tensor_parallel": 3}, "nearest tp: 2"),
-        ({"data_parallel": 1, "sharding": "zero-1"}, "nearest sharding: zero-0"),
+        ({"tp": 8}, "pp x dp x tp = 32 ranks, the cluster has 16"),
+        ({"tp": 3}, "nearest tp: 2"),
+        ({"dp": 1, "sharding": "zero-1"}, "nearest sharding: zero-0"),
         ({"sharding": "zero-2", "blocking": ("reductions",)}, "nearest sharding: zero-1"),
         ({"layers_per_stage": (2, 2, 2)}, "layers for 3 stages are given, pp x loops = 2 stages"),
         (
@@ -151,7 +150,7 @@ def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
         ({"rank_order": (0, 1)}, "the rank order has 2 devices, the layout has 4 ranks"),
         ({"rank_order": (0, 1, 1, 3)}, "leaves device 2 out; each of 0 to 3 must be named once"),
         (
-            {"data_parallel": 1, "tensor_parallel": 2, "rank_order": (0, 2, 3, 1)},
+            {"dp": 1, "tp": 2, "rank_order": (0, 2, 3, 1)},
             "ranks of one replica of a stage sit on devices 3 1; nearest: 1 3",
         ),
         ({"micro_batches_per_replica": (8,)}, "shares for 1 replicas are given, dp is 2"),
@@ -169,17 +168,17 @@ def test_what_cannot_be_divided_or_shared_says_why(changes, expected):
 
 def test_the_text_names_what_is_not_the_default():
     assert str(layout()) == "pp 2 x dp 2, 1f1b, micro-batch size 2"
-    full = layout(tensor_parallel=4, sharding="zero-3", recompute="full", blocking=("messages",))
+    full = layout(tp=4, sharding="zero-3", recompute="full", blocking=("messages",))
     assert str(full) == (
         "pp 2 x dp 2 x tp 4, 1f1b, micro-batch size 2, zero-3, recompute full, blocking messages"
     )
-    islands = layout(data_parallel=4, sharding="zero-3", island=2)
+    islands = layout(dp=4, sharding="zero-3", island=2)
     assert str(islands) == "pp 2 x dp 4, 1f1b, micro-batch size 2, zero-3 in islands of 2"
 
 
 def test_the_text_is_brief_about_what_is_uneven():
     wanted = layout(
-        pipeline_parallel=4,
+        pp=4,
         layers_per_stage=(3, 1, 1, 1),
         micro_batches_per_replica=(5, 3),
         rank_order=(4, 5, 6, 7, 0, 1, 3, 2),
@@ -187,7 +186,7 @@ def test_the_text_is_brief_about_what_is_uneven():
     assert str(wanted) == (
         "pp 4 x dp 2, 1f1b, micro-batch size 2, layers 3+1x3, shares 5+3, devices 4-7 0-1 3 2"
     )
-    scattered = layout(pipeline_parallel=8, rank_order=tuple(range(15, -1, -1)))
+    scattered = layout(pp=8, rank_order=tuple(range(15, -1, -1)))
     assert str(scattered).endswith(", devices 15 14 13 12 11 10 and 10 runs more")
     assert str(wanted.regular) == "pp 4 x dp 2, 1f1b, micro-batch size 2"
 
@@ -204,11 +203,11 @@ def test_the_text_is_brief_about_what_is_uneven():
     ],
 )
 def test_the_text_names_the_stages_that_recompute(words, expected):
-    wanted = layout(pipeline_parallel=4).recomputing(words)
+    wanted = layout(pp=4).recomputing(words)
     assert str(wanted) == f"pp 4 x dp 2, 1f1b, micro-batch size 2, {expected}"
     assert wanted.recompute == max(words, key=RECOMPUTES.index)
     assert str(wanted.recomputing(["full"] * 4)).endswith("recompute full")
-    assert wanted.recomputing("none") == layout(pipeline_parallel=4)
+    assert wanted.recomputing("none") == layout(pp=4)
 
 
 def test_stages_recompute_selectively_only_where_the_model_knows_its_products():
@@ -240,7 +239,7 @@ def test_plans_of_no_layout_say_why(ranks, layers, expected):
 
 
 def test_a_written_plan_keeps_every_choice():
-    wanted = layout(tensor_parallel=2, sharding="zero-2", island=2, blocking=("messages",))
+    wanted = layout(tp=2, sharding="zero-2", island=2, blocking=("messages",))
     wanted = wanted.recomputing(("full", "selective"))
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     read = parse_plan(plan.model_dump(mode="json"))

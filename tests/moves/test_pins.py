@@ -1,4 +1,4 @@
-"""Pins against the goal's contract: what keeps less is refused with the contract that admits it."""
+"""PartialLayout against the goal's contract: what keeps less is refused with the contract that admits it."""
 
 from __future__ import annotations
 

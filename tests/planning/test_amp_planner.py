@@ -9,10 +9,11 @@ import pytest
 
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import cluster_of
+from weft.describe.layout import PartialLayout
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.amp import amp_search, degrees_of
 from weft.planning.planners.amp.profile import amp_inputs, node_bandwidths
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.network import Network
 
@@ -93,7 +94,7 @@ def test_every_strategy_is_answered_for() -> None:
     ranking = SEARCH(problem)
     inputs = amp_inputs(problem, [1, 2, 4])
     estimated = [one for one in ranking.candidates if one.estimate_s is not None]
-    assert [(one.layout.tensor_parallel, one.layout.data_parallel) for one in estimated] == [
+    assert [(one.layout.tp, one.layout.dp) for one in estimated] == [
         one.degrees[:2] for one in amp_search(inputs)
     ]
     assert len(ranking.candidates) == len(list(degrees_of(inputs)))
@@ -110,7 +111,7 @@ def test_what_does_not_fit_keeps_its_place() -> None:
 
 
 def test_a_node_that_the_tensor_degree_does_not_divide_is_named() -> None:
-    pins = Pins(tensor_parallel=2, data_parallel=1, pipeline_parallel=1)
+    pins = PartialLayout(tp=2, dp=1, pp=1)
     problem = problem_of(model="gpt-1m", on="3xt4", global_batch=8, precision="fp16", pins=pins)
     assert {one.reason for one in SEARCH(problem).candidates} == {
         "tp 2 does not divide the 3 devices of a node of t4"

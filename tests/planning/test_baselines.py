@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.describe.layout import PartialLayout
 from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
 from weft.moves.pipeline_partition import pipeline_partition
@@ -19,20 +20,20 @@ from weft.planning.planners.degrees import by_count
 from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, metis_form_s, shared_by_speed
 from weft.planning.planners.simulated import simulated
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 
 
 def posed(on: str, batch: int = 32, model: str = "gpt-1m", **pins: object) -> Problem:
-    return problem_of(model=model, on=on, global_batch=batch, precision="fp16", pins=Pins(**pins))  # type: ignore[arg-type]
+    return problem_of(model=model, on=on, global_batch=batch, precision="fp16", pins=PartialLayout(**pins))  # type: ignore[arg-type]
 
 
 def test_megatron_divides_the_model_no_further_than_memory_asks_for() -> None:
     roomy = get_planner("megatron").search(posed("8xa100-80gb"))
-    assert {(one.layout.pipeline_parallel, one.layout.tensor_parallel) for one in roomy.fitting} == {(1, 1)}
+    assert {(one.layout.pp, one.layout.tp) for one in roomy.fitting} == {(1, 1)}
     tight = get_planner("megatron").search(posed("8xa100-80gb", model="llama-13b"))
     best = tight.fitting[0].layout
-    assert (best.pipeline_parallel, best.tensor_parallel) == (1, 4)
-    by_degrees = {(one.layout.pipeline_parallel, one.layout.tensor_parallel): one for one in tight.candidates}
+    assert (best.pp, best.tp) == (1, 4)
+    by_degrees = {(one.layout.pp, one.layout.tp): one for one in tight.candidates}
     assert by_degrees[1, 1].verdict is by_degrees[1, 2].verdict is Verdict.TOO_BIG
     assert by_degrees[2, 2].reason == "less model parallelism fits"
 
@@ -41,12 +42,12 @@ def test_megatron_adds_stages_when_a_node_is_full_of_tensor_ranks() -> None:
     ranking = get_planner("megatron").search(posed("16xv100-16gb", model="llama-7b", batch=16))
     nodes = posed("16xv100-16gb").job.cluster.groups[0].devices
     best = ranking.fitting[0].layout
-    assert best.pipeline_parallel > 1
-    assert best.tensor_parallel == nodes
+    assert best.pp > 1
+    assert best.tp == nodes
 
 
 def test_the_formula_of_megatron_sweeps_the_micro_batch() -> None:
-    problem = posed("4xa100-80gb", data_parallel=2, pipeline_parallel=2)
+    problem = posed("4xa100-80gb", dp=2, pp=2)
     ranking = get_planner("megatron").search(problem)
     bounds = Bounds(problem)
     for one in ranking.fitting:
@@ -88,7 +89,7 @@ def test_uniform_shares_blocks_out_by_count_and_leaves_the_ends_where_they_are()
 
 
 def test_a_model_without_blocks_is_shared_out_layer_by_layer() -> None:
-    problem = posed("2xa100-80gb", model="alexnet-tiny", pipeline_parallel=2)
+    problem = posed("2xa100-80gb", model="alexnet-tiny", pp=2)
     layers = len(problem.job.graph.layers)
     expected = (layers - layers // 2, layers // 2)
     assert {one.layers_per_stage for one in get_planner("uniform").space(problem)} == {expected}
@@ -100,7 +101,7 @@ def test_annealing_ends_no_higher_than_it_starts_and_depends_on_its_seed() -> No
     starts = [
         one.estimate_s
         for one in rankings[0].candidates
-        if one.layout.rank_order is None and one.layout.data_parallel == 16 and one.estimate_s is not None
+        if one.layout.rank_order is None and one.layout.dp == 16 and one.estimate_s is not None
     ]
     for ranking in rankings:
         assert ranking.candidates[0].estimate_s is not None
@@ -119,11 +120,7 @@ def test_annealing_tries_other_places_where_nodes_differ() -> None:
 
 def test_without_moves_annealing_has_its_two_starts() -> None:
     ranking = AnnealingPlanner(trials=0).search(posed("4xa100-80gb", batch=4))
-    found = {
-        (one.layout.tensor_parallel, one.layout.data_parallel)
-        for one in ranking.candidates
-        if one.estimate_s is not None
-    }
+    found = {(one.layout.tp, one.layout.dp) for one in ranking.candidates if one.estimate_s is not None}
     assert found == {(4, 1), (1, 4)}
 
 
@@ -143,7 +140,7 @@ def test_shares_follow_the_speeds(speeds: list[float], more: int) -> None:
 
 
 def test_metis_form_is_the_closed_form_where_devices_are_alike() -> None:
-    problem = posed("4xa100-80gb", pipeline_parallel=4, tensor_parallel=1)
+    problem = posed("4xa100-80gb", pp=4, tp=1)
     times = LayerTimes(problem)
     for one in get_planner("metis-form").search(problem).fitting:
         layout = one.layout
@@ -185,7 +182,7 @@ def test_equal_replicas_have_the_time_of_one(stages: int, replicas: int, more: i
 
 
 def test_metis_form_gives_faster_devices_more_layers_and_chooses_who_comes_first() -> None:
-    problem = posed("4xa100-80gb+4xt4", model="gpt2", pipeline_parallel=2, tensor_parallel=4)
+    problem = posed("4xa100-80gb+4xt4", model="gpt2", pp=2, tp=4)
     ranking = get_planner("metis-form").search(problem)
     assert {one.layout.rank_order for one in ranking.candidates} == {None, (4, 5, 6, 7, 0, 1, 2, 3)}
     for one in ranking.fitting:
@@ -195,7 +192,7 @@ def test_metis_form_gives_faster_devices_more_layers_and_chooses_who_comes_first
 
 
 def test_metis_form_shares_the_batch_out_by_speed_and_gains_by_it() -> None:
-    problem = posed("1xa100-80gb+1xt4", batch=64, model="gpt2", pipeline_parallel=1, micro_batch_size=1)
+    problem = posed("1xa100-80gb+1xt4", batch=64, model="gpt2", pp=1, micro_batch_size=1)
     (one,) = MetisFormPlanner().search(problem).fitting
     shares = one.layout.micro_batches_per_replica
     assert shares is not None
@@ -215,6 +212,6 @@ def test_the_closed_form_of_a_given_layout_is_the_one_it_is_ranked_by() -> None:
     problem = posed("4xa100-80gb+4xv100-32gb", batch=64)
     ranking = get_planner("metis-form").search(problem)
     estimated = [one for one in ranking.candidates if one.estimate_s is not None]
-    assert len({one.layout.pipeline_parallel for one in estimated}) > 1
+    assert len({one.layout.pp for one in estimated}) > 1
     for one in estimated:
         assert metis_form_s(problem, one.layout) == one.estimate_s

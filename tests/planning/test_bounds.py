@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES
 from weft.describe.prediction import Prediction
-from weft.moves.layout import Layout, build_plan, refuse
+from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
@@ -24,10 +25,10 @@ SHARDINGS = ("zero-0", "zero-1", "zero-2", "zero-3")
 
 layouts = st.builds(
     Layout,
-    pipeline_parallel=st.sampled_from([1, 2, 4]),
-    data_parallel=st.sampled_from([1, 2, 4]),
-    tensor_parallel=st.sampled_from([1, 2]),
-    context_parallel=st.sampled_from([1, 2]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
     loops=st.sampled_from([1, 2]),
     micro_batch_size=st.sampled_from([1, 2]),
     schedule=st.sampled_from(sorted(SCHEDULES)),
@@ -39,9 +40,9 @@ layouts = st.builds(
 # Without a pipeline nothing is sent.
 alone = st.builds(
     Layout,
-    pipeline_parallel=st.just(1),
-    data_parallel=st.sampled_from([2, 4]),
-    tensor_parallel=st.sampled_from([1, 2]),
+    pp=st.just(1),
+    dp=st.sampled_from([2, 4]),
+    tp=st.sampled_from([1, 2]),
     loops=st.just(1),
     micro_batch_size=st.sampled_from([1, 2, 4]),
     schedule=st.sampled_from(["1f1b", "gpipe", "breadth-first"]),
@@ -86,11 +87,11 @@ def test_without_messages_the_memory_bound_is_the_peak(layout):
 
 
 def test_recomputing_and_tensor_ranks_raise_the_time_bound_by_what_they_add():
-    base = {"pipeline_parallel": 2, "data_parallel": 2, "loops": 1, "micro_batch_size": 1}
+    base = {"pp": 2, "dp": 2, "loops": 1, "micro_batch_size": 1}
     plain = Layout(**base, schedule="1f1b")
     again = Layout(**base, schedule="1f1b", recompute="full")
     assert 1.2 < BOUNDS.step_s(again) / BOUNDS.step_s(plain) < 1.5
-    halved = Layout(**base, schedule="1f1b", tensor_parallel=2)
+    halved = Layout(**base, schedule="1f1b", tp=2)
     assert BOUNDS.step_s(halved) > BOUNDS.step_s(plain) / 2
 
 
@@ -114,11 +115,11 @@ def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layo
 def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     layout = replace(layout, blocking=(), sharding="zero-0", island=None)
     count, stages = len(PROBLEM.job.graph.layers), layout.stages
-    assume(stages <= count and PROBLEM.job.global_batch >= layout.data_parallel * layout.micro_batch_size)
+    assume(stages <= count and PROBLEM.job.global_batch >= layout.dp * layout.micro_batch_size)
     borders = sorted(data.draw(st.permutations(range(1, count)))[: stages - 1])
-    rest = PROBLEM.job.global_batch // layout.micro_batch_size - layout.data_parallel
-    first = data.draw(st.integers(0, rest)) if layout.data_parallel > 1 else rest
-    shares = [1 + first, *[1] * (layout.data_parallel - 1)]
+    rest = PROBLEM.job.global_batch // layout.micro_batch_size - layout.dp
+    first = data.draw(st.integers(0, rest)) if layout.dp > 1 else rest
+    shares = [1 + first, *[1] * (layout.dp - 1)]
     shares[-1] += rest - first
     layout = replace(
         layout,
@@ -153,9 +154,9 @@ def test_what_tensor_ranks_exchange_is_counted_once_where_a_profile_contains_it(
     problem = replace(PROBLEM, profile=profile)
     job, bounds = problem.job, Bounds(problem)
     layout = Layout(
-        pipeline_parallel=1,
-        data_parallel=1,
-        tensor_parallel=2,
+        pp=1,
+        dp=1,
+        tp=2,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from weft.describe.layout import PartialLayout
 from weft.errors import InputError
 from weft.planning.comparison import compare_planners
 from weft.planning.planners import get_planner
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 
 
 def test_the_best_plan_of_each_is_sorted_by_its_simulated_step() -> None:
@@ -33,7 +34,7 @@ def test_what_does_not_fit_comes_last_and_how_much_was_passed_over_is_counted() 
     ranking = get_planner("amp").search(problem)
     assert ranking.candidates[answers["amp"].passed_over] == ranking.fitting[0]
     assert answers["amp"].passed_over > 0
-    tight = problem_of(model="llama-13b", on="8xa100-80gb", global_batch=8, pins=Pins(data_parallel=8))
+    tight = problem_of(model="llama-13b", on="8xa100-80gb", global_batch=8, pins=PartialLayout(dp=8))
     (none,) = compare_planners(tight, ["amp"])
     assert not none.fits
     assert none.step_s is not None
@@ -42,7 +43,7 @@ def test_what_does_not_fit_comes_last_and_how_much_was_passed_over_is_counted() 
 
 
 def test_no_layout_at_all_is_an_answer() -> None:
-    problem = problem_of(model="gpt-1m", on="4xa100-80gb", global_batch=8, pins=Pins(data_parallel=3))
+    problem = problem_of(model="gpt-1m", on="4xa100-80gb", global_batch=8, pins=PartialLayout(dp=3))
     (answer,) = compare_planners(problem, ["amp"])
     assert answer.reason == "no layout satisfies the given degrees"
 

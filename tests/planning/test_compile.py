@@ -2,11 +2,12 @@
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_evaluation, compile_folded, compile_plan
 from weft.program.kinds import FORWARD, SEND_ACTIVATION, STEP
 from weft.program.verify import verify
@@ -16,8 +17,8 @@ def planned(**changes):
     graph = layer_graph(resolve_model("gpt-1m"))
     job = Job(graph=graph, cluster=parse_cluster("8xa100-80gb"), global_batch=16, sequence=256)
     layout = {
-        "pipeline_parallel": 2,
-        "data_parallel": 2,
+        "pp": 2,
+        "dp": 2,
         "loops": 2,
         "micro_batch_size": 2,
         "schedule": "breadth-first",
@@ -71,11 +72,11 @@ def test_the_plan_id_sees_decisions():
     assert plan.plan_id != other.plan_id
 
 
-def folded(on, data_parallel, **changes):
+def folded(on, dp, **changes):
     graph, cluster = layer_graph(resolve_model("gpt-1m")), parse_cluster(on)
     layout = Layout(
-        pipeline_parallel=2,
-        data_parallel=data_parallel,
+        pp=2,
+        dp=dp,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from weft.describe.layout import PartialLayout
 from weft.errors import InputError
 from weft.planning.curve import (
     Curve,
@@ -27,13 +28,13 @@ from weft.planning.methods import (
     RIVALS,
 )
 from weft.planning.planners import get_planner
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.predict.trade_off import cheapest
 
 SHARES = (0.25, 2.0)
 
 
-def problem(model: str = "gpt-1m", on: str = "16xv100-32gb", pins: Pins | None = None) -> Problem:
+def problem(model: str = "gpt-1m", on: str = "16xv100-32gb", pins: PartialLayout | None = None) -> Problem:
     return problem_of(model=model, on=on, precision="fp16", pins=pins)
 
 
@@ -53,7 +54,7 @@ def test_every_layout_is_one_of_its_method(small: Curve) -> None:
         assert point.candidate is not None
         layout, method = point.candidate.layout, point.method
         assert method.admits(layout)
-        assert (layout.pipeline_parallel > 1) == method.pipelined
+        assert (layout.pp > 1) == method.pipelined
         assert layout.schedule == method.schedule
         assert layout.blocking == method.blocking
         assert method.sharding in (None, layout.sharding)
@@ -76,7 +77,7 @@ def test_no_layout_of_the_schedule_that_the_planner_finds_is_better(small: Curve
         posed = replace(
             small.problem,
             job=replace(small.problem.job, global_batch=32),
-            pins=Pins(schedule=method.schedule, loops=1),
+            pins=PartialLayout(schedule=method.schedule, loops=1),
         )
         found = [
             item for item in get_planner("homogeneous").search(posed).fitting if method.admits(item.layout)
@@ -110,14 +111,14 @@ def test_gains_split_into_schedule_and_implementation(small: Curve) -> None:
 
 
 def test_pins_hold_for_every_method() -> None:
-    answer = curve(problem(pins=Pins(tensor_parallel=2, micro_batch_size=1)), samples_per_device=(1.0,))
+    answer = curve(problem(pins=PartialLayout(tp=2, micro_batch_size=1)), samples_per_device=(1.0,))
     fitting = [point.candidate.layout for point in answer.points if point.candidate is not None]
     assert fitting
-    assert {(layout.tensor_parallel, layout.micro_batch_size) for layout in fitting} == {(2, 1)}
-    pipelines = curve(problem(pins=Pins(pipeline_parallel=2)), samples_per_device=(1.0,))
+    assert {(layout.tp, layout.micro_batch_size) for layout in fitting} == {(2, 1)}
+    pipelines = curve(problem(pins=PartialLayout(pp=2)), samples_per_device=(1.0,))
     assert pipelines.point(NO_PIPELINE.name, 1.0).candidate is None
     assert pipelines.point(NO_PIPELINE.name, 1.0).reason == "no layout satisfies the given degrees"
-    looped = curve(problem(pins=Pins(loops=2)), samples_per_device=(1.0,))
+    looped = curve(problem(pins=PartialLayout(loops=2)), samples_per_device=(1.0,))
     assert looped.point("gpipe", 1.0).candidate is None
     assert looped.point("breadth-first", 1.0).candidate is not None
 
@@ -139,7 +140,7 @@ def test_the_least_memory_is_not_above_that_of_the_fastest_layout(small: Curve) 
         assert method.admits(found.layout)
         assert found.layout.recompute == "full"
         assert found.peak_bytes <= fastest.peak_bytes
-    pinned = replace(small.problem, pins=Pins(sharding="zero-1", recompute="none"))
+    pinned = replace(small.problem, pins=PartialLayout(sharding="zero-1", recompute="none"))
     found = least_memory(pinned, GPIPE, 2.0).candidate
     assert found is not None
     assert (found.layout.sharding, found.layout.recompute) == ("zero-1", "none")
@@ -157,7 +158,7 @@ def test_defaults_follow_the_cluster_and_the_model() -> None:
 
 def test_impossible_questions_are_refused_at_once() -> None:
     with pytest.raises(InputError) as refused:
-        curve(problem(pins=Pins(schedule="gpipe")), samples_per_device=(0.3, 1))
+        curve(problem(pins=PartialLayout(schedule="gpipe")), samples_per_device=(0.3, 1))
     assert [str(item) for item in refused.value.violations] == [
         "samples per device: 0.3 on 16 devices is 4.8 samples; a whole number is needed "
         "(nearest valid: 0.3125)",

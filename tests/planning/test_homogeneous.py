@@ -6,19 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.describe.layout import PartialLayout
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 from weft.program.verify import verify
 
 SEARCH = get_planner("homogeneous").search
 
 
 def small_problem(devices=4, batch=8, **pins):
-    return problem_of(model="gpt-1m", on=f"{devices}xa100-80gb", global_batch=batch, pins=Pins(**pins))
+    return problem_of(
+        model="gpt-1m", on=f"{devices}xa100-80gb", global_batch=batch, pins=PartialLayout(**pins)
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -57,10 +60,10 @@ def test_the_best_comes_first_and_the_search_is_deterministic():
 
 
 def test_pins_are_kept():
-    ranking = SEARCH(small_problem(4, 16, schedule="breadth-first", loops=2, pipeline_parallel=2))
+    ranking = SEARCH(small_problem(4, 16, schedule="breadth-first", loops=2, pp=2))
     for candidate in ranking.candidates:
         layout = candidate.layout
-        assert (layout.schedule, layout.loops, layout.pipeline_parallel) == ("breadth-first", 2, 2)
+        assert (layout.schedule, layout.loops, layout.pp) == ("breadth-first", 2, 2)
 
 
 def test_an_order_with_split_backwards_keeps_its_bound_when_it_is_pinned():
@@ -73,7 +76,7 @@ def test_an_order_with_split_backwards_keeps_its_bound_when_it_is_pinned():
 
 
 def test_folding_replicas_predicts_what_the_whole_program_predicts():
-    problem = small_problem(4, 16, pipeline_parallel=2, data_parallel=2)
+    problem = small_problem(4, 16, pp=2, dp=2)
     from weft.predict.predict import predict
 
     for candidate in SEARCH(problem).fitting:
@@ -100,7 +103,7 @@ def test_what_does_not_fit_names_what_fills_the_memory():
         model="llama-7b",
         on="8xa100-40gb",
         global_batch=64,
-        pins=Pins(tensor_parallel=1, recompute="none", schedule="gpipe", micro_batch_size=4),
+        pins=PartialLayout(tp=1, recompute="none", schedule="gpipe", micro_batch_size=4),
     )
     reasons = {c.reason for c in SEARCH(problem).candidates if c.verdict is Verdict.TOO_BIG}
     assert any("states and buffers alone" in reason for reason in reasons)
@@ -111,15 +114,15 @@ def test_tensor_ranks_or_recomputation_let_a_large_model_fit_small_devices():
     problem = problem_of(model="gpt-52b", on="64xv100-32gb", global_batch=32, precision="fp16")
 
     def fitting(**pins):
-        return SEARCH(replace(problem, pins=Pins(pipeline_parallel=8, **pins))).fitting
+        return SEARCH(replace(problem, pins=PartialLayout(pp=8, **pins))).fitting
 
-    assert not fitting(tensor_parallel=1, sharding="zero-0")
-    assert fitting(tensor_parallel=8, sharding="zero-0", recompute="none")
-    assert fitting(tensor_parallel=4, sharding="zero-1", recompute="full")
+    assert not fitting(tp=1, sharding="zero-0")
+    assert fitting(tp=8, sharding="zero-0", recompute="none")
+    assert fitting(tp=4, sharding="zero-1", recompute="full")
 
 
 def test_minimising_memory_finds_the_least_that_any_layout_holds():
-    problem = replace(small_problem(4, 8, pipeline_parallel=2), minimise="memory")
+    problem = replace(small_problem(4, 8, pp=2), minimise="memory")
     fitting = SEARCH(problem).fitting
     peaks = [candidate.peak_bytes for candidate in fitting]
     everything = HomogeneousPlanner(finalists=10**6).search(problem).fitting
@@ -134,7 +137,7 @@ def test_an_order_that_waits_for_itself_is_refused_and_not_an_error():
             for layout in super().space(problem):
                 yield replace(layout, blocking=("messages",))
 
-    pins = {"schedule": "breadth-first", "pipeline_parallel": 2, "data_parallel": 1, "tensor_parallel": 1}
+    pins = {"schedule": "breadth-first", "pp": 2, "dp": 1, "tp": 1}
     looped, plain = (
         Blocking().search(small_problem(2, 16, **pins, loops=loops, micro_batch_size=1)) for loops in (2, 1)
     )
@@ -149,13 +152,13 @@ def family(layout):
 
 @settings(max_examples=6, deadline=None)
 @given(st.sampled_from(["1f1b", "breadth-first", "zb-h1"]), st.sampled_from([1, 2]), st.sampled_from([1, 4]))
-def test_a_variant_skipped_for_one_that_fits_is_not_faster(schedule, tensor_parallel, micro_batch_size):
+def test_a_variant_skipped_for_one_that_fits_is_not_faster(schedule, tp, micro_batch_size):
     problem = small_problem(
         8,
         32,
-        pipeline_parallel=2,
+        pp=2,
         loops=2 if schedule == "breadth-first" else 1,
-        tensor_parallel=tensor_parallel,
+        tp=tp,
         schedule=schedule,
         micro_batch_size=micro_batch_size,
     )
@@ -164,18 +167,18 @@ def test_a_variant_skipped_for_one_that_fits_is_not_faster(schedule, tensor_para
     assert skipped
     best = min(candidate.step_s for candidate in ranking.fitting)
     for layout in skipped:
-        pins = replace(problem.pins, sharding=layout.sharding, recompute=layout.recompute)
+        pins = problem.pins.replaced(sharding=layout.sharding, recompute=layout.recompute)
         (alone,) = SEARCH(replace(problem, pins=pins)).fitting
         assert family(alone.layout) == family(layout)
         assert alone.step_s >= best * (1 - 1e-9)
 
 
 def test_pinned_recomputation_and_sharding_are_kept():
-    ranking = SEARCH(small_problem(4, 16, recompute="full", sharding="zero-3", tensor_parallel=2))
+    ranking = SEARCH(small_problem(4, 16, recompute="full", sharding="zero-3", tp=2))
     assert ranking.fitting
     for candidate in ranking.candidates:
         layout = candidate.layout
-        assert (layout.recompute, layout.sharding, layout.tensor_parallel) == ("full", "zero-3", 2)
+        assert (layout.recompute, layout.sharding, layout.tp) == ("full", "zero-3", 2)
 
 
 def test_less_memory_never_makes_more_layouts_fit():
@@ -196,5 +199,5 @@ def test_an_unknown_schedule_is_refused_with_the_nearest():
 
 
 def test_indivisible_degrees_say_why():
-    ranking = SEARCH(small_problem(4, 6, pipeline_parallel=1, data_parallel=4))
+    ranking = SEARCH(small_problem(4, 6, pp=1, dp=4))
     assert {candidate.verdict for candidate in ranking.candidates} <= {Verdict.REFUSED}

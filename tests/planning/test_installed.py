@@ -10,7 +10,8 @@ from installing import register
 
 from weft.api import words_to_run
 from weft.describe.contract import Contract
-from weft.moves.layout import Layout, build_plan
+from weft.describe.layout import Layout, PartialLayout
+from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planned import plan_run
@@ -18,7 +19,7 @@ from weft.planning.planners import PLANNERS, Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import layouts
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.planning.smallest_change import SmallestChange, SmallestChanges
 from weft.planning.what_if import what_if
 from weft.predict.predict import predict
@@ -29,7 +30,7 @@ LAST_IN_FIRST_OUT = "last-in-first-out"
 def problem(
     on: str = "4xa100-80gb", *, batch: int = 16, contract: Contract = Contract.EXACT, **pins: Any
 ) -> Problem:
-    asked = {"global_batch": batch, "sequence": 64, "pins": Pins(**pins), "contract": contract}
+    asked = {"global_batch": batch, "sequence": 64, "pins": PartialLayout(**pins), "contract": contract}
     return problem_of(model="gpt-1m", on=on, **asked)  # type: ignore[arg-type]
 
 
@@ -39,7 +40,7 @@ def searched(ranking: Ranking) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("planner", ["weft", "homogeneous", "random", "exhaustive"])
 def test_planners_search_the_schedules_of_others(weft_example: Path, planner: str) -> None:
-    asked = problem(pipeline_parallel=4, data_parallel=1, sharding="zero-0", recompute="none")
+    asked = problem(pp=4, dp=1, sharding="zero-0", recompute="none")
     ranking = PLANNERS[planner].search(asked)
     fitting = {one.layout.schedule for one in ranking.fitting}
     assert LAST_IN_FIRST_OUT in {schedule for schedule, _ in searched(ranking)}
@@ -58,7 +59,7 @@ def test_a_schedule_is_searched_with_the_options_that_it_names_where_the_contrac
     for contract in Contract:
         found = {
             (one.schedule, int(one.options.get("together", 2)))
-            for one in layouts(problem(pipeline_parallel=4, contract=contract))
+            for one in layouts(problem(pp=4, contract=contract))
             if one.schedule == "in-twos"
         }
         admitted = contract >= Contract.UNBIASED
@@ -66,7 +67,7 @@ def test_a_schedule_is_searched_with_the_options_that_it_names_where_the_contrac
 
 
 def test_options_tell_layouts_apart(weft_example: Path) -> None:
-    pinned = problem(pipeline_parallel=4, data_parallel=1, micro_batch_size=1, schedule="in-twos")
+    pinned = problem(pp=4, dp=1, micro_batch_size=1, schedule="in-twos")
     ranking = PLANNERS["weft"].search(pinned)
     names = [str(one.layout) for one in ranking.candidates]
     assert len(names) == len(set(names))
@@ -88,9 +89,7 @@ class LateWeights(ZeroBubbleH1):
 
 
 def one_replica(schedule: str, devices: int = 1, size: int = 1) -> Layout:
-    return Layout(
-        pipeline_parallel=devices, data_parallel=1, loops=1, micro_batch_size=size, schedule=schedule
-    )
+    return Layout(pp=devices, dp=1, loops=1, micro_batch_size=size, schedule=schedule)
 
 
 def test_the_bound_of_an_order_of_others_is_that_of_the_same_order(packages: Path) -> None:
@@ -126,7 +125,7 @@ def test_a_long_step_of_a_schedule_of_others_is_simulated_whole(weft_example: Pa
 
 # More devices than baselines are asked about, which try sizes that are no powers of two.
 MANY, COUNT = "40xa100-80gb", 40
-REPLICAS = {"pipeline_parallel": 1, "tensor_parallel": 1, "sharding": "zero-0", "recompute": "none"}
+REPLICAS = {"pp": 1, "tp": 1, "sharding": "zero-0", "recompute": "none"}
 
 
 def best_size(samples: int, **asked: Any) -> int:
@@ -205,7 +204,7 @@ def test_an_order_that_cannot_run_is_refused_and_others_are_planned(packages: Pa
     register(packages, "broken", {"weft.schedules": {"broken": "broken:Broken"}})
     for pinned in (None, "broken"):
         ranking = PLANNERS["homogeneous"].search(
-            problem("2xa100-80gb", pipeline_parallel=2, micro_batch_size=2, schedule=pinned)
+            problem("2xa100-80gb", pp=2, micro_batch_size=2, schedule=pinned)
         )
         verdicts = {(one.layout.schedule, one.verdict) for one in ranking.candidates if one.plan is not None}
         assert ("broken", Verdict.FITS) not in verdicts

@@ -6,13 +6,14 @@ from functools import cache
 import pytest
 
 from weft.describe.cluster import Link
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan_file import check_plan
-from weft.moves.layout import Layout, build_plan, refuse
+from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.space import layouts
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 from weft.predict.predict import predict
 from weft.program.verify import verify
 
@@ -22,7 +23,7 @@ ETHERNET = Link(12.5e9, 2e-5)
 @cache
 def problem(on="32xa100-80gb", batch=32, **pins):
     """gpt2 on nodes of eight devices with slow links between them."""
-    posed = problem_of(model="gpt2", on=on, global_batch=batch, precision="bf16", pins=Pins(**pins))
+    posed = problem_of(model="gpt2", on=on, global_batch=batch, precision="bf16", pins=PartialLayout(**pins))
     cluster = replace(posed.job.cluster, links=dict.fromkeys(posed.job.cluster.links, ETHERNET))
     return replace(posed, job=replace(posed.job, cluster=cluster))
 
@@ -34,8 +35,8 @@ def islands(posed):
 def test_islands_are_those_of_nodes():
     space = [layout for layout in layouts(problem()) if layout.island is not None]
     assert {layout.sharding for layout in space} == {"zero-3"}
-    assert all(layout.island * layout.tensor_parallel <= 8 for layout in space)
-    widths = {(one.data_parallel, one.tensor_parallel, one.island) for one in space if one.schedule == "1f1b"}
+    assert all(layout.island * layout.tp <= 8 for layout in space)
+    widths = {(one.dp, one.tp, one.island) for one in space if one.schedule == "1f1b"}
     assert widths == {(32, 1, 8), (16, 1, 8), (16, 2, 4), (8, 2, 4), (8, 4, 2), (4, 4, 2)}
 
 
@@ -66,8 +67,8 @@ def test_a_pinned_island_is_kept_and_shares_something_out():
 )
 def test_a_layout_that_has_no_whole_islands_says_why(changes, expected):
     layout = Layout(
-        pipeline_parallel=1,
-        data_parallel=32,
+        pp=1,
+        dp=32,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",
@@ -96,8 +97,8 @@ def test_islands_on_nodes_win_where_stages_are_gathered_often():
     """Depth-first with four stages to a device gathers and reduces each of them several times."""
     posed = problem(batch=128)
     often = Layout(
-        pipeline_parallel=2,
-        data_parallel=16,
+        pp=2,
+        dp=16,
         loops=4,
         micro_batch_size=1,
         schedule="depth-first",
@@ -109,8 +110,8 @@ def test_islands_on_nodes_win_where_stages_are_gathered_often():
 def test_islands_on_nodes_lose_where_stages_are_gathered_once():
     """An all-reduce of gradients in fp32 crosses the slow links in place of a gather in 16 bits."""
     once = Layout(
-        pipeline_parallel=1,
-        data_parallel=32,
+        pp=1,
+        dp=32,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",
@@ -120,9 +121,7 @@ def test_islands_on_nodes_lose_where_stages_are_gathered_once():
 
 
 def test_the_planner_finds_islands_where_they_win():
-    posed = problem(
-        batch=64, sharding="zero-3", schedule="depth-first", loops=4, pipeline_parallel=2, tensor_parallel=1
-    )
+    posed = problem(batch=64, sharding="zero-3", schedule="depth-first", loops=4, pp=2, tp=1)
     best = HomogeneousPlanner().search(posed).fitting[0]
     assert best.layout.island == 8
     assert "zero-3 in islands of 8" in str(best.layout)

@@ -6,9 +6,10 @@ import pytest
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
 from weft.predict.predict import predict
@@ -34,9 +35,9 @@ def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, 
     if schedule == "depth-first":
         micro_batches -= micro_batches % 2
     layout = Layout(
-        pipeline_parallel=2,
-        data_parallel=4,
-        tensor_parallel=2,
+        pp=2,
+        dp=4,
+        tp=2,
         loops=loops,
         micro_batch_size=1,
         schedule=schedule,
@@ -47,7 +48,7 @@ def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, 
 
 
 @pytest.mark.parametrize(
-    ("pipeline_parallel", "loops", "depth", "micro_batches"),
+    ("pp", "loops", "depth", "micro_batches"),
     [
         (2, 2, None, 96),
         (2, 2, None, 54),
@@ -59,10 +60,10 @@ def test_a_long_step_is_that_of_the_whole_simulation(schedule, loops, blocking, 
     ],
 )
 @pytest.mark.parametrize("sharding", ["zero-1", "zero-3"])
-def test_rounds_of_a_long_step_are_shorter_or_fewer(pipeline_parallel, loops, depth, micro_batches, sharding):
+def test_rounds_of_a_long_step_are_shorter_or_fewer(pp, loops, depth, micro_batches, sharding):
     layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=4,
+        pp=pp,
+        dp=4,
         loops=loops,
         micro_batch_size=1,
         schedule="hybrid",

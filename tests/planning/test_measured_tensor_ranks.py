@@ -6,10 +6,11 @@ import pytest
 from predict.cost.machines import CPU, MODEL, cluster, profile_of
 
 from weft.describe.families import layer_graph
+from weft.describe.layout import PartialLayout
 from weft.moves.job import Job
 from weft.planning.planners import get_planner
 from weft.planning.planners.bounds import Bounds
-from weft.planning.problem import Pins, Problem
+from weft.planning.problem import Problem
 from weft.predict.profile import LayerProfile
 
 GRAPH = layer_graph(MODEL)
@@ -17,7 +18,7 @@ ONE, TWO = profile_of(GRAPH), profile_of(GRAPH, tp=2, times=0.6)
 SIZE, SAMPLES = 2, 8
 
 
-def posed(profile: LayerProfile, tensor_parallel: int | None = None) -> Problem:
+def posed(profile: LayerProfile, tp: int | None = None) -> Problem:
     job = Job(
         graph=GRAPH,
         cluster=cluster(nodes=1, devices=2, device=CPU),
@@ -25,9 +26,9 @@ def posed(profile: LayerProfile, tensor_parallel: int | None = None) -> Problem:
         sequence=GRAPH.sequence,
         precision="fp32",
     )
-    pins = Pins(
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=1,
+    pins = PartialLayout(
+        tp=tp,
+        pp=1,
         micro_batch_size=SIZE,
         sharding="zero-0",
         recompute="none",
@@ -37,7 +38,7 @@ def posed(profile: LayerProfile, tensor_parallel: int | None = None) -> Problem:
 
 @pytest.mark.parametrize("name", ["homogeneous", "weft"])
 def test_a_step_is_the_sum_of_its_rows(name: str) -> None:
-    problem = posed(ONE.renewed(TWO), tensor_parallel=2)
+    problem = posed(ONE.renewed(TWO), tp=2)
     (best, *_) = get_planner(name).search(problem).fitting
     assert best.plan is not None
     assert best.prediction is not None
@@ -52,10 +53,10 @@ def test_a_step_is_the_sum_of_its_rows(name: str) -> None:
 def test_a_search_takes_the_degree_whose_rows_are_faster(times: float, chosen: int) -> None:
     profile = ONE.renewed(profile_of(GRAPH, tp=2, times=times))
     best = get_planner("weft").search(posed(profile)).fitting[0]
-    assert best.layout.tensor_parallel == chosen
+    assert best.layout.tp == chosen
 
 
 def test_a_degree_without_rows_is_passed_over_with_the_remedy() -> None:
-    ranking = get_planner("homogeneous").search(posed(ONE, tensor_parallel=2))
+    ranking = get_planner("homogeneous").search(posed(ONE, tp=2))
     assert not ranking.fitting
     assert "weft measure MODEL --tensor-parallel 2 adds it" in ranking.candidates[0].reason

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import RECOMPUTES
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds, LayerBytes
@@ -19,17 +20,17 @@ from weft.planning.planners.simulated import simulated
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.stages import Way, deal
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.program.verify import verify
 
 
 def posed(on: str = "4xv100-16gb", *, room: float, model: str = "gpt-1m", **pins: object) -> Problem:
     """A problem on devices with so much room: 0 is what a pipeline of all of them needs to recompute fully,
     1 to recompute nothing."""
-    pinned = Pins(**pins)  # type: ignore[arg-type]
+    pinned = PartialLayout(**pins)  # type: ignore[arg-type]
     problem = problem_of(model=model, on=on, global_batch=32, precision="fp16", pins=pinned)
     ranks = problem.job.cluster.ranks
-    layout = Layout(pipeline_parallel=ranks, data_parallel=1, loops=1, micro_batch_size=2, schedule="1f1b")
+    layout = Layout(pp=ranks, dp=1, loops=1, micro_batch_size=2, schedule="1f1b")
     bounds = Bounds(problem)
     least, most = (bounds.holding(layout.recomputing(word)).total for word in ("full", "none"))
     groups = []
@@ -66,8 +67,8 @@ def test_it_is_never_worse_than_stages_that_are_alike(data: st.DataObject) -> No
     problem = posed(
         data.draw(st.sampled_from(ON)),
         room=data.draw(tight),
-        pipeline_parallel=data.draw(st.sampled_from([2, 4, None])),
-        tensor_parallel=1,
+        pp=data.draw(st.sampled_from([2, 4, None])),
+        tp=1,
         schedule=data.draw(st.sampled_from(["1f1b", "gpipe", "breadth-first", "zb-v", "chimera"])),
         micro_batch_size=2,
     )
@@ -105,7 +106,7 @@ def require_minimal(problem: Problem, found: Candidate) -> None:
 def test_the_first_stages_of_a_pipeline_recompute_and_the_step_is_shorter(
     room: float, words: tuple[str, ...]
 ) -> None:
-    pins = {"schedule": "1f1b", "pipeline_parallel": 4, "tensor_parallel": 1, "micro_batch_size": 2}
+    pins = {"schedule": "1f1b", "pp": 4, "tp": 1, "micro_batch_size": 2}
     problem = posed(room=room, **pins)
     ranking = WeftPlanner().search(problem)
     best, alike = ranking.fitting[0], best_of(problem, mixed=0)
@@ -120,7 +121,7 @@ def test_a_layout_that_the_simulator_finds_too_big_recomputes_more() -> None:
     problem = posed(room=0.5)
     bounds = Bounds(problem)
     space = MixedSpace(problem, bounds)
-    keeps = Layout(pipeline_parallel=4, data_parallel=1, loops=1, micro_batch_size=2, schedule="1f1b")
+    keeps = Layout(pp=4, dp=1, loops=1, micro_batch_size=2, schedule="1f1b")
     found = judged(problem, keeps)
     assert found.verdict is Verdict.TOO_BIG
     more = space.with_more(found)
@@ -137,12 +138,12 @@ schedules = st.sampled_from(["1f1b", "gpipe", "zb-h1", "breadth-first", "depth-f
 @given(schedules, st.sampled_from([2, 4]), st.sampled_from([1, 2]), tight)
 @settings(max_examples=30, deadline=None)
 def test_every_stage_has_the_lightest_word_that_its_devices_can_hold(
-    schedule: str, pipeline_parallel: int, loops: int, room: float
+    schedule: str, pp: int, loops: int, room: float
 ) -> None:
     problem = posed(room=room)
     layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=4 // pipeline_parallel,
+        pp=pp,
+        dp=4 // pp,
         loops=loops,
         micro_batch_size=2,
         schedule=schedule,
@@ -218,7 +219,7 @@ def test_cuts_and_ways_are_as_short_as_any_of_layers_that_are_alike(data: st.Dat
 
 @pytest.mark.parametrize("on", ON)
 def test_the_same_question_has_the_same_answer(on: str) -> None:
-    problem = posed(on, room=0.4, tensor_parallel=1, schedule="1f1b")
+    problem = posed(on, room=0.4, tp=1, schedule="1f1b")
     one, other = (WeftPlanner().search(problem) for _ in range(2))
     assert [str(item.layout) for item in one.candidates] == [str(item.layout) for item in other.candidates]
     assert any(item.layout.recompute_per_stage is not None for item in one.candidates)
@@ -226,7 +227,7 @@ def test_the_same_question_has_the_same_answer(on: str) -> None:
 
 @pytest.mark.parametrize("on", ON)
 def test_no_time_is_spent_on_it_after_the_budget(on: str) -> None:
-    problem = posed(on, room=0.4, tensor_parallel=1, schedule="1f1b")
+    problem = posed(on, room=0.4, tp=1, schedule="1f1b")
     ranking = WeftPlanner(budget_s=1e-9).search(problem)
     assert ranking.fitting
     assert all(one.layout.recompute_per_stage is None for one in ranking.candidates)
@@ -235,13 +236,13 @@ def test_no_time_is_spent_on_it_after_the_budget(on: str) -> None:
 def test_stages_choose_only_where_that_is_open_and_saves_time() -> None:
     problem = posed(room=0.5)
     assert choices(problem) == RECOMPUTES
-    assert choices(replace(problem, pins=Pins(recompute="full"))) == ()
+    assert choices(replace(problem, pins=PartialLayout(recompute="full"))) == ()
     assert choices(replace(problem, minimise="memory")) == ()
     (group,) = problem.job.cluster.groups
     processors = replace(group, device=replace(group.device, synchronous=True))
     cluster = replace(problem.job.cluster, groups=(processors,))
     assert choices(replace(problem, job=replace(problem.job, cluster=cluster))) == ()
-    pinned = posed(room=0.4, schedule="1f1b", tensor_parallel=1, recompute="full")
+    pinned = posed(room=0.4, schedule="1f1b", tp=1, recompute="full")
     ranking = WeftPlanner().search(pinned)
     assert {one.layout.recomputes for one in ranking.candidates} == {
         ("full",) * one.layout.stages for one in ranking.candidates

@@ -93,7 +93,7 @@ def test_what_is_not_known_to_be_elementwise_is_not_shared_out(capsys: pytest.Ca
     found = planned({"name": "own_optimizers:Silent"}, **SMALL)
     assert found.ranking is not None
     for candidate in found.ranking.fitting:
-        assert (candidate.layout.sharding, candidate.layout.tensor_parallel) == ("zero-0", 1)
+        assert (candidate.layout.sharding, candidate.layout.tp) == ("zero-0", 1)
     for pin in ({"sharding": "zero-1"}, {"tp": 2}):
         with pytest.raises(InputError, match="not known to step every element by itself"):
             planned({"name": "own_optimizers:Silent"}, **SMALL, **pin)

@@ -17,9 +17,10 @@ from weft.describe.cluster import Link
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph, chain_edges
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import problem_of
@@ -111,9 +112,9 @@ def test_calculons_tables_and_no_overlap_give_calculons_step(case: calculon.Case
         device=A100, inside=Link(case.link, 0.0), between=FREE, nodes=case.pp, devices=case.tp * case.dp
     )
     layout = Layout(
-        pipeline_parallel=case.pp,
-        data_parallel=case.dp,
-        tensor_parallel=case.tp,
+        pp=case.pp,
+        dp=case.dp,
+        tp=case.tp,
         loops=case.loops,
         micro_batch_size=case.b,
         schedule="depth-first" if case.loops > 1 else "1f1b",
@@ -167,9 +168,9 @@ def test_metis_form_is_metis_closed_form_on_equal_devices(
     )
     profile = LayerProfile(model_fingerprint="", sequence=0, precision="", timings=timings, spread=0.0)
     layout = Layout(
-        pipeline_parallel=pp,
-        data_parallel=dp,
-        tensor_parallel=tp,
+        pp=pp,
+        dp=dp,
+        tp=tp,
         loops=1,
         micro_batch_size=size,
         schedule="1f1b",

@@ -8,12 +8,13 @@ from functools import cache
 import pytest
 
 from weft.describe.cluster import Cluster
+from weft.describe.layout import PartialLayout
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.planning.planners import PLANNERS, Ranking, Verdict, get_planner
 from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
 from weft.program.verify import verify
 
@@ -28,7 +29,7 @@ def small(on: str = "4xa100-80gb", batch: int = 8, **pins: object) -> Problem:
         on=on,
         global_batch=batch,
         precision="fp16",
-        pins=Pins(**{"sharding": "zero-0", "recompute": "none", "schedule": "1f1b", **pins}),  # type: ignore[arg-type]
+        pins=PartialLayout(**{"sharding": "zero-0", "recompute": "none", "schedule": "1f1b", **pins}),  # type: ignore[arg-type]
     )
 
 
@@ -86,7 +87,7 @@ def split(cluster: Cluster) -> Cluster:
 # Annealing draws other moves where there are more groups of nodes.
 @pytest.mark.parametrize("name", sorted(set(PLANNERS) - {"annealing"}))
 def test_equal_nodes_are_equal_however_they_are_grouped(name: str) -> None:
-    problem = small("8xt4", pipeline_parallel=4)
+    problem = small("8xt4", pp=4)
     apart = replace(problem, job=replace(problem.job, cluster=split(problem.job.cluster)))
     planner = get_planner(name)
     assert best_s(planner.search(apart)) == pytest.approx(best_s(planner.search(problem)), rel=1e-9)
@@ -102,7 +103,7 @@ def test_no_planner_of_the_same_space_beats_the_exhaustive_one(on: str) -> None:
 @pytest.mark.parametrize("name", CLOSED_FORM)
 def test_no_planner_beats_the_exhaustive_one_where_there_is_nothing_to_cut(name: str) -> None:
     # Closed forms also take sizes of micro-batches that are no powers of two; of 16 there are none.
-    problem = small(batch=16, pipeline_parallel=1)
+    problem = small(batch=16, pp=1)
     found = best_s(get_planner(name).search(problem))
     assert found >= best_s(get_planner("exhaustive").search(problem)) * (1 - 1e-9)
 
@@ -125,9 +126,9 @@ def test_the_same_plan_is_the_same_step_whoever_finds_it() -> None:
 @pytest.mark.parametrize(
     "pins",
     [
-        {"tensor_parallel": 2, "sharding": "zero-1", "recompute": "full", "data_parallel": 2},
-        {"pipeline_parallel": 2, "micro_batch_size": 2, "schedule": "gpipe"},
-        {"pipeline_parallel": 2, "data_parallel": 1, "tensor_parallel": 1},
+        {"tp": 2, "sharding": "zero-1", "recompute": "full", "dp": 2},
+        {"pp": 2, "micro_batch_size": 2, "schedule": "gpipe"},
+        {"pp": 2, "dp": 1, "tp": 1},
     ],
 )
 def test_pins_are_kept(name: str, pins: dict[str, object]) -> None:
@@ -150,7 +151,7 @@ def test_pins_are_kept(name: str, pins: dict[str, object]) -> None:
             {"recompute": ("full", "none")},
             "plan.recompute: {} recomputes alike in all stages, not full, none (nearest valid: full)",
         ),
-        ({"context_parallel": 2}, "plan.cp: {} does not divide tokens over 2 ranks (nearest valid: 1)"),
+        ({"cp": 2}, "plan.cp: {} does not divide tokens over 2 ranks (nearest valid: 1)"),
     ],
 )
 def test_pins_that_a_closed_form_does_not_know_are_refused(
@@ -172,7 +173,7 @@ def test_what_cannot_be_is_refused_and_says_why(name: str) -> None:
     ranking = get_planner(name).search(small(micro_batch_size=3))
     assert {one.verdict for one in ranking.candidates} == {Verdict.REFUSED}
     assert "global batch 8 is not a multiple" in ranking.candidates[0].reason
-    ranking = get_planner(name).search(small("3xt4", tensor_parallel=3))
+    ranking = get_planner(name).search(small("3xt4", tp=3))
     assert {one.verdict for one in ranking.candidates} == {Verdict.REFUSED}
     assert "tp 3 does not divide" in ranking.candidates[0].reason
 

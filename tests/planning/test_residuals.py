@@ -11,10 +11,11 @@ from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 
 from weft.api import words_to_run
 from weft.describe.cluster import Cluster
+from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
-from weft.planning.problem import Pins, Problem, problem_of_model
+from weft.planning.problem import Problem, problem_of_model
 from weft.planning.residuals import learn, lessons_in, observe
 from weft.planning.what_if import on_cluster
 from weft.predict.corrections import Correction, Observation
@@ -43,7 +44,7 @@ def problem(home: Path, where: Cluster = HERE, **pins: int | str) -> Problem:
         where,
         global_batch=8,
         precision="fp32",
-        pins=Pins(micro_batch_size=2, **pins),  # type: ignore[arg-type]
+        pins=PartialLayout(micro_batch_size=2, **pins),  # type: ignore[arg-type]
         home=home,
     )
 
@@ -87,13 +88,13 @@ def observation(one: PlannedJob, correction: Correction, time_s: float = 1.0) ->
     return observe(one, line, step_s=took_s, warm_up=1, time_s=time_s)
 
 
-@pytest.mark.parametrize("pins", [{"pipeline_parallel": 2, "schedule": "gpipe"}, {"data_parallel": 2}])
+@pytest.mark.parametrize("pins", [{"pp": 2, "schedule": "gpipe"}, {"dp": 2}])
 def test_each_kind_of_instruction_is_seen_by_itself(tmp_path: Path, pins: dict[str, int | str]) -> None:
     one = job(tmp_path, **pins)
     seen = observation(one, SLOW)
     found = {part.key: part for part in seen.parts}
     assert found["computations", "cpu"].ratio == pytest.approx(2.0, rel=1e-4)
-    other = ("messages", "") if "pipeline_parallel" in pins else ("collectives", "")
+    other = ("messages", "") if "pp" in pins else ("collectives", "")
     assert set(found) == {("computations", "cpu"), other}
     assert found[other].ratio == pytest.approx(SLOW.factors[other], rel=1e-3)
     assert sum(part.share for part in seen.parts) == pytest.approx(1.0, abs=0.02)
@@ -103,7 +104,7 @@ def test_each_kind_of_instruction_is_seen_by_itself(tmp_path: Path, pins: dict[s
 
 
 def test_each_kind_of_device_is_seen_by_itself(tmp_path: Path) -> None:
-    one = job(tmp_path, mixed(), pipeline_parallel=2, schedule="1f1b")
+    one = job(tmp_path, mixed(), pp=2, schedule="1f1b")
     factors = {**SLOW.factors, ("computations", "old"): 5.0}
     seen = observation(one, Correction(factors=factors))
     assert seen.sources == {"cpu": "data sheet", "old": "data sheet"}
@@ -113,7 +114,7 @@ def test_each_kind_of_device_is_seen_by_itself(tmp_path: Path) -> None:
     again = [seen.model_copy(update={"time_s": float(time)}) for time in range(40)]
     lesson = learn(one, again, tmp_path)
     assert lesson.subject == "small in fp32 on 1x1xcpu+1x1xold, data sheet"
-    after = job(tmp_path, mixed(), pipeline_parallel=2, schedule="1f1b")
+    after = job(tmp_path, mixed(), pp=2, schedule="1f1b")
     assert after.problem.correction is not None
     assert after.problem.correction.computations("old") / after.problem.correction.computations(
         "cpu"
@@ -121,13 +122,13 @@ def test_each_kind_of_device_is_seen_by_itself(tmp_path: Path) -> None:
 
 
 def test_what_is_observed_does_not_depend_on_the_correction_in_force(tmp_path: Path) -> None:
-    one = job(tmp_path, pipeline_parallel=2)
+    one = job(tmp_path, pp=2)
     corrected = replace(one, problem=replace(one.problem, correction=Correction(step=1.7)))
     assert observation(corrected, SLOW) == observation(one, SLOW)
 
 
 def test_exchanges_inside_computations_leave_them_unmeasured(tmp_path: Path) -> None:
-    seen = observation(job(tmp_path, tensor_parallel=2, data_parallel=1), SLOW)
+    seen = observation(job(tmp_path, tp=2, dp=1), SLOW)
     assert {part.key: part.ratio for part in seen.parts} == {
         ("computations", "cpu"): None,
         ("collectives", ""): None,
@@ -138,7 +139,7 @@ def test_exchanges_inside_computations_leave_them_unmeasured(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("scale", [0.25, 4.0])
-@pytest.mark.parametrize("pins", [{"pipeline_parallel": 2}, {"data_parallel": 2}, {"tensor_parallel": 2}])
+@pytest.mark.parametrize("pins", [{"pp": 2}, {"dp": 2}, {"tp": 2}])
 def test_a_factor_of_everything_is_one_of_the_step(
     tmp_path: Path, scale: float, pins: dict[str, int]
 ) -> None:
@@ -159,14 +160,14 @@ def test_bounds_stay_below_corrected_steps(tmp_path: Path, factor: float) -> Non
 
 
 def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path: Path) -> None:
-    jobs = [job(tmp_path, pipeline_parallel=pp) for pp in (1, 2)]
+    jobs = [job(tmp_path, pp=pp) for pp in (1, 2)]
     lesson = learn(jobs[0], [observation(one, SLOW) for one in jobs], tmp_path)
     assert residual_files(tmp_path) == [lesson.path]
     assert lessons_in(tmp_path) == (lesson,)
     assert lesson.subject == "small in fp32 on 1x2xcpu, data sheet"
     assert lesson.error == pytest.approx(-0.5, rel=0.1)
 
-    after = job(tmp_path, pipeline_parallel=2)
+    after = job(tmp_path, pp=2)
     prediction, before = after.predicted.prediction, jobs[1].predicted.prediction
     assert prediction.source == "data sheet, corrected by 2 measurements"
     assert prediction.step_s == pytest.approx(2.0 * before.step_s, rel=0.25)
@@ -178,7 +179,7 @@ def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path:
 
 
 def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -> None:
-    one = job(tmp_path, pipeline_parallel=1)
+    one = job(tmp_path, pp=1)
     learn(one, [observation(one, SLOW)], tmp_path)
     assert problem(tmp_path).correction is not None
     save_profile(profile_of(one.problem.job.graph), tmp_path)
@@ -188,7 +189,7 @@ def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -
 
 
 def test_a_changed_cluster_keeps_it_while_its_devices_are_the_same(tmp_path: Path) -> None:
-    one = job(tmp_path, pipeline_parallel=1)
+    one = job(tmp_path, pp=1)
     learn(one, [observation(one, SLOW)], tmp_path)
     posed = problem(tmp_path)
     assert on_cluster(posed, cluster(nodes=2, devices=2, device=CPU), tmp_path).correction is not None

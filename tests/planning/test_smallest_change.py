@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from weft.api import words_to_run
+from weft.describe.layout import Layout
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.advice import advised
 from weft.planning.planned import plan_run
 from weft.planning.planners import Candidate, Ranking, Verdict
@@ -23,9 +24,7 @@ def problem(on: str = "8xa100-80gb", model: str = "llama-7b") -> Problem:
 
 
 def layout(**changed: object) -> Layout:
-    base = Layout(
-        pipeline_parallel=1, data_parallel=8, loops=1, micro_batch_size=4, schedule="1f1b", sharding="zero-1"
-    )
+    base = Layout(pp=1, dp=8, loops=1, micro_batch_size=4, schedule="1f1b", sharding="zero-1")
     return replace(base, **changed)  # type: ignore[arg-type]
 
 
@@ -34,7 +33,7 @@ def judged(of: Problem, one: Layout) -> Candidate:
     return simulated(of, asked, Bounds(of).layer_seconds(one))
 
 
-ROWS = (layout(), layout(micro_batch_size=1, sharding="zero-0"), layout(pipeline_parallel=2, data_parallel=4))
+ROWS = (layout(), layout(micro_batch_size=1, sharding="zero-0"), layout(pp=2, dp=4))
 
 
 @pytest.mark.parametrize("rejected", ROWS, ids=str)
@@ -58,7 +57,7 @@ def test_it_is_the_fastest_legal_notch_that_fits(rejected: Layout) -> None:
 
 def test_every_notch_is_one_and_keeps_the_devices() -> None:
     job = problem().job
-    mixed = layout(pipeline_parallel=2, data_parallel=4).recomputing(("full", "none"))
+    mixed = layout(pp=2, dp=4).recomputing(("full", "none"))
     for rejected in (*ROWS, mixed, layout(recompute="selective"), layout(sharding="zero-3", island=4)):
         for words, changed in notches(job, rejected):
             assert changed.ranks == rejected.ranks
@@ -66,18 +65,18 @@ def test_every_notch_is_one_and_keeps_the_devices() -> None:
             different = {key for key in before if before[key] != after[key]}
             if "recompute_per_stage" in different:
                 different = different - {"recompute_per_stage"} | {"recompute"}
-            if "pipeline_parallel" in different:
+            if "pp" in different:
                 # Other stages than those that recompute unlike each other.
                 different -= {"recompute"}
-            degrees = {"data_parallel", "tensor_parallel", "pipeline_parallel"}
+            degrees = {"dp", "tp", "pp"}
             assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
-    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", data_parallel=1)
+    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", dp=1)
     assert list(notches(job, last)) == []
 
 
 def test_what_is_left_alone_shares_nothing_and_islands_shrink_away() -> None:
     job = problem().job
-    made = dict(notches(job, layout(data_parallel=2)))
+    made = dict(notches(job, layout(dp=2)))
     assert made["tp 1 -> 2, dp 2 -> 1"].sharding == "zero-0"
     islands = dict(notches(job, layout(sharding="zero-3", island=4)))
     assert islands["pp 1 -> 2, dp 8 -> 4"].island is None
@@ -88,7 +87,7 @@ def test_what_is_left_alone_shares_nothing_and_islands_shrink_away() -> None:
 
 
 def test_tensor_ranks_stay_on_a_node() -> None:
-    words = [name for name, _ in notches(problem("2xa100-80gb").job, layout(tensor_parallel=2))]
+    words = [name for name, _ in notches(problem("2xa100-80gb").job, layout(tp=2))]
     assert not any(name.startswith("tp") for name in words)
 
 
@@ -119,7 +118,7 @@ def test_a_job_that_does_not_fit_is_told_what_would() -> None:
 def test_it_may_be_to_recompute_in_the_first_stages_alone() -> None:
     """The first stage of a pipeline under 1f1b keeps the most micro-batches."""
     asked = problem("4xa100-40gb")
-    keeps = layout(pipeline_parallel=4, data_parallel=1, micro_batch_size=1, sharding="zero-0")
+    keeps = layout(pp=4, dp=1, micro_batch_size=1, sharding="zero-0")
     assert judged(asked, keeps).verdict is Verdict.TOO_BIG
     change = SmallestChanges(asked).of(keeps)
     assert change is not None
@@ -130,7 +129,7 @@ def test_it_may_be_to_recompute_in_the_first_stages_alone() -> None:
 
 def test_of_many_stages_the_first_are_taken_a_few_at_a_time() -> None:
     job = problem(model="llama-13b").job
-    deep = layout(pipeline_parallel=4, data_parallel=2, loops=8, schedule="depth-first")
+    deep = layout(pp=4, dp=2, loops=8, schedule="depth-first")
     first = [words for words, changed in notches(job, deep) if changed.recompute_per_stage is not None]
     assert first[0] == "recompute none -> selective in the first 2 stages of 32"
     assert len(first) == 15

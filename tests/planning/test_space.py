@@ -5,14 +5,17 @@ from dataclasses import replace
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import PartialLayout
 from weft.describe.plan import RECOMPUTES
 from weft.planning.planners.space import layouts, splits_backward
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 from weft.program.schedules import SCHEDULES
 
 
 def problem(on="8xa100-80gb", *, synchronous=False, batch=8, **pins):
-    posed = problem_of(model="gpt-1m", on=on, global_batch=batch, precision="fp32", pins=Pins(**pins))
+    posed = problem_of(
+        model="gpt-1m", on=on, global_batch=batch, precision="fp32", pins=PartialLayout(**pins)
+    )
     if not synchronous:
         return posed
     (group,) = posed.job.cluster.groups
@@ -28,21 +31,21 @@ def test_layouts_use_every_device_and_are_looked_at_once():
 
 def test_an_open_space_has_every_choice():
     space = list(layouts(problem()))
-    assert {layout.tensor_parallel for layout in space} == {1, 2, 4, 8}
+    assert {layout.tp for layout in space} == {1, 2, 4, 8}
     assert {layout.sharding for layout in space} == {"zero-0", "zero-1", "zero-2", "zero-3"}
     assert {layout.recompute for layout in space} == set(RECOMPUTES)
     assert {layout.schedule for layout in space} == set(SCHEDULES)
 
 
 def test_replicas_without_a_pipeline_may_turn_from_stage_to_stage():
-    alone = list(layouts(problem(pipeline_parallel=1)))
-    assert {(one.schedule, one.loops) for one in alone if one.data_parallel > 1} == {
+    alone = list(layouts(problem(pp=1)))
+    assert {(one.schedule, one.loops) for one in alone if one.dp > 1} == {
         ("1f1b", 1),
         *((name, loops) for name in ("depth-first", "breadth-first") for loops in (2, 4)),
     }
-    assert {one.loops for one in alone if one.data_parallel == 1} == {1}
-    assert {one.loops for one in layouts(problem(synchronous=True, pipeline_parallel=1))} == {1}
-    pinned = list(layouts(problem(pipeline_parallel=1, loops=3)))
+    assert {one.loops for one in alone if one.dp == 1} == {1}
+    assert {one.loops for one in layouts(problem(synchronous=True, pp=1))} == {1}
+    pinned = list(layouts(problem(pp=1, loops=3)))
     assert {(one.schedule, one.loops) for one in pinned} == {
         (name, 3) for name in ("1f1b", "depth-first", "breadth-first")
     }
@@ -50,15 +53,15 @@ def test_replicas_without_a_pipeline_may_turn_from_stage_to_stage():
 
 def test_a_cluster_of_cpus_is_offered_what_the_runtime_runs():
     space = list(layouts(problem(synchronous=True)))
-    choices = {(layout.tensor_parallel, layout.sharding, layout.recompute) for layout in space}
+    choices = {(layout.tp, layout.sharding, layout.recompute) for layout in space}
     assert choices == {(1, "zero-0", "none")}
-    assert not any(splits_backward(layout.schedule, layout.pipeline_parallel) for layout in space)
-    assert {layout.pipeline_parallel for layout in space} == {1, 2, 4, 8}
+    assert not any(splits_backward(layout.schedule, layout.pp) for layout in space)
+    assert {layout.pp for layout in space} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_pins_hold_on_every_cluster(synchronous):
-    pins = {"tensor_parallel": 2, "sharding": "zero-2", "recompute": "full", "schedule": "zb-h1"}
+    pins = {"tp": 2, "sharding": "zero-2", "recompute": "full", "schedule": "zb-h1"}
     space = list(layouts(problem(synchronous=synchronous, **pins)))
     assert space
     for layout in space:
@@ -66,15 +69,15 @@ def test_pins_hold_on_every_cluster(synchronous):
 
 
 def test_context_ranks_are_considered_when_pinned():
-    assert {layout.context_parallel for layout in layouts(problem())} == {1}
-    space = list(layouts(problem(context_parallel=2, tensor_parallel=1)))
-    assert {(layout.context_parallel, layout.ranks) for layout in space} == {(2, 8)}
-    beside = {(layout.tensor_parallel, layout.ranks) for layout in layouts(problem(context_parallel=2))}
+    assert {layout.cp for layout in layouts(problem())} == {1}
+    space = list(layouts(problem(cp=2, tp=1)))
+    assert {(layout.cp, layout.ranks) for layout in space} == {(2, 8)}
+    beside = {(layout.tp, layout.ranks) for layout in layouts(problem(cp=2))}
     assert beside == {(1, 8), (2, 8), (4, 8)}
 
 
 def test_one_replica_has_nobody_to_share_states_with():
-    for layout in layouts(problem(data_parallel=1)):
+    for layout in layouts(problem(dp=1)):
         assert layout.sharding == "zero-0" or layout.schedule == "chimera"
 
 
@@ -84,5 +87,5 @@ def test_one_replica_has_nobody_to_share_states_with():
 def test_tensor_ranks_stay_inside_a_node(on, degrees):
     cluster = parse_cluster(on)
     space = list(layouts(problem(on, batch=24)))
-    assert {layout.tensor_parallel for layout in space} == degrees
+    assert {layout.tp for layout in space} == degrees
     assert all(group.devices % max(degrees) == 0 for group in cluster.groups)

@@ -11,10 +11,11 @@ from small_jobs import make_plan, tiny
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE
 from weft.methods.tying.kinds import REDUCE_TIED
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
@@ -63,11 +64,11 @@ def test_one_stage_has_no_copy() -> None:
     assert stage_parameters(GRAPH, range(8), shape) == GRAPH.parameters()
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_the_last_stage_holds_a_copy(tensor_parallel: int) -> None:
-    shape = Shape(2, CONFIG.sequence, tensor_parallel)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_last_stage_holds_a_copy(tp: int) -> None:
+    shape = Shape(2, CONFIG.sequence, tp)
     held = [stage_parameters(graph, range(4, 8), shape) for graph in (GRAPH, UNTIED)]
-    assert held[0] - held[1] == -(-TABLE // tensor_parallel)
+    assert held[0] - held[1] == -(-TABLE // tp)
     held = [stage_parameters(graph, range(4), shape) for graph in (GRAPH, UNTIED)]
     assert held[0] == held[1]
 
@@ -129,8 +130,8 @@ def test_bounds_stay_below_what_the_simulator_finds(pp: int, dp: int, sharding: 
     assert problem.job.graph.tied
     bounds = Bounds(problem)
     layout = Layout(
-        pipeline_parallel=pp,
-        data_parallel=dp,
+        pp=pp,
+        dp=dp,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED, Prediction
-from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking, Verdict, get_planner
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.planning.ties import (
     EVEN,
     SURELY,
@@ -43,9 +43,9 @@ def prediction(step_s: float, width: float = 0.3) -> Prediction:
 
 def layout(micro_batch_size: int = 1, pp: int = 1, tp: int = 1, **more: object) -> Layout:
     return Layout(
-        pipeline_parallel=pp,
-        data_parallel=8 // (pp * tp),
-        tensor_parallel=tp,
+        pp=pp,
+        dp=8 // (pp * tp),
+        tp=tp,
         loops=1,
         micro_batch_size=micro_batch_size,
         schedule="1f1b",
@@ -188,7 +188,7 @@ def test_the_order_of_ties_does_not_hang_on_the_order_before(order: list[int]) -
 
 def test_what_was_not_simulated_has_no_standing() -> None:
     problem = problem_of(
-        model="llama-7b", on="8xa100-80gb", global_batch=32, precision="bf16", pins=Pins(data_parallel=8)
+        model="llama-7b", on="8xa100-80gb", global_batch=32, precision="bf16", pins=PartialLayout(dp=8)
     )
     found = get_planner("uniform").search(problem)
     for one in found.candidates:

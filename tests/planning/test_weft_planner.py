@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout, PartialLayout
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
@@ -20,7 +20,7 @@ from weft.planning.planners.weft import WeftPlanner
 from weft.planning.planners.weft.ideal import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 from weft.program.verify import verify
 
 MIXED = "2xa100-80gb+2xv100-32gb"
@@ -28,7 +28,7 @@ MIXED = "2xa100-80gb+2xv100-32gb"
 
 def posed(on: str, model: str = "gpt2", batch: int = 16, **pins):
     return problem_of(
-        model=model, on=on, global_batch=batch, sequence=256, precision="fp16", pins=Pins(**pins)
+        model=model, on=on, global_batch=batch, sequence=256, precision="fp16", pins=PartialLayout(**pins)
     )
 
 
@@ -70,13 +70,11 @@ def test_the_same_question_has_the_same_answer():
 
 
 def test_pins_are_kept():
-    ranking = get_planner("weft").search(
-        posed(MIXED, tensor_parallel=1, pipeline_parallel=2, micro_batch_size=2)
-    )
+    ranking = get_planner("weft").search(posed(MIXED, tp=1, pp=2, micro_batch_size=2))
     assert ranking.fitting
     for one in ranking.fitting:
         layout = one.layout
-        assert (layout.tensor_parallel, layout.pipeline_parallel, layout.micro_batch_size) == (1, 2, 2)
+        assert (layout.tp, layout.pp, layout.micro_batch_size) == (1, 2, 2)
 
 
 def test_a_budget_ends_the_search_with_the_best_so_far():
@@ -160,9 +158,9 @@ def test_no_placement_cut_or_share_beats_the_ideal_step(data):
     times_s = [np.array(data.draw(numbers)) for _ in range(2)]
     batch = replicas * data.draw(st.integers(1, 6))
     layout = Layout(
-        pipeline_parallel=stages,
-        data_parallel=replicas,
-        tensor_parallel=width,
+        pp=stages,
+        dp=replicas,
+        tp=width,
         loops=loops,
         micro_batch_size=1,
         schedule="depth-first",
@@ -189,15 +187,13 @@ def test_an_equal_pipeline_waits_for_one_loop_of_the_others(loops):
     pace = np.zeros((devices, 1), dtype=np.int64)
     found = deal(ways, pace, place, np.ones(devices), np.ones(devices * loops), batch, uneven=False)
     assert found.pipeline_s == pytest.approx(2.0 * (batch + (devices - 1) / loops))
-    layout = Layout(
-        pipeline_parallel=devices, data_parallel=1, loops=loops, micro_batch_size=1, schedule="depth-first"
-    )
+    layout = Layout(pp=devices, dp=1, loops=loops, micro_batch_size=1, schedule="depth-first")
     ideal_s = ideal_step_s(layout, batch, ways[0].times_s, np.zeros(devices, dtype=np.int64))
     assert ideal_s == pytest.approx(found.pipeline_s)
 
 
 def test_unlike_devices_get_several_stages_each_where_that_is_faster():
-    pins = {"pipeline_parallel": 4, "micro_batch_size": 1, "schedule": "depth-first"}
+    pins = {"pp": 4, "micro_batch_size": 1, "schedule": "depth-first"}
     problem = posed("2xa100-40gb+2xv100-32gb", model="llama-1b", batch=8, **pins)
     best = get_planner("weft").search(problem).fitting[0]
     assert best.layout.loops > 1
@@ -215,7 +211,7 @@ def test_unlike_devices_get_several_stages_each_where_that_is_faster():
 
 def test_what_replicas_share_out_is_searched_on_unlike_devices():
     """Where states hardly fit, stages that share buffers leave room for what would be recomputed."""
-    problem = posed("4xv100-16gb+4xt4", model="llama-1b", batch=32, tensor_parallel=1, pipeline_parallel=2)
+    problem = posed("4xv100-16gb+4xt4", model="llama-1b", batch=32, tp=1, pp=2)
     layouts = {one.layout.sharding for one in get_planner("weft").search(problem).candidates}
     assert layouts == {"zero-0", "zero-1", "zero-2", "zero-3"}
 
@@ -233,7 +229,7 @@ def test_shares_follow_the_speed_of_replicas():
 def test_placements_use_every_device_once():
     cluster = parse_cluster("4xa100-80gb+4xt4+2xl4")
     assert [one.ranks for one in beginnings_of(cluster)] == [10, 8, 4]
-    problem = posed("4xa100-80gb+4xt4", tensor_parallel=2, pipeline_parallel=2, data_parallel=2)
+    problem = posed("4xa100-80gb+4xt4", tp=2, pp=2, dp=2)
     (layout, *_) = get_planner("weft").space(problem)
     for placement in placements_of(problem.job.cluster, 24):
         devices = devices_of(problem.job.cluster, layout, placement)
@@ -244,7 +240,7 @@ def test_placements_use_every_device_once():
 
 
 def test_what_bounds_say_of_layers_is_what_a_stage_holds():
-    problem = posed("4xa100-80gb", data_parallel=1, pipeline_parallel=1, tensor_parallel=1, recompute="none")
+    problem = posed("4xa100-80gb", dp=1, pp=1, tp=1, recompute="none")
     layout = next(iter(get_planner("homogeneous").space(problem)))
     bounds = Bounds(problem)
     memory = bounds.layer_bytes(layout)
@@ -256,10 +252,10 @@ def test_what_bounds_say_of_layers_is_what_a_stage_holds():
 @pytest.mark.parametrize("sharding", ["zero-0", "zero-1", "zero-2", "zero-3"])
 @pytest.mark.parametrize("loops", [1, 2, 4])
 def test_what_layers_hold_of_equal_stages_is_what_their_device_holds(sharding, loops):
-    problem = posed("2xa100-80gb", data_parallel=2, pipeline_parallel=1)
+    problem = posed("2xa100-80gb", dp=2, pp=1)
     layout = Layout(
-        pipeline_parallel=1,
-        data_parallel=2,
+        pp=1,
+        dp=2,
         loops=loops,
         micro_batch_size=1,
         schedule="depth-first",

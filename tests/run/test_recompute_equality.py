@@ -22,12 +22,12 @@ from small_jobs import (
 from torch import nn
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan, Recompute
-from weft.moves.layout import Layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
-from weft.planning.problem import Pins, problem_of_model
+from weft.planning.problem import problem_of_model
 from weft.run.precision import PRECISIONS
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage
@@ -177,17 +177,17 @@ def test_recomputing_plans_train_like_one_process(
 
 def planned_unlike(config: ModelConfig, *, pp: int, dp: int) -> Plan:
     """What the planner finds on devices with three quarters of the memory to recompute nothing."""
-    pins = Pins(
-        pipeline_parallel=pp,
-        data_parallel=dp,
-        tensor_parallel=1,
+    pins = PartialLayout(
+        pp=pp,
+        dp=dp,
+        tp=1,
         micro_batch_size=2,
         schedule="1f1b",
         sharding="zero-0",
     )
     cluster = parse_cluster(f"{pp * dp}xv100-16gb")
     problem = problem_of_model(config, cluster, global_batch=8 * dp, precision="fp64", pins=pins)
-    layout = Layout(pipeline_parallel=pp, data_parallel=dp, loops=1, micro_batch_size=2, schedule="1f1b")
+    layout = Layout(pp=pp, dp=dp, loops=1, micro_batch_size=2, schedule="1f1b")
     [group] = cluster.groups
     taken = group.device.memory_bytes - group.device.usable_bytes
     memory = round(0.75 * Bounds(problem).holding(layout).total) + taken

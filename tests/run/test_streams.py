@@ -23,7 +23,7 @@ from torch import nn
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
+from weft.describe.plan import GRADIENT_NORM, Choice, Plan
 from weft.errors import RunError
 from weft.planning.compile import compile_evaluation
 from weft.program.verify import require_valid
@@ -205,7 +205,7 @@ def train(
         return optimizer
 
     program, batches = make_program(config, plan), [batch_of(config, plan, step) for step in range(STEPS)]
-    clip_norm = 0.4 if plan.gradient_norm else None
+    clip_norm = 0.4 if plan.method(GRADIENT_NORM) else None
     streams = nullcontext() if seed is None else late(seed + rank)
     with patch("weft.run.channels.SMALL_BYTES", small_bytes), streams as clock:
         runtime = make_runtime(rank, config, plan, program, optimizer_factory=watched, clip_norm=clip_norm)
@@ -223,7 +223,13 @@ def train(
 def plan_of(config: ModelConfig, sharding: str, *, clips: bool = False, **sizes: Any) -> Plan:
     plan = make_plan(config, precision="fp32", **sizes)
     island = 2 if plan.ranks == 4 and sharding == "zero-3" else None
-    return plan.model_copy(update={"sharding": sharding, "island": island, "gradient_norm": clips})
+    return plan.model_copy(
+        update={
+            "sharding": sharding,
+            "island": island,
+            "methods": (Choice(name=GRADIENT_NORM),) if clips else (),
+        }
+    )
 
 
 WHOLE, TIED = tiny(), tiny(tied=True)

@@ -14,11 +14,12 @@ from tensor_jobs import divisible
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.program.verify import require_valid
 
 pytestmark = pytest.mark.processes
@@ -99,11 +100,11 @@ def laid_out(
     precision: str = "fp64",
 ) -> Plan:
     """The plan of (pp, dp, tp) with so many layers in each stage and micro-batches of each replica."""
-    pipeline_parallel, data_parallel, tensor_parallel = degrees
+    pp, dp, tp = degrees
     layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=data_parallel,
-        tensor_parallel=tensor_parallel,
+        pp=pp,
+        dp=dp,
+        tp=tp,
         loops=1,
         micro_batch_size=2,
         schedule="1f1b",

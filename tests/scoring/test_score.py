@@ -15,11 +15,12 @@ from scoring.rows import ROW
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.predict.ledger import Ledger
 from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score
@@ -136,8 +137,8 @@ def test_a_plan_file_and_a_layer_graph_take_the_place_of_columns(tmp_path):
     cluster = parse_cluster("2xa100-80gb+2xt4")
     job = Job(graph=graph, cluster=cluster, global_batch=8, sequence=128, precision="fp16")
     layout = Layout(
-        pipeline_parallel=2,
-        data_parallel=2,
+        pp=2,
+        dp=2,
         loops=1,
         micro_batch_size=1,
         schedule="1f1b",

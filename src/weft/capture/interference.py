@@ -29,11 +29,12 @@ from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, flops_per_layer
+from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.program.kinds import is_compute
 from weft.program.program import Program
@@ -92,8 +93,8 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
 def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
     job = Job(graph=graph, cluster=cluster, global_batch=MICRO_BATCHES * MICRO_BATCH_SIZE, sequence=SEQUENCE)
     layout = Layout(
-        pipeline_parallel=dist.get_world_size(),
-        data_parallel=1,
+        pp=dist.get_world_size(),
+        dp=1,
         loops=1,
         micro_batch_size=MICRO_BATCH_SIZE,
         schedule="breadth-first",

@@ -11,6 +11,7 @@ from weft.api import changed, words_to_run
 from weft.cli.advice import show_plan
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
+from weft.cli.layout_options import LayoutOptions, decided
 from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
 from weft.describe.run_file import RunFile, load_run
@@ -31,16 +32,7 @@ def plan(
     global_batch: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
-    schedule: str | None = None,
-    loops: int | None = None,
-    pp: int | None = None,
-    dp: int | None = None,
-    tp: int | None = None,
-    cp: int | None = None,
-    micro_batch_size: int | None = None,
-    sharding: str | None = None,
-    island: int | None = None,
-    recompute: str | None = None,
+    pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     planner: str | None = None,
     budget_seconds: float | None = None,
     compare: str | None = None,
@@ -84,28 +76,6 @@ def plan(
         Tokens per sample.
     precision
         fp32, bf16, fp16 or fp64; any: bf16 or fp32, whichever plan is better.
-    schedule
-        Pin the order of micro-batches.
-    loops
-        Pin the stages per device.
-    pp
-        Pin the pipeline-parallel degree.
-    dp
-        Pin the data-parallel degree.
-    tp
-        Pin the tensor-parallel degree.
-    cp
-        Pin the context-parallel degree: how many ranks divide the tokens of a sample.
-    micro_batch_size
-        Pin the samples per micro-batch.
-    sharding
-        Pin what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients
-        too, zero-3 weights too.
-    island
-        Pin how many replicas share it out among themselves, such as those of a node.
-    recompute
-        Pin whether backward passes run layers forward again, to keep less: none, selective (without
-        products), or full; or say it of each stage, such as full,none.
     planner
         Which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
         exhaustive.
@@ -161,19 +131,7 @@ def plan(
         [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
         "not with --curve, which searches every batch" if curve else "only with --curve",
     )
-    words = {
-        "schedule": schedule,
-        "loops": loops,
-        "pp": pp,
-        "dp": dp,
-        "tp": tp,
-        "cp": cp,
-        "micro_batch_size": micro_batch_size,
-        "sharding": sharding,
-        "island": island,
-        "recompute": tuple(recompute.split(",")) if recompute and "," in recompute else recompute,
-        "planner": planner,
-    }
+    words = {**decided(pins), "planner": planner}
     run = _run_of(source, on, global_batch, sequence, precision, words)
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)

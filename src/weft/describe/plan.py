@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Protocol, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -154,7 +154,7 @@ class Plan(_Record):
     def words(self) -> str:
         """The plan in a line, for tables and messages."""
         axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
-        shared = "" if self.sharding == "zero-0" else f", {shared_out(self.sharding, self.island)}"
+        shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"
 
@@ -174,7 +174,7 @@ class Plan(_Record):
             f"{self.plan_id}: {self.model} on {self.cluster}",
             f"{len(self.stages)} stages on {self.ranks} ranks",
             self.schedule.name,
-            shared_out(self.sharding, self.island),
+            shared_out(self),
             f"global batch {self.global_batch}",
         ]
         return one_line(self, ", ".join(parts))
@@ -217,9 +217,21 @@ def context_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tupl
     return tuple(tuple(ranks[place::size]) for place in range(size))
 
 
-def shared_out(sharding: Sharding, island: int | None) -> str:
+class _Sharing(Protocol):
+    """What says what replicas share out: a plan or a layout."""
+
+    @property
+    def sharding(self) -> Sharding: ...
+
+    @property
+    def island(self) -> int | None: ...
+
+
+def shared_out(decided: _Sharing) -> str:
     """What replicas share out, and among how many of them, in words."""
-    return sharding if island is None else f"{sharding} in islands of {island}"
+    return (
+        decided.sharding if decided.island is None else f"{decided.sharding} in islands of {decided.island}"
+    )
 
 
 def refuse_island(sharding: Sharding, island: int | None, replicas: int) -> tuple[str, str] | None:

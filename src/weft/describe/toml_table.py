@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from weft.describe.one_line import one_line
 
+# Steps, samples and tokens are 64-bit integers whose products must stay so.
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Word = Annotated[str, Field(min_length=1)]
 # TOML has no tuples; strictness inside them is kept.
 TOML_ARRAY = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)

@@ -22,8 +22,9 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
         return None
     decided = Decided(planned)
     configuration = read_configuration(emitted.text, emitted.file)
-    configuration = replace(configuration, recompute=configuration.recompute or decided.layout.recompute)
-    replicas = configuration.replicas or decided.layout.data_parallel
+    if configuration.layout.recompute is None:
+        configuration = configuration.saying({"recompute": decided.layout.recompute})
+    replicas = configuration.replicas or decided.layout.dp
     problem = planned.problem
     job = replace(problem.job, global_batch=decided.global_batch, precision=planned.plan.precision)
     problem = replace(problem, job=job)

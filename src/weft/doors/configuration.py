@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
 
@@ -26,9 +26,9 @@ class Configuration:
     Attributes:
         stack: whose file it is, by the name that `weft explain` prints.
         given: what the file says, by dotted key as the file spells it.
-        keys: which key of the file each attribute comes from.
-        devices: ranks of the job. `pipeline_parallel` and so on: degrees.
-        loops: stages per device of the pipeline.
+        keys: which key of the file each value comes from, by the name it has here or in the layout.
+        layout: decisions of the layout, `options` those of its schedule.
+        devices: ranks of the job.
         micro_batches: per step and replica. `global_batch`: samples per step.
         model: sizes, or the name of a preset or of a model elsewhere.
         unpredicted: what the file asks for and weft does not predict, one line each.
@@ -37,49 +37,37 @@ class Configuration:
     stack: str
     given: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    layout: PartialLayout = OPEN
+    options: Mapping[str, int] = field(default_factory=dict)
     devices: int | None = None
-    pipeline_parallel: int | None = None
-    data_parallel: int | None = None
-    tensor_parallel: int | None = None
-    context_parallel: int | None = None
-    loops: int | None = None
-    micro_batch_size: int | None = None
     micro_batches: int | None = None
     global_batch: int | None = None
     sequence: int | None = None
-    sharding: Sharding | None = None
-    island: int | None = None
-    recompute: Recompute | None = None
     precision: str | None = None
-    schedule: str | None = None
-    options: Mapping[str, int] = field(default_factory=dict)
-    blocking: tuple[Blocking, ...] = ()
     clips: bool = False
     model: ModelConfig | str | None = None
     unpredicted: tuple[str, ...] = ()
 
-    @property
-    def width(self) -> int:
-        """Ranks of one replica of a stage."""
-        return (self.tensor_parallel or 1) * (self.context_parallel or 1)
-
-    @property
-    def replica_ranks(self) -> int:
-        """Ranks of one replica of the whole model."""
-        return (self.pipeline_parallel or 1) * self.width
+    def saying(self, values: Mapping[str, Any]) -> Configuration:
+        """The configuration with these values, each of its layout or its own, by name."""
+        decided = {name: value for name, value in values.items() if name in PartialLayout.model_fields}
+        others = {name: value for name, value in values.items() if name not in decided}
+        return replace(self, layout=self.layout.model_copy(update=decided), **others)
 
     @property
     def replicas(self) -> int | None:
         """The data-parallel degree: given, or what devices or batch sizes leave; None where it is open."""
-        if self.data_parallel is not None:
-            return self.data_parallel
+        if self.layout.dp is not None:
+            return self.layout.dp
         if self.devices is not None:
-            whole, rest = divmod(self.devices, self.replica_ranks)
+            whole, rest = divmod(self.devices, self.layout.replica_ranks)
             return whole if whole and not rest else None
-        if None in (self.global_batch, self.micro_batch_size, self.micro_batches):
+        if None in (self.global_batch, self.layout.micro_batch_size, self.micro_batches):
             return None
         assert self.global_batch is not None
-        whole, rest = divmod(self.global_batch, (self.micro_batch_size or 1) * (self.micro_batches or 1))
+        whole, rest = divmod(
+            self.global_batch, (self.layout.micro_batch_size or 1) * (self.micro_batches or 1)
+        )
         return whole if whole and not rest else None
 
     @property
@@ -87,23 +75,23 @@ class Configuration:
         """Ranks of the job: given, or the product of the degrees."""
         if self.devices is not None:
             return self.devices
-        return None if self.replicas is None else self.replicas * self.replica_ranks
+        return None if self.replicas is None else self.replicas * self.layout.replica_ranks
 
     @property
     def samples_per_step(self) -> int | None:
         """The global batch: given, or the product of its parts."""
         if self.global_batch is not None or self.replicas is None:
             return self.global_batch
-        if self.micro_batch_size is None or self.micro_batches is None:
+        if self.layout.micro_batch_size is None or self.micro_batches is None:
             return None
-        return self.replicas * self.micro_batch_size * self.micro_batches
+        return self.replicas * self.layout.micro_batch_size * self.micro_batches
 
-    def key(self, attribute: str) -> str:
-        """The file's key that an attribute comes from, or its own name."""
-        return self.keys.get(attribute, attribute)
+    def key(self, name: str) -> str:
+        """The file's key that a value comes from, or its own name."""
+        return self.keys.get(name, name)
 
 
-# Which keys an attribute is read from; the first that is given counts.
+# Which keys a value is read from, by the name it has here; the first that is given counts.
 Keys = Mapping[str, Sequence[str]]
 
 

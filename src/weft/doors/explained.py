@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
@@ -22,7 +23,6 @@ from weft.doors.implied import (
     with_told,
 )
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout
 from weft.planning.planned import DEFAULT_PLANNER
 from weft.planning.planners import Candidate, get_planner
 
@@ -119,21 +119,13 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
     model = configuration.model
     return {
         "devices": configuration.ranks,
-        "pp": configuration.pipeline_parallel,
+        **configuration.layout.record(),
         "dp": configuration.replicas,
-        "tp": configuration.tensor_parallel,
-        "cp": configuration.context_parallel,
-        "loops": configuration.loops,
-        "micro_batch_size": configuration.micro_batch_size,
         "micro_batches": configuration.micro_batches,
         "global_batch": configuration.samples_per_step,
         "sequence": configuration.sequence,
-        "sharding": configuration.sharding,
-        "island": configuration.island,
-        "recompute": configuration.recompute,
         "precision": configuration.precision,
-        "schedule": configuration.schedule,
-        "blocking": list(configuration.blocking),
+        "blocking": list(configuration.layout.blocking or ()),
         "model": model.name if isinstance(model, ModelConfig) else model,
     }
 
@@ -184,7 +176,7 @@ def _best(needed: Implied) -> Candidate | None:
     problem, planner = needed.problem, get_planner(DEFAULT_PLANNER)
     layers = len(problem.job.graph.layers)
     alone = [
-        replace(problem.pins, pipeline_parallel=1, schedule=schedule, loops=layers)
+        problem.pins.replaced(pp=1, schedule=schedule, loops=layers)
         for schedule in ("breadth-first", "hybrid")
     ]
     rankings = [planner.search(replace(problem, pins=pins)) for pins in (problem.pins, *alone)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import AXES, Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
@@ -17,7 +18,8 @@ from weft.describe.prediction import Prediction
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout, build_plan
+from weft.moves.islands import among_replicas
+from weft.moves.layout import build_plan
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
@@ -81,17 +83,13 @@ class PredictedPlan:
 
 def with_told(configuration: Configuration, told: Told) -> Configuration:
     """The configuration with what the user says in the place of what the file says."""
-    given: dict[str, Any] = {
-        "global_batch": told.global_batch,
-        "sequence": told.sequence,
-        "micro_batch_size": told.micro_batch_size,
-        "recompute": told.recompute,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
+    # Where the model and the cluster are told, they are looked up.
+    given = {name: value for name, value in asdict(told).items() if name not in ("model", "on")}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if told.global_batch is not None or told.micro_batch_size is not None:
         # How many micro-batches there are follows.
         changes["micro_batches"] = None
-    return replace(configuration, **changes)
+    return configuration.saying(changes)
 
 
 def implied(configuration: Configuration, told: Told) -> Implied:
@@ -102,7 +100,7 @@ def implied(configuration: Configuration, told: Told) -> Implied:
     """
     cluster = _cluster(configuration, told)
     configuration, assumed = _on_all(configuration, told, cluster)
-    model, size = configuration.model, configuration.micro_batch_size
+    model, size = configuration.model, configuration.layout.micro_batch_size
     replicas = _replicas(configuration, cluster)
     missing = [
         one for one in (_missing_model(model, configuration.stack), replicas) if isinstance(one, Violation)
@@ -137,17 +135,17 @@ def _on_all(configuration: Configuration, told: Told, cluster: Cluster) -> tuple
     Scripts that are to be started on many nodes often say 1.
     """
     devices = configuration.devices
-    if told.on is None or devices is None or devices >= cluster.ranks or configuration.data_parallel:
+    if told.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
         return configuration, []
     line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
-    return replace(configuration, devices=cluster.ranks, island=None), [line]
+    return configuration.saying({"devices": cluster.ranks, "island": None}), [line]
 
 
 def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:
     """The data-parallel degree, on all of the cluster where the file does not say it."""
     if configuration.replicas is not None:
         return configuration.replicas
-    ranks, each = configuration.ranks or cluster.ranks, configuration.replica_ranks
+    ranks, each = configuration.ranks or cluster.ranks, configuration.layout.replica_ranks
     replicas, rest = divmod(ranks, each)
     if replicas and not rest:
         return replicas
@@ -160,11 +158,11 @@ def _assumed(configuration: Configuration, batch: int) -> list[str]:
     found = []
     if configuration.samples_per_step is None and configuration.micro_batches is None:
         found.append(f"global batch {batch}: one micro-batch per replica; --global-batch says otherwise")
-    if configuration.recompute is None:
+    if configuration.layout.recompute is None:
         found.append("recompute none: the program decides it, not this file; --recompute says otherwise")
-    if configuration.sharding is None:
+    if configuration.layout.sharding is None:
         found.append("sharding zero-0: the file does not say it")
-    if configuration.schedule is None:
+    if configuration.layout.schedule is None:
         found.append("schedule 1f1b: the file's is not one that weft knows")
     return found
 
@@ -177,31 +175,17 @@ def carried_out(
     Without a pipeline, weights and gradients that are shared out come and go layer by layer, and one
     micro-batch follows the other: weft's hybrid order with a round for each micro-batch.
     """
-    pipeline = configuration.pipeline_parallel or 1
-    sharding = (configuration.sharding or "zero-0") if replicas > 1 else "zero-0"
-    island = configuration.island
-    schedule, loops = configuration.schedule or "1f1b", configuration.loops or 1
-    options: Mapping[str, int] = configuration.options
-    if pipeline == 1:
-        schedule, loops, options = "1f1b", 1, {}
-    if pipeline == 1 and sharding in ("zero-2", "zero-3"):
-        rounds = max(1, problem.job.global_batch // (replicas * micro_batch_size))
-        schedule, options = "hybrid", {"depth": rounds}
-        loops = min(len(problem.job.graph.layers), max(_LEAST_LOOPS, _MOST_PASSES // rounds))
-    return Layout(
-        pipeline_parallel=pipeline,
-        data_parallel=replicas,
-        loops=loops,
-        micro_batch_size=micro_batch_size,
-        schedule=get_schedule(schedule).name,
-        options=options,
-        tensor_parallel=configuration.tensor_parallel or 1,
-        context_parallel=configuration.context_parallel or 1,
-        sharding=sharding,
-        island=island if sharding != "zero-0" and island is not None and 1 < island < replicas else None,
-        recompute=configuration.recompute or "none",
-        blocking=configuration.blocking,
-    )
+    said = configuration.layout
+    plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
+    wanted = said.replaced(dp=replicas, micro_batch_size=micro_batch_size).complete(plain)
+    layout = among_replicas(replace(wanted, schedule=get_schedule(wanted.schedule).name))
+    if layout.pp > 1:
+        return layout
+    if layout.sharding not in ("zero-2", "zero-3"):
+        return replace(layout, schedule="1f1b", loops=1, options={})
+    rounds = max(1, problem.job.global_batch // (replicas * micro_batch_size))
+    loops = min(len(problem.job.graph.layers), max(_LEAST_LOOPS, _MOST_PASSES // rounds))
+    return replace(layout, schedule="hybrid", loops=loops, options={"depth": rounds})
 
 
 def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
@@ -211,7 +195,7 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
         InputError: when the layout cannot run the job.
     """
     job = problem.job
-    passes = layout.stages * max(1, job.global_batch // (layout.data_parallel * layout.micro_batch_size))
+    passes = layout.stages * max(1, job.global_batch // (layout.dp * layout.micro_batch_size))
     if passes > _MOST_SIMULATED:
         text = f"{passes} micro-batches of stages are too many to simulate; at most {_MOST_SIMULATED}"
         raise InputError(Violation(str(layout), text, "a smaller global batch"))
@@ -224,7 +208,7 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
 def _cluster(configuration: Configuration, told: Told) -> Cluster:
     """The one that is told, or this machine where it is large enough."""
     cluster = parse_cluster(told.on or "this-machine")
-    ranks = configuration.ranks or configuration.replica_ranks
+    ranks = configuration.ranks or configuration.layout.replica_ranks
     if ranks > cluster.ranks:
         where = cluster.name if told.on else "this machine"
         problem = f"the file is for {ranks} devices, {where} has {cluster.ranks}; give --on"
@@ -272,9 +256,5 @@ def preset_of(name: str) -> str:
 
 
 def _degrees(configuration: Configuration) -> str:
-    degrees = {
-        "pp": configuration.pipeline_parallel,
-        "cp": configuration.context_parallel,
-        "tp": configuration.tensor_parallel,
-    }
+    degrees = {axis: getattr(configuration.layout, axis) for axis in AXES if axis != "dp"}
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree) or "1"

@@ -1,30 +1,16 @@
-"""From the degrees of a layout to a Plan.
+"""From a `Layout` to a Plan: `build_plan` makes stages, ranks and shares of it.
 
-A `Layout` is what planners search: sizes of the mesh axes, loops, micro-batch size, schedule, sharding and
-recomputation, and where stages, replicas or ranks are unlike each other, how. `build_plan` turns it into
-stages, ranks and shares; `refuse` says why it cannot.
+`refuse` says why a layout cannot run a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.describe.amount import Shape
-from weft.describe.one_line import one_line
-from weft.describe.plan import (
-    RECOMPUTES,
-    Blocking,
-    Choice,
-    Plan,
-    Recompute,
-    Replica,
-    Sharding,
-    Stage,
-    refuse_island,
-    shared_out,
-)
+from weft.describe.layout import AXES, Layout
+from weft.describe.plan import Choice, Plan, Replica, Stage, refuse_island
 from weft.errors import InputError, Violation
 from weft.moves import uneven
 from weft.moves.composition import refuse_composition
@@ -33,113 +19,8 @@ from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
 
-# How replicas agree unless somebody says otherwise.
-DENSE = "dense"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Degrees and choices of one layout; `options` are the schedule's.
-
-    `recompute` is that of all stages, or the heaviest of `recompute_per_stage`, which says it of each (see
-    `recomputing`). See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `layers_per_stage`
-    cuts the chain of layers; None balances the stages. `rank_order` says which device of the cluster takes
-    each rank of the mesh (axes pp, dp, cp, tp, outermost first), rising in each replica of a stage; None: the
-    device of the same number. `micro_batches_per_replica` are those of each of the `data_parallel` pipelines;
-    None shares the batch out equally.
-    """
-
-    pipeline_parallel: int
-    data_parallel: int
-    loops: int
-    micro_batch_size: int
-    schedule: str
-    options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
-    sync: str = DENSE
-    tensor_parallel: int = 1
-    context_parallel: int = 1
-    sharding: Sharding = "zero-0"
-    island: int | None = None
-    recompute: Recompute = "none"
-    recompute_per_stage: tuple[Recompute, ...] | None = None
-    blocking: tuple[Blocking, ...] = ()
-    layers_per_stage: tuple[int, ...] | None = None
-    rank_order: tuple[int, ...] | None = None
-    micro_batches_per_replica: tuple[int, ...] | None = None
-
-    @property
-    def regular(self) -> Layout:
-        """The same degrees and choices with balanced stages, alike in recompute, ranks in order and equal
-        shares."""
-        return replace(
-            self,
-            recompute_per_stage=None,
-            layers_per_stage=None,
-            rank_order=None,
-            micro_batches_per_replica=None,
-        )
-
-    @property
-    def width(self) -> int:
-        """Ranks of one replica of a stage."""
-        return self.context_parallel * self.tensor_parallel
-
-    @property
-    def ranks(self) -> int:
-        return self.pipeline_parallel * self.data_parallel * self.width
-
-    @property
-    def stages(self) -> int:
-        return self.pipeline_parallel * self.loops
-
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """What each stage recomputes."""
-        return self.recompute_per_stage or (self.recompute,) * self.stages
-
-    @property
-    def recompute_text(self) -> str:
-        """What stages recompute, in words."""
-        each = self.recompute_per_stage
-        return self.recompute if each is None else uneven.recomputes_text(each)
-
-    def recomputing(self, recompute: Recompute | Sequence[Recompute]) -> Layout:
-        """The same layout with one word for all stages, or one for each."""
-        words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
-        alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
-        heaviest = max(words, key=RECOMPUTES.index)
-        return replace(self, recompute=heaviest, recompute_per_stage=None if alike else words)
-
-    def __repr__(self) -> str:
-        return one_line(self, str(self))
-
-    def __str__(self) -> str:
-        text = f"pp {self.pipeline_parallel} x dp {self.data_parallel}"
-        if self.context_parallel > 1:
-            text += f" x cp {self.context_parallel}"
-        if self.tensor_parallel > 1:
-            text += f" x tp {self.tensor_parallel}"
-        text += f", {self.schedule}"
-        if self.options:
-            text += f" ({', '.join(f'{option} {value}' for option, value in self.options.items())})"
-        if self.loops > 1:
-            text += f", {self.loops} loops"
-        text += f", micro-batch size {self.micro_batch_size}"
-        if self.sharding != "zero-0" or self.island is not None:
-            text += f", {shared_out(self.sharding, self.island)}"
-        if self.recompute_per_stage is not None or self.recompute != "none":
-            text += f", recompute {self.recompute_text}"
-        if self.sync != DENSE:
-            text += f", sync {self.sync}"
-        if self.blocking:
-            text += f", blocking {' and '.join(self.blocking)}"
-        if self.layers_per_stage is not None:
-            text += f", layers {uneven.counts_text(self.layers_per_stage)}"
-        if self.micro_batches_per_replica is not None:
-            text += f", shares {uneven.counts_text(self.micro_batches_per_replica)}"
-        if self.rank_order is not None:
-            text += f", devices {uneven.order_text(self.rank_order)}"
-        return text
+# Axes that a mesh names even where they have one rank.
+_ALWAYS = ("pp", "dp")
 
 
 def flops_per_layer(job: Job) -> list[float]:
@@ -149,16 +30,16 @@ def flops_per_layer(job: Job) -> list[float]:
 
 
 def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
-    """Micro-batches per step of each of the layout's `data_parallel` pipelines."""
+    """Micro-batches per step of each of the layout's `dp` pipelines."""
     if layout.micro_batches_per_replica is not None:
         return layout.micro_batches_per_replica
-    share = job.global_batch // (layout.data_parallel * layout.micro_batch_size)
-    return (share,) * layout.data_parallel
+    share = job.global_batch // (layout.dp * layout.micro_batch_size)
+    return (share,) * layout.dp
 
 
 def pipeline_of(job: Job, layout: Layout) -> Pipeline:
     """The abstract pipeline of the replica that runs most micro-batches."""
-    return Pipeline(layout.pipeline_parallel, layout.stages, max(shares_of(job, layout)))
+    return Pipeline(layout.pp, layout.stages, max(shares_of(job, layout)))
 
 
 def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
@@ -175,7 +56,12 @@ def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
 
 def replicas_of(layout: Layout) -> int:
     """Copies of every stage: one for each path of each pipeline."""
-    return layout.data_parallel * paths_of(get_schedule(layout.schedule))
+    return layout.dp * paths_of(get_schedule(layout.schedule))
+
+
+def sharers_of(layout: Layout) -> int:
+    """Replicas that share the states of a stage out among themselves."""
+    return layout.island or replicas_of(layout)
 
 
 def refuse(job: Job, layout: Layout) -> str | None:
@@ -197,8 +83,8 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return refused_share
     return (
         refuse_composition(job, layout)
-        or job.graph.refuse_tensor(layout.tensor_parallel)
-        or job.graph.refuse_context(layout.context_parallel, job.sequence)
+        or job.graph.refuse_tensor(layout.tp)
+        or job.graph.refuse_context(layout.cp, job.sequence)
         or _refuse_order_of_any(job, layout)
     )
 
@@ -207,9 +93,9 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
     """Why the batch, the layers or the devices cannot be shared out like this."""
     batch, size, given = job.global_batch, layout.micro_batch_size, layout.micro_batches_per_replica
     if given is None:
-        reason = uneven.refuse_batch(batch, layout.data_parallel, size)
+        reason = uneven.refuse_batch(batch, layout.dp, size)
     else:
-        reason = uneven.refuse_shares(given, batch, layout.data_parallel, size)
+        reason = uneven.refuse_shares(given, batch, layout.dp, size)
     if reason is None and layout.layers_per_stage is not None:
         reason = uneven.refuse_layers(layout.layers_per_stage, layout.stages, len(job.graph.layers))
     if reason is None and layout.recompute_per_stage is not None:
@@ -226,7 +112,7 @@ def _refuse_share(job: Job, layout: Layout) -> str | None:
     reason = "the optimizer is not known to step every element by itself"
     if layout.sharding != "zero-0":
         return f"{layout.sharding} shares out what is stepped, and {reason}; nearest sharding: zero-0"
-    if layout.tensor_parallel > 1:
+    if layout.tp > 1:
         return f"tensor ranks step a share of every matrix, and {reason}; nearest tp: 1"
     return None
 
@@ -235,7 +121,7 @@ def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
     """Why the schedule cannot run the pipeline of one of the replicas."""
     schedule = get_schedule(layout.schedule)
     for share in dict.fromkeys(shares_of(job, layout)):
-        pipeline = Pipeline(layout.pipeline_parallel, layout.stages, share)
+        pipeline = Pipeline(layout.pp, layout.stages, share)
         reason = schedule.refuse(pipeline, layout.options)
         if reason is not None:
             return reason
@@ -297,13 +183,13 @@ def _stages_of(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> tupl
 
 
 def _mesh(layout: Layout) -> dict[str, int]:
-    mesh = {"pp": layout.pipeline_parallel, "dp": layout.data_parallel}
-    inner = {"cp": layout.context_parallel, "tp": layout.tensor_parallel}
-    return mesh | {axis: size for axis, size in inner.items() if size > 1}
+    """Sizes of the axes; those inside a replica of a stage only where they are several."""
+    sizes = {axis: getattr(layout, axis) for axis in AXES}
+    return {axis: size for axis, size in sizes.items() if axis in _ALWAYS or size > 1}
 
 
 def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
     """The ranks of one device of one pipeline."""
-    first = (device * layout.data_parallel + pipeline) * layout.width
+    first = (device * layout.dp + pipeline) * layout.width
     places = range(first, first + layout.width)
     return tuple(places) if layout.rank_order is None else tuple(layout.rank_order[place] for place in places)

@@ -1,13 +1,15 @@
-"""The layout that a plan was built from."""
+"""The layout that a plan was built from, or the nearest that a layout can say."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.describe.plan import Plan
+from weft.describe.layout import Layout
+from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout, parts_of, ranks_of
+from weft.moves.layout import parts_of, ranks_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
 
@@ -28,22 +30,10 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     layers = [layer for stage in plan.stages for layer in stage.layers]
     if layers != list(range(len(layers))):
         raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
-    pipeline_parallel = plan.mesh.get("pp", 1)
     (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
     each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
-    layout = Layout(
-        pipeline_parallel=pipeline_parallel,
-        data_parallel=len(each),
-        loops=-(-len(plan.stages) // pipeline_parallel),
-        micro_batch_size=plan.micro_batch_size,
-        schedule=plan.schedule.name,
-        options=plan.schedule.options,
-        sync=plan.sync.name,
-        tensor_parallel=widths.pop() // plan.cp,
-        context_parallel=plan.cp,
-        sharding=plan.sharding,
-        island=plan.island,
-        blocking=plan.blocking,
+    layout = replace(
+        _alike(plan, dp=len(each), width=widths.pop()),
         layers_per_stage=tuple(len(stage.layers) for stage in plan.stages),
         micro_batches_per_replica=None if len(set(each)) == 1 else each,
     ).recomputing([stage.recompute for stage in plan.stages])
@@ -54,13 +44,47 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     return replace(layout, rank_order=_rank_order_of(plan, layout))
 
 
+def usual_layout_of(plan: Plan) -> Layout:
+    """The layout with equal stages and replicas that is nearest to a plan: what most of them have."""
+    paths = paths_of(get_schedule(plan.schedule.name))
+    copies = _usual([len(stage.replicas) for stage in plan.stages])
+    width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
+    heaviest = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
+    return _alike(plan, dp=max(1, copies // paths), width=width).recomputing(heaviest)
+
+
+def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
+    """What a plan says of all stages, with so many pipelines whose replicas have `width` ranks."""
+    pp = plan.mesh.get("pp", 1)
+    return Layout(
+        pp=pp,
+        dp=dp,
+        loops=-(-len(plan.stages) // pp),
+        micro_batch_size=plan.micro_batch_size,
+        schedule=plan.schedule.name,
+        options=plan.schedule.options,
+        sync=plan.sync.name,
+        tp=width // plan.cp,
+        cp=plan.cp,
+        sharding=plan.sharding,
+        island=plan.island,
+        blocking=plan.blocking,
+    )
+
+
+def _usual(values: Sequence[int]) -> int:
+    """The value that most have, the smaller of equals."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))
+
+
 def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
     """The devices that take the ranks of the mesh; None where each takes the rank of its number.
 
     Raises:
         InputError: when the stages of a device of the pipeline lie on different ranks.
     """
-    pipeline = Pipeline(layout.pipeline_parallel, layout.stages, plan.micro_batches // layout.data_parallel)
+    pipeline = Pipeline(layout.pp, layout.stages, plan.micro_batches // layout.dp)
     placement = placements(get_schedule(layout.schedule), pipeline)
     order: dict[int, int] = {}
     for stage, devices in zip(plan.stages, placement.T.tolist(), strict=True):

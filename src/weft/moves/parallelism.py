@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft.describe.contract import Contract
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.moves.job import job_of
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Move
 
@@ -19,55 +20,47 @@ Edit = Callable[[Layout], Layout | None]
 
 
 def _more_pipeline(layout: Layout) -> Layout | None:
-    if layout.data_parallel % 2:
+    if layout.dp % 2:
         return None
     return replace(
         layout.regular,
-        pipeline_parallel=2 * layout.pipeline_parallel,
-        data_parallel=layout.data_parallel // 2,
+        pp=2 * layout.pp,
+        dp=layout.dp // 2,
     )
 
 
 def _more_data(layout: Layout) -> Layout | None:
-    if layout.pipeline_parallel % 2:
+    if layout.pp % 2:
         return None
     return replace(
         layout.regular,
-        pipeline_parallel=layout.pipeline_parallel // 2,
-        data_parallel=2 * layout.data_parallel,
+        pp=layout.pp // 2,
+        dp=2 * layout.dp,
     )
 
 
 def _more_tensor(layout: Layout) -> Layout | None:
-    if layout.data_parallel % 2:
+    if layout.dp % 2:
         return None
-    return replace(
-        layout.regular, tensor_parallel=2 * layout.tensor_parallel, data_parallel=layout.data_parallel // 2
-    )
+    return replace(layout.regular, tp=2 * layout.tp, dp=layout.dp // 2)
 
 
 def _less_tensor(layout: Layout) -> Layout | None:
-    if layout.tensor_parallel % 2:
+    if layout.tp % 2:
         return None
-    return replace(
-        layout.regular, tensor_parallel=layout.tensor_parallel // 2, data_parallel=2 * layout.data_parallel
-    )
+    return replace(layout.regular, tp=layout.tp // 2, dp=2 * layout.dp)
 
 
 def _more_context(layout: Layout) -> Layout | None:
-    if layout.data_parallel % 2:
+    if layout.dp % 2:
         return None
-    return replace(
-        layout.regular, context_parallel=2 * layout.context_parallel, data_parallel=layout.data_parallel // 2
-    )
+    return replace(layout.regular, cp=2 * layout.cp, dp=layout.dp // 2)
 
 
 def _less_context(layout: Layout) -> Layout | None:
-    if layout.context_parallel % 2:
+    if layout.cp % 2:
         return None
-    return replace(
-        layout.regular, context_parallel=layout.context_parallel // 2, data_parallel=2 * layout.data_parallel
-    )
+    return replace(layout.regular, cp=layout.cp // 2, dp=2 * layout.dp)
 
 
 def _more_loops(layout: Layout) -> Layout | None:

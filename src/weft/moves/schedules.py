@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.describe.contract import Contract
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.moves.job import job_of
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Move
 from weft.program.schedules import all_schedules

@@ -1,14 +1,11 @@
-"""How the batch, the layers and the devices of a layout are shared out: checks, and short words for it."""
+"""Why the batch, the layers and the devices of a layout cannot be shared out as it says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
-from weft.describe.plan import RECOMPUTES, Recompute
-
-# Of an order of devices, in words.
-_RUNS_SHOWN = 6
+from weft.describe.layout_text import order_text
+from weft.describe.plan import Recompute
 
 
 def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:
@@ -46,24 +43,24 @@ def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | Non
     return None
 
 
-def refuse_batch(global_batch: int, data_parallel: int, micro_batch_size: int) -> str | None:
+def refuse_batch(global_batch: int, dp: int, micro_batch_size: int) -> str | None:
     """Why replicas cannot have equal shares of the batch, or None."""
-    samples = data_parallel * micro_batch_size
+    samples = dp * micro_batch_size
     if global_batch % samples == 0:
         return None
     near = max(samples, samples * round(global_batch / samples))
     return (
-        f"global batch {global_batch} is not a multiple of dp {data_parallel} x micro-batch size "
+        f"global batch {global_batch} is not a multiple of dp {dp} x micro-batch size "
         f"{micro_batch_size} = {samples}; nearest global batch: {near}"
     )
 
 
 def refuse_shares(
-    micro_batches: Sequence[int], global_batch: int, data_parallel: int, micro_batch_size: int
+    micro_batches: Sequence[int], global_batch: int, dp: int, micro_batch_size: int
 ) -> str | None:
     """Why replicas cannot run so many micro-batches each, or None."""
-    if len(micro_batches) != data_parallel:
-        return f"shares for {len(micro_batches)} replicas are given, dp is {data_parallel}"
+    if len(micro_batches) != dp:
+        return f"shares for {len(micro_batches)} replicas are given, dp is {dp}"
     if min(micro_batches) < 1:
         return (
             f"replica {micro_batches.index(min(micro_batches))} is given no micro-batch; at least 1 is needed"
@@ -75,40 +72,3 @@ def refuse_shares(
             f"batch is {global_batch}; nearest global batch: {samples}"
         )
     return None
-
-
-def counts_text(counts: Sequence[int]) -> str:
-    """Counts in their order, such as ``5+6+6+5``; three or more equal ones as ``6x3``."""
-    return "+".join(_repeated(count, len(list(equal))) for count, equal in groupby(counts))
-
-
-def order_text(rank_order: Sequence[int]) -> str:
-    """Devices in their order, such as ``4-7 0-3``; long orders are cut."""
-    runs = _runs(rank_order)
-    more = f" and {len(runs) - _RUNS_SHOWN} runs more" if len(runs) > _RUNS_SHOWN else ""
-    return " ".join(runs[:_RUNS_SHOWN]) + more
-
-
-def recomputes_text(recomputes: Sequence[Recompute]) -> str:
-    """What stages recompute that recompute anything, such as ``full in stages 0-2, selective in stage 3``."""
-    parts = []
-    for word in RECOMPUTES[:0:-1]:
-        stages = [stage for stage, one in enumerate(recomputes) if one == word]
-        if stages:
-            parts.append(f"{word} in stage{'s' if len(stages) > 1 else ''} {' '.join(_runs(stages))}")
-    return ", ".join(parts) or RECOMPUTES[0]
-
-
-def _runs(numbers: Sequence[int]) -> list[str]:
-    return [str(first) if first == last else f"{first}-{last}" for first, last in _rising(numbers)]
-
-
-def _repeated(count: int, times: int) -> str:
-    return "+".join([str(count)] * times) if times < 3 else f"{count}x{times}"
-
-
-def _rising(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of every run in which each number is one more than the one before."""
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        yield members[0], members[-1]

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.describe.amount import Shape
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
 from weft.moves.job import Job
-from weft.moves.layout import Layout
 from weft.planning.methods import BREADTH_FIRST, METHODS, RIVALS, Method
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
-from weft.planning.problem import Pins, Problem
+from weft.planning.problem import Problem
 from weft.predict.trade_off import TradeOff, critical_batch_tokens, trade_offs
 
 MOST_SAMPLES_PER_DEVICE = 4.0
@@ -196,11 +196,11 @@ class _MethodPlanner(HomogeneousPlanner):
         for loops in self.method.loops(problem.job):
             if problem.pins.loops not in (None, loops) and loops is not None:
                 continue
-            pins = replace(problem.pins, schedule=self.method.schedule, loops=loops or problem.pins.loops)
+            pins = problem.pins.replaced(schedule=self.method.schedule, loops=loops or problem.pins.loops)
             if not self.method.pipelined:
-                pins = replace(pins, pipeline_parallel=pins.pipeline_parallel or 1)
+                pins = pins.replaced(pp=pins.pp or 1)
             if self.method.sharding is not None:
-                pins = replace(pins, sharding=self.method.sharding)
+                pins = pins.replaced(sharding=self.method.sharding)
             yield from (
                 replace(layout, blocking=self.method.blocking)
                 for layout in super().space(replace(problem, pins=pins))
@@ -214,8 +214,7 @@ def least_memory(problem: Problem, method: Method, samples_per_device: float) ->
     It is looked for where it must lie: micro-batches of one sample and full recomputation unless pinned
     otherwise, states shared out as far as the method or a pin allows wherever there are replicas.
     """
-    pins = replace(
-        problem.pins,
+    pins = problem.pins.replaced(
         micro_batch_size=problem.pins.micro_batch_size or 1,
         recompute=problem.pins.recompute or "full",
     )
@@ -223,13 +222,13 @@ def least_memory(problem: Problem, method: Method, samples_per_device: float) ->
     planner = _MethodPlanner(finalists=_ALL, method=replace(method, sharding=None))
     found: list[Candidate] = []
     for sharding in _least_states(method, pins):
-        pinned = replace(pins, sharding=sharding)
+        pinned = pins.replaced(sharding=sharding)
         found.extend(planner.search(replace(problem, job=job, pins=pinned, minimise="memory")).candidates[:1])
     found.sort(key=lambda candidate: (candidate.verdict is not Verdict.FITS, candidate.peak_bytes))
     return _best(job, method, samples_per_device, found)
 
 
-def _least_states(method: Method, pins: Pins) -> tuple[Sharding, ...]:
+def _least_states(method: Method, pins: PartialLayout) -> tuple[Sharding, ...]:
     """The furthest sharding that is allowed; none at all, too, for layouts without replicas."""
     pinned = method.sharding or pins.sharding
     return ("zero-3", "zero-0") if pinned is None else (pinned,)
@@ -272,6 +271,11 @@ def _require_possible(problem: Problem, shares: Sequence[float]) -> None:
     if problem.pins.schedule is not None:
         violations.append(
             Violation("schedule", f"{problem.pins.schedule!r} is pinned; the curve compares schedules")
+        )
+    if problem.pins.blocking is not None:
+        words = " and ".join(problem.pins.blocking) or "nothing"
+        violations.append(
+            Violation("blocking", f"{words} is pinned; the curve compares programs that wait and that do not")
         )
     if violations:
         raise InputError(violations)

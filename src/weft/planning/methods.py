@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.describe.layout import Layout
 from weft.describe.plan import Blocking, Sharding
 from weft.moves.job import Job
-from weft.moves.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Method:
     def admits(self, layout: Layout) -> bool:
         """Whether a layout of the schedule is one of the method."""
         if not self.pipelined:
-            return layout.pipeline_parallel == 1
-        return layout.pipeline_parallel > 1 and (layout.loops > 1) == self.looped
+            return layout.pp == 1
+        return layout.pp > 1 and (layout.loops > 1) == self.looped
 
     def loops(self, job: Job) -> tuple[int | None, ...]:
         """What to pin the stages per device to; None leaves it to the planner.

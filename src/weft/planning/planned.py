@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weft.describe.one_line import one_line
@@ -19,7 +19,7 @@ from weft.planning.goals import goal_value, goal_words
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.prices import require_prices
-from weft.planning.problem import Pins, Problem, problem_of_run
+from weft.planning.problem import Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
@@ -177,8 +177,7 @@ def _require_deadline(run: RunFile, best: Candidate) -> None:
 def _nothing_fits(ranking: Ranking) -> list[Violation]:
     if not ranking.candidates:
         problem = ranking.problem
-        left_open = asdict(Pins())
-        pinned = {name: value for name, value in asdict(problem.pins).items() if value != left_open[name]}
+        pinned = problem.pins.given | ({} if problem.sync is None else {"sync": problem.sync})
         words = ", ".join(f"{name.replace('_', ' ')} {_pinned(value)}" for name, value in pinned.items())
         cluster = problem.job.cluster
         devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -14,18 +14,18 @@ from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import OPEN, Layout, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import Choice, Recompute, Sharding
+from weft.describe.plan import Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 from weft.moves.job import Job
-from weft.moves.layout import Layout
 from weft.moves.pins import refused_pins
 from weft.predict.corrections import Correction, fit
 from weft.predict.corrections_file import load_residuals
@@ -38,42 +38,20 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 DEFAULT_SAMPLES_PER_DEVICE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Decisions the user has made; None is left to the planner."""
-
-    schedule: str | None = None
-    loops: int | None = None
-    pipeline_parallel: int | None = None
-    data_parallel: int | None = None
-    micro_batch_size: int | None = None
-    tensor_parallel: int | None = None
-    context_parallel: int = 1
-    sharding: Sharding | None = None
-    island: int | None = None
-    recompute: Recompute | tuple[Recompute, ...] | None = None
-    sync: str | None = None
-
-    def admit(self, layout: Layout) -> bool:
-        """Whether a layout has all that is pinned."""
-        plain = {name: pin for name, pin in asdict(self).items() if name != "recompute" and pin is not None}
-        if any(getattr(layout, name) != pin for name, pin in plain.items()):
-            return False
-        return self.recompute is None or layout.recomputing(self.recompute) == layout
-
-
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A job, the user's pins, and what has been measured of the devices.
 
-    `contract` is what plans must keep of the training at least.
+    `pins` are the decisions of a layout that the user has made, and `sync` how replicas agree, where that is
+    one of them. `contract` is what plans must keep of the training at least.
     `correction` is what measured steps say of predictions from all this.
     `assumed` says in words what the user left open and was decided before planning.
     """
 
     job: Job
     model: ModelConfig
-    pins: Pins = Pins()
+    pins: PartialLayout = OPEN
+    sync: str | None = None
     minimise: str = "time"
     contract: Contract = Contract.EXACT
     machine: MachineMeasurement | None = None
@@ -83,6 +61,10 @@ class Problem:
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.job}, least {self.minimise}")
+
+    def admits(self, layout: Layout) -> bool:
+        """Whether a layout has all that the user has decided."""
+        return self.pins.admit(layout) and self.sync in (None, layout.sync)
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -107,7 +89,8 @@ class Asked(TypedDict, total=False):
     global_batch: int | None
     sequence: int | None
     precision: str | None
-    pins: Pins | None
+    pins: PartialLayout | None
+    sync: str | None
     minimise: str
     contract: Contract
     methods: tuple[Choice, ...]
@@ -158,7 +141,8 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             optimizer=asked.get("optimizer", ADAMW),
         ),
         model=config,
-        pins=asked.get("pins") or Pins(),
+        pins=asked.get("pins") or OPEN,
+        sync=asked.get("sync"),
         minimise=asked.get("minimise", "time"),
         contract=asked.get("contract", Contract.EXACT),
         machine=machine,
@@ -188,19 +172,8 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         global_batch=run.train.global_batch,
         sequence=run.task.sequence,
         precision=run.train.precision,
-        pins=Pins(
-            schedule=run.plan.schedule,
-            loops=run.plan.loops,
-            pipeline_parallel=run.plan.pp,
-            data_parallel=run.plan.dp,
-            micro_batch_size=run.plan.micro_batch_size,
-            tensor_parallel=run.plan.tp,
-            context_parallel=run.plan.cp or 1,
-            sharding=run.plan.sharding,
-            island=run.plan.island,
-            recompute=run.plan.recompute,
-            sync=run.sync.method,
-        ),
+        pins=run.plan,
+        sync=run.sync.method,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
         methods=(*table.methods, *asked_of_methods(run)),

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
+from weft.moves.islands import among_replicas
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan, refuse, replicas_of
+from weft.moves.layout import build_plan, refuse
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.moved import moved
@@ -125,22 +127,13 @@ def _recomputations(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
 def _degrees(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Half the replicas, and twice the ranks of one of the other axes; tensor ranks stay on a node. More
     stages all recompute like the one that did most."""
-    tensor, pipeline, data = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
+    tensor, pipeline, data = layout.tp, layout.pp, layout.dp
     if data % 2:
         return
-    fewer = _fewer_replicas(replace(layout.regular, data_parallel=data // 2))
+    fewer = among_replicas(replace(layout.regular, dp=data // 2))
     replicas = f"dp {data} -> {data // 2}"
-    width = 2 * tensor * layout.context_parallel
+    width = 2 * tensor * layout.cp
     if all(group.devices % width == 0 for group in job.cluster.groups):
-        more = replace(fewer, tensor_parallel=2 * tensor).recomputing(layout.recomputes)
+        more = replace(fewer, tp=2 * tensor).recomputing(layout.recomputes)
         yield f"tp {tensor} -> {2 * tensor}, {replicas}", more
-    yield f"pp {pipeline} -> {2 * pipeline}, {replicas}", replace(fewer, pipeline_parallel=2 * pipeline)
-
-
-def _fewer_replicas(layout: Layout) -> Layout:
-    """With islands no larger than there are replicas, and nothing shared out by one alone."""
-    if replicas_of(layout) == 1:
-        return replace(layout, sharding="zero-0", island=None)
-    if layout.island is not None and layout.island >= replicas_of(layout):
-        return replace(layout, island=None)
-    return layout
+    yield f"pp {pipeline} -> {2 * pipeline}, {replicas}", replace(fewer, pp=2 * pipeline)

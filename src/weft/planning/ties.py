@@ -20,9 +20,9 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES
 from weft.describe.prediction import Prediction
-from weft.moves.layout import Layout
 from weft.planning.planners import Candidate, Ranking
 from weft.planning.problem import Problem
 from weft.predict.corrections import spread_of
@@ -85,7 +85,7 @@ def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
         if one.recompute == "selective":
             return "recompute parts of layers, not whole ones"
         return "more tp/pp instead of recomputation" if ways > other_ways else "no recomputation first"
-    if ways == other_ways and one.tensor_parallel < other.tensor_parallel:
+    if ways == other_ways and one.tp < other.tp:
         return "pp rather than tp at an equal product"
     return None
 
@@ -99,7 +99,7 @@ def _rule(problem: Problem, one: Candidate, other: Candidate) -> str | None:
 
 def _ways(layout: Layout) -> int:
     """Into how many parts the model is divided."""
-    return layout.tensor_parallel * layout.pipeline_parallel
+    return layout.tp * layout.pp
 
 
 def break_ties(ranking: Ranking) -> Ranking:
@@ -126,7 +126,7 @@ def _key(problem: Problem, candidate: Candidate, head: list[Candidate]) -> tuple
     steps = [one.step_s for one in alike]
     size, recompute, ways = _choices(problem, candidate)
     own_s = candidate.step_s
-    return (size, recompute, min(steps), ways, candidate.chain.tensor_parallel, own_s)
+    return (size, recompute, min(steps), ways, candidate.chain.tp, own_s)
 
 
 def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:

@@ -13,27 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from weft.describe.kernels import Accumulation, Attention, Norm
-from weft.describe.plan import Recompute, Sharding
+from weft.describe.layout import PartialLayout
 from weft.describe.reading import read_text, violations_of
+from weft.describe.toml_table import Count
 from weft.errors import InputError, Violation
 
-Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Status = Literal["ok", "oom", "other"]
 
 
-class Measurement(BaseModel):
+class Measurement(PartialLayout):
     """One row: a training run of somebody's.
 
-    The model is a file with a LayerGraph, or sizes of a family. The layout is a Plan file, or degrees. The
-    cluster is a file or expression, or a device and how many there are.
+    The model is a file with a LayerGraph, or sizes of a family. The layout is a Plan file, or what is decided
+    of it. The cluster is a file or expression, or a device and how many there are.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    # Cells are text.
+    model_config = ConfigDict(extra="ignore", strict=False)
 
     name: str = ""
     group: str = ""
@@ -49,19 +50,11 @@ class Measurement(BaseModel):
     tied_embeddings: bool | None = None
     seq: Count | None = None
     global_batch: Count | None = None
-    micro_batch_size: Count = 1
-    tp: Count = 1
-    pp: Count = 1
-    dp: Count | None = None
-    loops: Count = 1
-    schedule: str = "1f1b"
-    recompute: Recompute = "none"
     sequence_parallel: bool | None = None
     attention: Attention = "flash2"
     norm: Norm = "fused"
     loss_parallel: bool = True
     accumulation: Accumulation = "separate"
-    sharding: Sharding = "zero-0"
     precision: Precision = "bf16"
     gpu: str | None = None
     gpus_per_node: Count | None = None

@@ -19,13 +19,15 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.kernels import Kernels, with_kernels
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import AXES, Layout
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
+from weft.moves.islands import among_replicas
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
 from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.cost_model import CostModel
@@ -38,6 +40,8 @@ _SEQUENCE = {"gpt": 1024, "llama": 2048, "bert": 512}
 _FFN_MULTIPLE = 256
 # The ends of a model, which go to the first and the last stage on top of their share.
 _ENDS = ("embedding", "head")
+# Axes of one replica of a model.
+_INSIDE = tuple(axis for axis in AXES if axis != "dp")
 
 Found = TypeVar("Found")
 
@@ -99,7 +103,7 @@ class Subjects:
             assert row.model is not None, "a row without sizes names a file"
             path = self.folder / row.model
             return self._once(path, lambda: LayerGraph.from_json(read_text(path), str(path)))
-        divided = row.tp > 1 if row.sequence_parallel is None else row.sequence_parallel
+        divided = (row.tp or 1) > 1 if row.sequence_parallel is None else row.sequence_parallel
         kernels = Kernels(
             attention=row.attention,
             norm=row.norm,
@@ -165,7 +169,7 @@ def _config(row: Measurement) -> ModelConfig:
 
 
 def _needed(row: Measurement) -> int:
-    return row.tp * row.pp * (row.dp or 1)
+    return row.replica_ranks * (row.dp or 1)
 
 
 def _cluster_of(row: Measurement) -> Cluster:
@@ -186,25 +190,18 @@ def _cluster_of(row: Measurement) -> Cluster:
 def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
     if row.global_batch is None:
         raise InputError(Violation("global_batch", "missing; or name a file of a Plan as plan"))
-    dp = row.dp
+    dp, each = row.dp, row.replica_ranks
     if dp is None:
-        if cluster.ranks % (row.tp * row.pp):
-            problem = f"missing, and tp {row.tp} x pp {row.pp} do not divide {cluster.ranks} devices"
-            raise InputError(Violation("dp", problem))
-        dp = cluster.ranks // (row.tp * row.pp)
-    layout = Layout(
-        pipeline_parallel=row.pp,
-        data_parallel=dp,
-        tensor_parallel=row.tp,
-        loops=row.loops,
-        micro_batch_size=row.micro_batch_size,
-        schedule=row.schedule,
-        # Nobody shares with a replica that does not exist.
-        sharding=row.sharding if dp > 1 else "zero-0",
-        recompute=row.recompute,
-        layers_per_stage=dealt_layers(graph, row.pp * row.loops),
-        blocking=() if row.sharding in ("zero-2", "zero-3") and dp > 1 else ("reductions",),
-    )
+        if cluster.ranks % each:
+            words = " x ".join(f"{axis} {getattr(row, axis) or 1}" for axis in _INSIDE)
+            raise InputError(Violation("dp", f"missing, and {words} do not divide {cluster.ranks} devices"))
+        dp = cluster.ranks // each
+    plain = Layout(pp=1, dp=dp, loops=1, micro_batch_size=1, schedule="1f1b")
+    # Nobody shares with a replica that does not exist.
+    layout = among_replicas(row.complete(plain))
+    if row.blocking is None and layout.sharding not in ("zero-2", "zero-3"):
+        layout = replace(layout, blocking=("reductions",))
+    layout = replace(layout, layers_per_stage=dealt_layers(graph, layout.stages))
     job = Job(
         graph=graph,
         cluster=cluster,
@@ -213,7 +210,9 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         precision=row.precision,
     )
     plan = build_plan(job, layout, ())
-    return plan.model_copy(update={"stack": "megatron-lm" if row.sharding == "zero-0" else "deepspeed"})
+    return plan.model_copy(
+        update={"stack": "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"}
+    )
 
 
 def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:

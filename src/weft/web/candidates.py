@@ -6,20 +6,18 @@ from typing import Any
 
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_seconds
-from weft.moves.layout import Layout
 from weft.planning.planners import Candidate
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """One candidate as plain figures; seconds and bytes, None where the layout was not simulated.
 
-    `estimate_s` is what the planner's own model says, None where that is the simulator. `recompute` is the
-    heaviest of `recompute_per_stage`, which is None where all stages recompute alike.
+    `estimate_s` is what the planner's own model says, None where that is the simulator.
     """
     prediction = candidate.prediction
     return {
         "layout": candidate.words,
-        **_degrees(candidate.layout),
+        **(candidate.layout.record() if candidate.layout is not None else {}),
         "verdict": str(candidate.verdict),
         "reason": candidate.reason,
         "bound_s": candidate.bound_s,
@@ -29,26 +27,6 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "step_high_s": prediction.step_high_s if prediction else None,
         "peak_bytes": candidate.peak_bytes or None,
         "plan_id": candidate.plan.plan_id if candidate.plan else None,
-    }
-
-
-def _degrees(layout: Layout | None) -> dict[str, Any]:
-    """What a layout decides, by its key in run files; nothing where no layout says what a candidate is."""
-    if layout is None:
-        return {}
-    return {
-        "pp": layout.pipeline_parallel,
-        "dp": layout.data_parallel,
-        "tp": layout.tensor_parallel,
-        "cp": layout.context_parallel,
-        "loops": layout.loops,
-        "micro_batch_size": layout.micro_batch_size,
-        "schedule": layout.schedule,
-        "options": dict(layout.options),
-        "sharding": layout.sharding,
-        "island": layout.island,
-        "recompute": layout.recompute,
-        "recompute_per_stage": layout.recompute_per_stage,
     }
 
 

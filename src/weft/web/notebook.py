@@ -36,7 +36,7 @@ def _figures(plan: Plan, prediction: Prediction) -> str:
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     words = [
         f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
-        f"{plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, {plan.precision}",
+        f"{plan.schedule.name}, {shared_out(plan)}, {plan.precision}",
         f"step {format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})",
     ]
     return "; ".join(words)

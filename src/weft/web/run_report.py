@@ -71,7 +71,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
         ("precision", plan.precision),
-        ("sharding", shared_out(plan.sharding, plan.island)),
+        ("sharding", shared_out(plan)),
         ("synchronisation", plan.sync.name),
         *stages,
     ]

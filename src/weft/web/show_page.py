@@ -21,7 +21,7 @@ def show_page(planned: PlannedJob) -> str:
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     subtitle = (
         f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
-        f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan.sharding, plan.island)}, "
+        f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan)}, "
         f"{plan.precision}; a step of {format_seconds(prediction.step_s)} "
         f"({format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}), "
         f"times from {prediction.source}"

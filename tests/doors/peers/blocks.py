@@ -12,10 +12,11 @@ from weft.describe.cluster import Link
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import chain_edges
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.doors.peers.said import Question
 from weft.moves.job import Job
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 
 DEVICES = 8
 INSIDE, BETWEEN = Link(300e9, 3e-6), Link(200e9, 1e-5)
@@ -30,8 +31,8 @@ A100 = Device(
 
 def layout(**choices: object) -> Layout:
     given: dict[str, object] = {
-        "pipeline_parallel": 1,
-        "data_parallel": 1,
+        "pp": 1,
+        "dp": 1,
         "loops": 1,
         "micro_batch_size": 1,
         "schedule": "1f1b",
@@ -62,7 +63,7 @@ def question(
     job = Job(
         graph=graph,
         cluster=cluster,
-        global_batch=given.data_parallel * micro_batches * given.micro_batch_size,
+        global_batch=given.dp * micro_batches * given.micro_batch_size,
         sequence=s,
         precision="bf16",
     )
@@ -78,7 +79,7 @@ def network(together: int) -> oracle.Network:
 
 
 def case_of(asked: Question, given: Layout) -> oracle.Case:
-    model, replicas = asked.model, given.tensor_parallel * given.data_parallel
+    model, replicas = asked.model, given.tp * given.dp
     plan = asked.plan
     return oracle.Case(
         blocks=model.layers,
@@ -87,17 +88,17 @@ def case_of(asked: Question, given: Layout) -> oracle.Case:
         f=model.feed_forward,
         s=plan.sequence,
         b=plan.micro_batch_size,
-        tp=given.tensor_parallel,
-        pp=given.pipeline_parallel,
-        dp=given.data_parallel,
+        tp=given.tp,
+        pp=given.pp,
+        dp=given.dp,
         loops=given.loops,
-        micro_batches=plan.micro_batches // given.data_parallel,
+        micro_batches=plan.micro_batches // given.dp,
         recompute=given.recompute == "full",
         peak=A100.flops_per_s["bf16"],
         memory=A100.memory_bytes_per_s,
-        tensor=network(given.tensor_parallel),
+        tensor=network(given.tp),
         data=network(replicas),
-        pipeline=network(replicas * given.pipeline_parallel),
+        pipeline=network(replicas * given.pp),
     )
 
 
@@ -113,9 +114,9 @@ def drawn(count: int, key: int) -> list[tuple[Question, Layout]]:
         pp, heads = one_of(1, 2, 4), one_of(8, 16)
         loops = one_of(1, 2) if pp > 1 else 1
         given = layout(
-            pipeline_parallel=pp,
-            data_parallel=one_of(1, 2, 4),
-            tensor_parallel=one_of(1, 2, 4, 8),
+            pp=pp,
+            dp=one_of(1, 2, 4),
+            tp=one_of(1, 2, 4, 8),
             loops=loops,
             micro_batch_size=one_of(1, 2, 4),
             schedule="depth-first" if loops > 1 else "1f1b",

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from doors.peers.stand_ins import ANSWER, calculon
 
+from weft.describe.layout import PartialLayout
 from weft.doors.peers import named_peers
 from weft.doors.peers.beside import ask_beside
 from weft.doors.peers.calculon import Calculon
 from weft.errors import InputError
 from weft.planning.comparison import compare_planners
-from weft.planning.problem import Pins, problem_of
+from weft.planning.problem import problem_of
 
 # The larger the micro-batch the longer its step, which the simulator sees the other way round.
 BACKWARDS = (
@@ -24,7 +25,7 @@ BACKWARDS = (
 
 
 def test_both_rankings_are_compared_over_the_plans_that_both_can_say(tmp_path: Path) -> None:
-    pins = Pins(data_parallel=1, pipeline_parallel=1, tensor_parallel=1, schedule="1f1b")
+    pins = PartialLayout(dp=1, pp=1, tp=1, schedule="1f1b")
     problem = problem_of(model="gpt-1m", on="1xa100-80gb", global_batch=8, precision="fp16", pins=pins)
     answers = compare_planners(problem, ["uniform", "exhaustive", "amp"])
     beside = ask_beside(Calculon(program=calculon(tmp_path, BACKWARDS)), problem, answers)

@@ -20,9 +20,9 @@ from weft.planning.problem import problem_of
 
 def test_what_it_is_told_of_a_plan() -> None:
     given = layout(
-        pipeline_parallel=2,
-        data_parallel=2,
-        tensor_parallel=4,
+        pp=2,
+        dp=2,
+        tp=4,
         loops=2,
         micro_batch_size=3,
         schedule="depth-first",
@@ -108,7 +108,7 @@ def test_what_it_is_told_of_devices_and_links() -> None:
 )
 def test_where_its_messages_go(degrees: tuple[int, int, int], devices: int, tiers: Tiers) -> None:
     pp, dp, tp = degrees
-    given = layout(pipeline_parallel=pp, data_parallel=dp, tensor_parallel=tp)
+    given = layout(pp=pp, dp=dp, tp=tp)
     assert tiers_of(given, devices) == tiers
 
 

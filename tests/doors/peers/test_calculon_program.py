@@ -39,7 +39,7 @@ def test_weft_with_its_times_of_blocks_gives_its_step() -> None:
         timing = LayerTiming(
             device=A100.name,
             layer="block",
-            tp=layout.tensor_parallel,
+            tp=layout.tp,
             micro_batch_size=layout.micro_batch_size,
             forward_s=oracle.block(case).forward_s,
             backward_s=oracle.block(case).backward_s,
@@ -47,12 +47,12 @@ def test_weft_with_its_times_of_blocks_gives_its_step() -> None:
             activation_bytes=0,
         )
         profile = LayerProfile(model_fingerprint="", sequence=0, precision="", timings=(timing,), spread=0.0)
-        devices = layout.tensor_parallel * layout.data_parallel
+        devices = layout.tp * layout.dp
         cluster = machine(
             device=A100,
             inside=Link(25e9, 0.0),
             between=Link(1e30, 0.0),
-            nodes=layout.pipeline_parallel,
+            nodes=layout.pp,
             devices=devices,
         )
         job = Job(

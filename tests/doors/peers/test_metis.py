@@ -11,6 +11,7 @@ from doors.peers.stand_ins import FIRST, HEADING, SECOND, UNLIKE, metis
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
+from weft.describe.layout import PartialLayout
 from weft.doors.peers.metis import Metis
 from weft.doors.peers.metis_files import MetisInputs
 from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
@@ -18,7 +19,7 @@ from weft.doors.peers.program import PeerProgram
 from weft.errors import InputError, RunError
 from weft.planning.planners import Verdict
 from weft.planning.planners.layer_times import LayerTimes
-from weft.planning.problem import Pins, Problem, problem_of
+from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.memory import stage_kept_bytes
 
 
@@ -140,9 +141,9 @@ def test_what_weft_cannot_say_of_its_plans_has_a_reason(plan: MetisPlan, reason:
 
 
 def test_pins_hold(tmp_path: Path) -> None:
-    pinned = posed(pins=Pins(data_parallel=2, tensor_parallel=2, schedule="gpipe"))
+    pinned = posed(pins=PartialLayout(dp=2, tp=2, schedule="gpipe"))
     first, second = Metis(program=metis(tmp_path, HEADING, FIRST, SECOND)).search(pinned).candidates
-    assert (first.layout.data_parallel, first.verdict) == (2, Verdict.FITS)
+    assert (first.layout.dp, first.verdict) == (2, Verdict.FITS)
     assert first.layout.schedule == "gpipe"
     assert second.reason == "dp 2 and tp 2 pinned"
 
@@ -209,9 +210,12 @@ CANNOT = [
         "it tells 4 kinds of devices apart, not 5",
     ),
     (lambda: slower(posed()), "its devices of one kind are equally fast"),
-    (lambda: posed(pins=Pins(sharding="zero-1")), "its replicas share nothing out, and zero-1 is pinned"),
-    (lambda: posed(pins=Pins(recompute="full")), "it recomputes nothing, and full is pinned"),
-    (lambda: posed(pins=Pins(schedule="zb-h1")), "metis plans 1f1b and gpipe, not 'zb-h1'"),
+    (
+        lambda: posed(pins=PartialLayout(sharding="zero-1")),
+        "its replicas share nothing out, and zero-1 is pinned",
+    ),
+    (lambda: posed(pins=PartialLayout(recompute="full")), "it recomputes nothing, and full is pinned"),
+    (lambda: posed(pins=PartialLayout(schedule="zb-h1")), "metis plans 1f1b and gpipe, not 'zb-h1'"),
 ]
 
 

@@ -43,9 +43,9 @@ def test_costs_of_its_plans_are_those_of_the_closed_form() -> None:
     chosen = np.random.Generator(np.random.Philox(key=1)).permutation(len(estimated))[:20].tolist()
     for place in chosen:
         layout, estimate_s = estimated[place].layout, estimated[place].estimate_s
-        size, tp = layout.micro_batch_size, layout.tensor_parallel
+        size, tp = layout.micro_batch_size, layout.tp
         counts = layout.layers_per_stage or (layers,)
-        micro_batches = job.global_batch // (layout.data_parallel * size)
+        micro_batches = job.global_batch // (layout.dp * size)
         # It counts elements as bytes, and a cut before the last layer sends what that one makes.
         sent = [size * job.sequence * problem.model.hidden] * layers
         sent[-2] = size * job.sequence * problem.model.vocabulary / tp
@@ -55,7 +55,7 @@ def test_costs_of_its_plans_are_those_of_the_closed_form() -> None:
             [4 * layer.parameters(Shape(1, job.sequence)) / tp for layer in job.graph.layers],
             counts,
             tp=tp,
-            dp=layout.data_parallel,
+            dp=layout.dp,
             micro_batches=micro_batches,
             devices=group.devices,
             inside=LINK.bytes_per_s,

@@ -7,9 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 from weft.describe.contract import Contract
+from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
 from weft.moves.job import job_of
-from weft.moves.layout import Layout, build_plan, flops_per_layer, refuse
+from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Move
 

@@ -11,13 +11,11 @@ from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.plan import GRADIENT_NORM, Choice
 from weft.describe.tasks import KNOWN_TASKS
-from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, TomlTable, Word, is_importable
+from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable
 from weft.describe.toml_text import table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-# Steps, samples and tokens are 64-bit integers whose products must stay so.
-Count = Annotated[int, Field(ge=1, le=10**9)]
 # Words for tokenizers: one token per byte, and the tokenizer of the folder that the model comes from.
 BYTES = "bytes"
 MODEL = "model"

@@ -63,8 +63,8 @@ def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
         problem = "true without an attention that masks packed samples"
         yield wrong("sample_packing", problem, near)
     flash = on(given, "flash_attention") or "flash" in named
-    if (configuration.context_parallel or 1) > 1 and not flash:
-        yield wrong(configuration.key("context_parallel"), "needs flash attention", near)
+    if (configuration.layout.cp or 1) > 1 and not flash:
+        yield wrong(configuration.key("cp"), "needs flash attention", near)
 
 
 def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def tensor_ranks_need_fsdp2(configuration: Configuration) -> Iterator[Finding]:
     version = number(
         configuration.given, "fsdp_version", number(configuration.given, "fsdp_config.fsdp_version")
     )
-    if (configuration.tensor_parallel or 1) > 1 and configuration.given.get("fsdp") and version != 2:
+    if (configuration.layout.tp or 1) > 1 and configuration.given.get("fsdp") and version != 2:
         yield wrong("tensor_parallel_size", "needs FSDP2", "fsdp_version: 2")
 
 

@@ -12,7 +12,7 @@ from weft.doors.configuration import Configuration
 
 def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
     """Devices are whole replicas."""
-    devices, each = configuration.devices, configuration.replica_ranks
+    devices, each = configuration.devices, configuration.layout.replica_ranks
     if devices is not None and devices % each:
         problem = f"{devices} devices are no multiple of the {each} that pp x tp x cp take"
         yield wrong(configuration.key("devices"), problem, str(nearest_multiple(devices, each)))
@@ -20,7 +20,7 @@ def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
 
 def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
     """The global batch is replicas x samples of a micro-batch x micro-batches."""
-    batch, size = configuration.global_batch, configuration.micro_batch_size
+    batch, size = configuration.global_batch, configuration.layout.micro_batch_size
     replicas, count = configuration.replicas, configuration.micro_batches
     if batch is None or size is None:
         return
@@ -43,7 +43,7 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
 
 def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
     """Fewer micro-batches than devices leave some of them idle most of a step."""
-    devices, count = configuration.pipeline_parallel or 1, _micro_batches(configuration)
+    devices, count = configuration.layout.pp or 1, _micro_batches(configuration)
     if devices > 1 and count is not None and count < devices:
         problem = f"{count} micro-batches cannot fill a pipeline of {devices} devices"
         yield slow(configuration.key("micro_batches"), problem, str(devices))
@@ -53,7 +53,7 @@ def _micro_batches(configuration: Configuration) -> int | None:
     """Micro-batches per replica, where the file says enough."""
     batch, size, replicas = (
         configuration.global_batch,
-        configuration.micro_batch_size,
+        configuration.layout.micro_batch_size,
         configuration.replicas,
     )
     if configuration.micro_batches is not None or batch is None or size is None or replicas is None:
@@ -71,19 +71,19 @@ def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:
         yield wrong("hidden size", f"{model.hidden} is no multiple of {model.heads} heads", near)
         return
     graph = layer_graph(model)
-    tensor, context = configuration.tensor_parallel or 1, configuration.context_parallel or 1
+    tensor, context = configuration.layout.tp or 1, configuration.layout.cp or 1
     if (reason := graph.refuse_tensor(tensor)) is not None:
         problem, _, near = reason.partition("; nearest tp: ")
-        yield wrong(configuration.key("tensor_parallel"), problem, near)
+        yield wrong(configuration.key("tp"), problem, near)
     chunks = 2 * context
     if context > 1 and model.sequence % chunks:
         problem = f"{model.sequence} tokens are no multiple of 2 x cp = {chunks}"
         near = str(nearest_divisor(context, max(1, model.sequence // 2)))
-        yield wrong(configuration.key("context_parallel"), problem, near)
-    stages = (configuration.pipeline_parallel or 1) * (configuration.loops or 1)
+        yield wrong(configuration.key("cp"), problem, near)
+    stages = (configuration.layout.pp or 1) * (configuration.layout.loops or 1)
     if stages > model.layers:
         problem = f"{stages} stages, the model has {model.layers} blocks"
-        yield wrong(configuration.key("pipeline_parallel"), problem, str(model.layers))
+        yield wrong(configuration.key("pp"), problem, str(model.layers))
 
 
 RULES: tuple[Rule, ...] = (

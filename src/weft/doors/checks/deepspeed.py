@@ -61,7 +61,7 @@ def stage_is_known(configuration: Configuration) -> Iterator[Finding]:
 
 def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Finding]:
     """The pipeline's engine asserts a stage below 2."""
-    stages, stage = configuration.pipeline_parallel or 1, _stage(configuration)
+    stages, stage = configuration.layout.pp or 1, _stage(configuration)
     if stages > 1 and stage > 1:
         problem = f"stage {stage} with a pipeline of {stages}; its engine takes 0 and 1"
         yield wrong(_STAGE, problem, "1")
@@ -69,7 +69,7 @@ def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Findin
 
 def tensor_ranks_hold_weights(configuration: Configuration) -> Iterator[Finding]:
     """Automatic tensor parallelism goes up to stage 2."""
-    if (configuration.tensor_parallel or 1) > 1 and _stage(configuration) > 2:
+    if (configuration.layout.tp or 1) > 1 and _stage(configuration) > 2:
         yield wrong(_STAGE, "stage 3 with tensor ranks (autotp_size); up to 2 is allowed", "2")
 
 
@@ -123,8 +123,8 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     bucket, model = number(given, f"{_ZERO}reduce_bucket_size"), configuration.model
     if stage == 0 or bucket is None or not isinstance(model, ModelConfig):
         return
-    held = layer_graph(model).parameters(configuration.tensor_parallel or 1)
-    held //= configuration.pipeline_parallel or 1
+    held = layer_graph(model).parameters(configuration.layout.tp or 1)
+    held //= configuration.layout.pp or 1
     if bucket >= held:
         problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
         yield slow(f"{_ZERO}reduce_bucket_size", problem, str(max(1, held // 8)))

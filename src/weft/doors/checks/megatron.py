@@ -41,7 +41,7 @@ def one_precision(configuration: Configuration) -> Iterator[Finding]:
 
 def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
     """Stages have equally many layers unless a layout says otherwise."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.layout.pp or 1
     splits = [key for key in _SPLITS if key in given]
     if len(splits) > 1:
         yield wrong(splits[1], f"given with {splits[0]}; one is allowed", "leave one out")
@@ -50,7 +50,7 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
         return
     if layers % stages:
         near = str(nearest_divisor(stages, layers))
-        key = configuration.key("pipeline_parallel")
+        key = configuration.key("pp")
         yield wrong(key, f"{stages} stages do not divide {layers} layers", f"{near}, or {_SPLITS[2]}")
         return
     each = number(given, _SPLITS[0])
@@ -61,7 +61,7 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
 
 def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
     """Several stages per device need at least two devices, and three where messages do not overlap."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.layout.pp or 1
     split = next((key for key in _SPLITS[:2] if key in given), None)
     if split is None:
         return
@@ -76,13 +76,19 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
 
 def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
     """Groups of micro-batches are at least pp and at most all; a rest is no smaller than pp."""
-    given, stages = configuration.given, configuration.pipeline_parallel or 1
+    given, stages = configuration.given, configuration.layout.pp or 1
     batch, size, replicas = (
         configuration.global_batch,
-        configuration.micro_batch_size,
+        configuration.layout.micro_batch_size,
         configuration.replicas,
     )
-    if (configuration.loops or 1) == 1 or stages == 1 or batch is None or size is None or replicas is None:
+    if (
+        (configuration.layout.loops or 1) == 1
+        or stages == 1
+        or batch is None
+        or size is None
+        or replicas is None
+    ):
         return
     count = batch // (size * replicas)
     key = "--microbatch-group-size-per-virtual-pipeline-stage"
@@ -102,7 +108,7 @@ def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
     given, key = configuration.given, "--overlap-param-gather"
     if key not in given:
         return
-    if configuration.sharding == "zero-0":
+    if configuration.layout.sharding == "zero-0":
         yield wrong(key, "needs states that are shared out", "--use-distributed-optimizer")
     if "--overlap-grad-reduce" not in given:
         yield wrong(key, "needs --overlap-grad-reduce", "--overlap-grad-reduce")
@@ -111,13 +117,13 @@ def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
 def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     """Reductions that wait for the whole backward pass, or buckets too large to begin before its end."""
     given, replicas = configuration.given, configuration.replicas or 1
-    if replicas > 1 and "reductions" in configuration.blocking:
+    if replicas > 1 and "reductions" in (configuration.layout.blocking or ()):
         problem = f"not given: {replicas} replicas reduce gradients while nothing is computed"
         yield slow("--overlap-grad-reduce", problem, "--overlap-grad-reduce")
     bucket, model = number(given, "--ddp-bucket-size"), configuration.model
     if bucket is None or not isinstance(model, ModelConfig):
         return
-    held = layer_graph(model).parameters() // configuration.replica_ranks
+    held = layer_graph(model).parameters() // configuration.layout.replica_ranks
     if bucket >= held:
         problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
         yield slow("--ddp-bucket-size", problem, str(max(1, held // 8)))
@@ -143,7 +149,7 @@ def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:
 
 def sequence_goes_with_tensor(configuration: Configuration) -> Iterator[Finding]:
     """Tensor ranks that divide norms hold less and send as much."""
-    tensor, given = configuration.tensor_parallel or 1, configuration.given
+    tensor, given = configuration.layout.tp or 1, configuration.given
     if tensor > 1 and "--sequence-parallel" not in given:
         problem = f"not given: each of {tensor} tensor ranks keeps all tokens of norms and residuals"
         yield slow("--sequence-parallel", problem, "--sequence-parallel")

@@ -30,7 +30,7 @@ def _schedule(configuration: Configuration) -> str:
 
 def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
     """The local batch of a pipeline is whole micro-batches."""
-    if (configuration.pipeline_parallel or 1) == 1:
+    if (configuration.layout.pp or 1) == 1:
         return
     keys = ("training.local_batch_size", "training.batch_size")
     key = next((key for key in keys if key in configuration.given), keys[0])
@@ -43,12 +43,12 @@ def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
 
 def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
     """Schedules and the stages they run."""
-    if (configuration.pipeline_parallel or 1) == 1:
+    if (configuration.layout.pp or 1) == 1:
         if f"{_AXES}pipeline_parallel_schedule" in configuration.given:
             key = f"{_AXES}pipeline_parallel_schedule"
             yield idle(key, "read with a pipeline only; its degree is 1", "leave it out")
         return
-    name, loops = _schedule(configuration), configuration.loops or 1
+    name, loops = _schedule(configuration), configuration.layout.loops or 1
     key = f"{_AXES}pipeline_parallel_schedule"
     if name in _SINGLE and loops > 1:
         yield wrong(key, f"{name} runs one stage per device, {loops} are listed", "Interleaved1F1B")
@@ -63,8 +63,8 @@ def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
 def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
     """Tensor and context ranks divide the tokens of a sample."""
     tokens = configuration.sequence
-    unit = (configuration.tensor_parallel or 1) * 2 * (configuration.context_parallel or 1)
-    if tokens is not None and configuration.width > 1 and tokens % unit:
+    unit = (configuration.layout.tp or 1) * 2 * (configuration.layout.cp or 1)
+    if tokens is not None and configuration.layout.width > 1 and tokens % unit:
         problem = f"{tokens} tokens are no multiple of tp x 2 cp = {unit}"
         yield wrong("training.seq_len", problem, str(nearest_multiple(tokens, unit)))
 
@@ -76,7 +76,7 @@ def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
         return
     if not on(configuration.given, "training.compile") and not on(configuration.given, "compile.enable"):
         yield idle(key, "made by the compiler, which is off", "compile")
-    if (configuration.tensor_parallel or 1) == 1:
+    if (configuration.layout.tp or 1) == 1:
         yield idle(key, "overlaps tensor ranks; there is 1", "leave it out")
 
 
@@ -95,13 +95,13 @@ def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
     """Accumulation with weights that are gathered for every micro-batch."""
     batch, size, replicas = (
         configuration.global_batch,
-        configuration.micro_batch_size,
+        configuration.layout.micro_batch_size,
         configuration.replicas,
     )
-    if batch is None or size is None or replicas is None or (configuration.pipeline_parallel or 1) > 1:
+    if batch is None or size is None or replicas is None or (configuration.layout.pp or 1) > 1:
         return
     count = batch // (size * replicas)
-    if count > 1 and configuration.sharding == "zero-3" and configuration.sequence is not None:
+    if count > 1 and configuration.layout.sharding == "zero-3" and configuration.sequence is not None:
         problem = f"{count} micro-batches of {size}: weights are gathered twice for each of them"
         near = nearest_divisor(2 * size, size * count)
         yield slow("training.local_batch_size", problem, f"{near}, where it fits")

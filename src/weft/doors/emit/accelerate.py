@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from weft.describe.plan import Recompute
-from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "accelerate"
 STACK = "Accelerate"
+_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 _BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer", "vit": "ViTLayer"}
 
 
@@ -58,25 +59,26 @@ def _launch(decided: Decided, file: str) -> str:
 def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     layout = decided.layout
     shares_weights = layout.sharding in ("zero-2", "zero-3")
-    if layout.pipeline_parallel > 1 or (layout.width > 1 and not shares_weights):
+    if layout.pp > 1 or (layout.width > 1 and not shares_weights):
         return _megatron(decided)
     if layout.sharding == "zero-1":
         return _deepspeed(decided)
     if shares_weights:
         return _fsdp(decided)
-    return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, []
+    losses = unexpressed(layout, STACK, _EXPRESSED)
+    return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, losses
 
 
 def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
     layout, losses = decided.layout, []
     values: dict[str, Any] = {
-        "tp_degree": layout.tensor_parallel,
-        "pp_degree": layout.pipeline_parallel,
+        "tp_degree": layout.tp,
+        "pp_degree": layout.pp,
         "num_micro_batches": decided.micro_batches,
         # Left out, the plugin of Accelerate 1.13 and later takes two context ranks.
-        "context_parallel_size": layout.context_parallel,
-        "sequence_parallelism": layout.tensor_parallel > 1,
+        "context_parallel_size": layout.cp,
+        "sequence_parallelism": layout.tp > 1,
         "recompute_activations": layout.recompute == "selective",
         "use_distributed_optimizer": layout.sharding != "zero-0",
         "gradient_clipping": decided.run.optimizer.clip_norm or 0.0,
@@ -84,15 +86,15 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     if layout.sharding in ("zero-2", "zero-3"):
         what = f"{layout.sharding} with a pipeline, which the Megatron-LM plugin does not have"
         losses.append(Loss(what, "use_distributed_optimizer (zero-1)"))
-    if layout.island is not None:
-        what = f"islands of {layout.island} replicas, which the Megatron-LM plugin does not have"
-        losses.append(Loss(what, "all replicas share states out"))
+    # Its pipelines wait for messages.
+    waits = {"blocking"} if layout.pp > 1 and layout.blocking == ("messages",) else set()
+    losses += unexpressed(layout, "the Megatron-LM plugin", _EXPRESSED | waits)
     if layout.recompute == "full":
         values |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     else:
         losses.append(_recomputed(layout.recompute))
     if layout.loops > 1:
-        blocks = max(1, decided.model.layers // (layout.pipeline_parallel * layout.loops))
+        blocks = max(1, decided.model.layers // (layout.pp * layout.loops))
         what = f"{layout.loops} loops, {layout.schedule}; the YAML has no key for stages per device"
         near = f"MegatronLMPlugin(num_layers_per_virtual_pipeline_stage={blocks}) in the program"
         losses.append(Loss(what, near))
@@ -123,15 +125,13 @@ def _deepspeed(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     }
     if decided.run.optimizer.clip_norm is not None:
         values["gradient_clipping"] = decided.run.optimizer.clip_norm
-    losses = []
-    if decided.layout.island is not None:
-        what = f"islands of {decided.layout.island} replicas with zero-1"
-        losses.append(Loss(what, "all replicas share states out"))
+    losses = unexpressed(decided.layout, "the DeepSpeed plugin", _EXPRESSED)
     return {"distributed_type": "DEEPSPEED", "deepspeed_config": values}, losses
 
 
 def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
-    layout, losses = decided.layout, []
+    layout = decided.layout
+    losses = unexpressed(layout, f"{STACK}'s FSDP2", _EXPRESSED | {"island"})
     values: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": layout.sharding == "zero-3",
@@ -150,12 +150,12 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     if layout.sharding == "zero-2":
         what = f"zero-2: {STACK}'s FSDP2 shares out weights, too, between steps"
         losses.append(Loss(what, "fsdp_reshard_after_forward: false, which gathers them once per step"))
-    shard = layout.island or layout.data_parallel
+    shard = layout.island or layout.dp
     sizes = {
-        "dp_replicate_size": layout.data_parallel // shard,
+        "dp_replicate_size": layout.dp // shard,
         "dp_shard_size": shard,
-        "tp_size": layout.tensor_parallel,
-        "cp_size": layout.context_parallel,
+        "tp_size": layout.tp,
+        "cp_size": layout.cp,
     }
     plugin: dict[str, Any] = {
         "distributed_type": "FSDP",
@@ -168,7 +168,7 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 def _losses(decided: Decided) -> list[Loss]:
     layout, losses = decided.layout, []
-    alone = layout.pipeline_parallel == 1
+    alone = layout.pp == 1
     if alone and layout.recompute == "selective" and layout.sharding in ("zero-2", "zero-3"):
         losses.append(Loss("recompute selective", "fsdp_activation_checkpointing, which runs whole blocks"))
     if alone and layout.width == 1 and layout.recompute != "none" and layout.sharding in ("zero-0", "zero-1"):

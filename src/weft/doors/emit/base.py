@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from weft.describe.layout import USUAL, Layout
+from weft.describe.layout_text import decision_text
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
-from weft.describe.plan import RECOMPUTES, Plan, Recompute
+from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout
+from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.planned import PlannedJob
-from weft.program.schedules import get_schedule
-from weft.program.schedules.base import paths_of
 from weft.program.schedules.depth_first import DepthFirst
 
 # What a stack prints where the address of the first node belongs.
@@ -80,35 +79,17 @@ class Decided:
     @cached_property
     def layout(self) -> Layout:
         """The homogeneous layout nearest to the plan."""
-        plan = self.plan
-        pipeline_parallel = plan.mesh.get("pp", 1)
-        paths = paths_of(get_schedule(plan.schedule.name))
-        copies = _usual([len(stage.replicas) for stage in plan.stages])
-        width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
-        recompute: Recompute = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
-        return Layout(
-            pipeline_parallel=pipeline_parallel,
-            data_parallel=max(1, copies // paths),
-            loops=-(-len(plan.stages) // pipeline_parallel),
-            micro_batch_size=plan.micro_batch_size,
-            schedule=plan.schedule.name,
-            options=plan.schedule.options,
-            tensor_parallel=width // plan.cp,
-            context_parallel=plan.cp,
-            sharding=plan.sharding,
-            island=plan.island,
-            recompute=recompute,
-        )
+        return usual_layout_of(self.plan)
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches per step of one pipeline, where all have equally many."""
-        return max(1, round(self.plan.micro_batches / self.layout.data_parallel))
+        return max(1, round(self.plan.micro_batches / self.layout.dp))
 
     @property
     def global_batch(self) -> int:
         """Samples per step where all pipelines have equally many micro-batches."""
-        return self.micro_batches * self.layout.data_parallel * self.plan.micro_batch_size
+        return self.micro_batches * self.layout.dp * self.plan.micro_batch_size
 
     @property
     def blocks(self) -> list[int]:
@@ -184,7 +165,7 @@ class Decided:
     def inequalities(self, stack: str) -> list[Loss]:
         """What is lost where every stage and replica must be alike."""
         plan, layout, losses = self.plan, self.layout, []
-        if layout.pipeline_parallel == 1 and layout.loops > 1 and self._at_a_time > 1:
+        if layout.pp == 1 and layout.loops > 1 and self._at_a_time > 1:
             what = f"layers that run {self._at_a_time} micro-batches before the next one ({layout.schedule})"
             losses.append(
                 Loss(f"{what}; {stack} runs one after the other", "weights gathered for each of them")
@@ -196,11 +177,11 @@ class Decided:
         counts = [len(stage.replicas) for stage in plan.stages]
         if len(set(counts)) > 1:
             what = f"stages have {_listed(counts)} replicas; {stack} has as many of every stage"
-            losses.append(Loss(what, f"{layout.data_parallel} of every stage"))
+            losses.append(Loss(what, f"{layout.dp} of every stage"))
         widths = [len(copy.ranks) for stage in plan.stages for copy in stage.replicas]
         if len(set(widths)) > 1:
             what = f"replicas have {_listed(sorted(set(widths)))} ranks; {stack} has one degree for all"
-            losses.append(Loss(what, f"tensor degree {layout.tensor_parallel}"))
+            losses.append(Loss(what, f"tensor degree {layout.tp}"))
         recomputes = {stage.recompute for stage in plan.stages}
         if len(recomputes) > 1:
             what = f"stages recompute {_listed(sorted(recomputes))}; {stack} recomputes alike in all"
@@ -208,10 +189,16 @@ class Decided:
         return losses
 
 
-def _usual(values: Sequence[int]) -> int:
-    """The value that most have, the smaller of equals."""
-    counts = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], value))
+def unexpressed(layout: Layout, stack: str, expressed: Collection[str]) -> list[Loss]:
+    """A line for each unusual decision that a stack has no word for; `expressed` are those that it has."""
+    return [
+        Loss(
+            f"{decision_text(name, getattr(layout, name))}, which {stack} does not have",
+            decision_text(name, USUAL[name]),
+        )
+        for name in layout.unusual
+        if name not in expressed
+    ]
 
 
 def _listed(values: Sequence[object]) -> str:

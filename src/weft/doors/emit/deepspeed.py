@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.doors.emit.base import Decided, Emitted, Loss
+from weft.describe.layout import Layout
+from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "deepspeed"
 STACK = "DeepSpeed"
+_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 
 
 def emit(planned: PlannedJob) -> Emitted:
@@ -25,20 +27,20 @@ def emit(planned: PlannedJob) -> Emitted:
         "train_batch_size": decided.global_batch,
         "train_micro_batch_size_per_gpu": decided.plan.micro_batch_size,
         "gradient_accumulation_steps": decided.micro_batches,
-        "zero_optimization": _zero(stage),
+        "zero_optimization": _zero(stage, decided.layout),
     }
     layout, run = decided.layout, decided.run
     if decided.plan.precision in ("bf16", "fp16"):
         record[decided.plan.precision] = {"enabled": True}
     if run.optimizer.clip_norm is not None:
         record["gradient_clipping"] = run.optimizer.clip_norm
-    if layout.pipeline_parallel > 1:
+    if layout.pp > 1:
         interval = 1 if layout.recompute == "full" else 0
-        record["pipeline"] = {"stages": layout.pipeline_parallel, "activation_checkpoint_interval": interval}
-    if layout.tensor_parallel > 1:
-        record["tensor_parallel"] = {"autotp_size": layout.tensor_parallel}
-    if layout.context_parallel > 1:
-        record["sequence_parallel_size"] = layout.context_parallel
+        record["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": interval}
+    if layout.tp > 1:
+        record["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.cp > 1:
+        record["sequence_parallel_size"] = layout.cp
     record["optimizer"] = _optimizer(decided)
     file = f"{NAME}.json"
     return Emitted(
@@ -62,23 +64,23 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
     """The nearest stage that goes with the plan's other axes."""
     layout = decided.layout
     stage, losses = int(layout.sharding[-1]), []
-    if layout.pipeline_parallel > 1 and stage > 1:
+    if layout.pp > 1 and stage > 1:
         what = f"{layout.sharding} with a pipeline, which {STACK} refuses"
         losses.append(Loss(what, "zero_optimization stage 1"))
         stage = 1
-    if layout.tensor_parallel > 1 and stage > 2:
+    if layout.tp > 1 and stage > 2:
         losses.append(Loss(f"{layout.sharding} with tensor ranks", "zero_optimization stage 2"))
         stage = 2
-    if layout.island is not None:
-        what = f"islands of {layout.island} replicas, which {STACK}'s ZeRO does not have"
-        losses.append(Loss(what, "all replicas share states out"))
-    return stage, losses
+    # The engine of a pipeline waits for all communication.
+    waits = {"blocking"} if layout.pp > 1 or (stage == 1 and layout.blocking == ("reductions",)) else set()
+    return stage, losses + unexpressed(layout, STACK, _EXPRESSED | waits)
 
 
-def _zero(stage: int) -> dict[str, Any]:
+def _zero(stage: int, layout: Layout) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage > 0:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+        overlapped = "reductions" not in layout.blocking
+        zero |= {"overlap_comm": overlapped, "contiguous_gradients": True}
     return zero
 
 
@@ -95,22 +97,22 @@ def _optimizer(decided: Decided) -> dict[str, Any]:
 
 def _losses(decided: Decided) -> list[Loss]:
     layout, blocks, losses = decided.layout, decided.blocks, decided.optimizer_losses()
-    if layout.pipeline_parallel > 1 and layout.loops > 1:
+    if layout.pp > 1 and layout.loops > 1:
         what = f"{layout.loops} stages per device ({layout.schedule})"
         losses.append(Loss(f"{what}; {STACK}'s pipeline has one", "1f1b with one stage per device"))
-    elif layout.pipeline_parallel > 1 and layout.schedule != "1f1b":
+    elif layout.pp > 1 and layout.schedule != "1f1b":
         losses.append(Loss(f"schedule {layout.schedule}, which {STACK} does not have", "1f1b"))
-    if layout.pipeline_parallel > 1:
+    if layout.pp > 1:
         what = f"stages of {', '.join(map(str, blocks))} blocks, which the JSON does not name"
         near = "PipelineModule(partition_method='parameters'), which balances parameters"
         losses.append(Loss(what, near))
-    if layout.pipeline_parallel > 1 and layout.tensor_parallel > 1:
+    if layout.pp > 1 and layout.tp > 1:
         what = f"a pipeline of tensor groups, of which {STACK} alone does only the pipeline"
         losses.append(Loss(what, "Megatron-DeepSpeed, whose layers are divided by its own mpu"))
-    if layout.context_parallel > 1:
+    if layout.cp > 1:
         what = "context ranks that gather keys and values"
         losses.append(Loss(f"{what}; {STACK} exchanges heads", "Ulysses with sequence_parallel_size"))
-    if layout.recompute == "selective" or (layout.recompute == "full" and layout.pipeline_parallel == 1):
+    if layout.recompute == "selective" or (layout.recompute == "full" and layout.pp == 1):
         what = f"recompute {layout.recompute}, which the JSON configures and does not switch on"
         losses.append(Loss(what, "model.gradient_checkpointing_enable(), which recomputes whole blocks"))
     if decided.plan.precision == "fp64":

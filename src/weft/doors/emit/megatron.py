@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family
+from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 NAME = "megatron"
 STACK = "Megatron-LM"
+_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute", "blocking"}
 _PROGRAM = "pretrain_gpt.py"
 # One option per entry, with its values, as typed.
 Options = list[tuple[str, ...]]
@@ -60,11 +61,11 @@ def _environment(decided: Decided) -> str:
 def _degrees(decided: Decided) -> Options:
     layout = decided.layout
     options: Options = [
-        ("--tensor-model-parallel-size", str(layout.tensor_parallel)),
-        ("--pipeline-model-parallel-size", str(layout.pipeline_parallel)),
-        ("--context-parallel-size", str(layout.context_parallel)),
+        ("--tensor-model-parallel-size", str(layout.tp)),
+        ("--pipeline-model-parallel-size", str(layout.pp)),
+        ("--context-parallel-size", str(layout.cp)),
     ]
-    if layout.tensor_parallel > 1:
+    if layout.tp > 1:
         options.append(("--sequence-parallel",))
     return options
 
@@ -74,19 +75,22 @@ def _order(decided: Decided) -> tuple[Options, list[Loss]]:
     layout, blocks = decided.layout, decided.blocks
     options: Options = []
     losses: list[Loss] = []
-    if layout.pipeline_parallel == 1:
+    if layout.pp == 1:
         return options, losses
     if len(set(blocks)) > 1:
         options.append(("--pipeline-model-parallel-layout", pipeline_text(decided)))
     elif layout.loops > 1:
         options.append(("--num-layers-per-virtual-pipeline-stage", str(blocks[0])))
     name = layout.schedule
+    # Without loops it waits for messages always, in loops on two devices never.
+    if layout.loops > 1 and layout.pp > 2 and "messages" in layout.blocking:
+        options.append(("--no-overlap-p2p-communication",))
     if layout.loops == 1:
         if name != "1f1b":
             losses.append(Loss(f"schedule {name}, which {STACK} does not have", "1f1b"))
         return options, losses
     group, losses = _group(decided)
-    if group != layout.pipeline_parallel:
+    if group != layout.pp:
         options.append(("--microbatch-group-size-per-virtual-pipeline-stage", str(group)))
     return options, losses
 
@@ -96,7 +100,7 @@ def _group(decided: Decided) -> tuple[int, list[Loss]]:
 
     Megatron-LM's are at least pp and at most all, and a rest is no smaller than pp.
     """
-    devices, count, name = decided.layout.pipeline_parallel, decided.micro_batches, decided.layout.schedule
+    devices, count, name = decided.layout.pp, decided.micro_batches, decided.layout.schedule
     rounds = int(decided.layout.options.get("depth", max(1, count // devices)))
     own = int(decided.layout.options.get("group_size", devices))
     wanted = {"breadth-first": count, "hybrid": count // rounds}.get(name, own)
@@ -131,8 +135,8 @@ def pipeline_text(decided: Decided) -> str:
 
 def _batch(decided: Decided) -> Options:
     layout, size = decided.layout, decided.plan.micro_batch_size
-    least = layout.pipeline_parallel if layout.loops > 1 else 1
-    batch = max(decided.micro_batches, least) * layout.data_parallel * size
+    least = layout.pp if layout.loops > 1 else 1
+    batch = max(decided.micro_batches, least) * layout.dp * size
     return [("--micro-batch-size", str(size)), ("--global-batch-size", str(batch))]
 
 
@@ -140,14 +144,18 @@ _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 
 
 def _states(decided: Decided) -> Options:
-    """What replicas share out, and that reductions overlap with backward passes."""
+    """What replicas share out, and whether reductions overlap with backward passes."""
     layout = decided.layout
     options: Options = []
-    if layout.data_parallel * layout.context_parallel > 1:
+    overlapped = "reductions" not in layout.blocking
+    if layout.dp * layout.cp > 1 and overlapped:
         options.append(("--overlap-grad-reduce",))
     if layout.sharding == "zero-0":
         return options
-    options += [("--use-distributed-optimizer",), ("--overlap-param-gather",)]
+    options.append(("--use-distributed-optimizer",))
+    if overlapped:
+        # Needs reductions that overlap.
+        options.append(("--overlap-param-gather",))
     if layout.sharding in _STRATEGIES:
         options += [
             ("--use-megatron-fsdp",),
@@ -155,7 +163,7 @@ def _states(decided: Decided) -> Options:
             ("--ckpt-format", "fsdp_dtensor"),
         ]
     if layout.island is not None:
-        count = layout.data_parallel // layout.island
+        count = layout.dp // layout.island
         options.append(("--num-distributed-optimizer-instances", str(count)))
     return options
 
@@ -229,6 +237,7 @@ def _training(decided: Decided) -> Options:
 
 def _losses(decided: Decided) -> Sequence[Loss]:
     layout, losses = decided.layout, decided.optimizer_losses()
+    losses += unexpressed(layout, STACK, _EXPRESSED)
     if layout.recompute == "selective":
         what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
         losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.doors.emit.base import Decided, Loss, require_family
+from weft.doors.emit.base import Decided, Loss, require_family, unexpressed
 from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
+_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute"}
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -50,8 +51,7 @@ def training(decided: Decided) -> Table:
     """Without a pipeline the local batch is a micro-batch, with one it is all of a replica's."""
     layout, run = decided.layout, decided.run
     values: Table = {
-        "local_batch_size": layout.micro_batch_size
-        * (decided.micro_batches if layout.pipeline_parallel > 1 else 1),
+        "local_batch_size": layout.micro_batch_size * (decided.micro_batches if layout.pp > 1 else 1),
         "global_batch_size": decided.global_batch,
         "seq_len": decided.plan.sequence,
         "steps": run.train.steps,
@@ -65,13 +65,13 @@ def training(decided: Decided) -> Table:
 def degrees(decided: Decided) -> Table:
     """Degrees of all axes, and whether weights are given up after each forward pass."""
     layout = decided.layout
-    shard = 1 if layout.sharding == "zero-0" else layout.island or layout.data_parallel
+    shard = 1 if layout.sharding == "zero-0" else layout.island or layout.dp
     values: Table = {
-        "data_parallel_replicate_degree": layout.data_parallel // shard,
+        "data_parallel_replicate_degree": layout.dp // shard,
         "data_parallel_shard_degree": shard,
-        "tensor_parallel_degree": layout.tensor_parallel,
-        "context_parallel_degree": layout.context_parallel,
-        "pipeline_parallel_degree": layout.pipeline_parallel,
+        "tensor_parallel_degree": layout.tp,
+        "context_parallel_degree": layout.cp,
+        "pipeline_parallel_degree": layout.pp,
     }
     if layout.sharding != "zero-0":
         values["fsdp_reshard_after_forward"] = "always" if layout.sharding == "zero-3" else "never"
@@ -81,7 +81,7 @@ def degrees(decided: Decided) -> Table:
 def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
     """The order of micro-batches, and what is lost of it; nothing without a pipeline."""
     layout = decided.layout
-    if layout.pipeline_parallel == 1:
+    if layout.pp == 1:
         return {}, []
     looped = "Interleaved1F1B" if layout.loops > 1 else "1F1B"
     name = SCHEDULES.get(layout.schedule) or _NEAREST.get(layout.schedule, looped)
@@ -100,7 +100,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 
     `modules` are those of the embedding and the head, whose names are not the same in all versions.
     """
-    if decided.layout.pipeline_parallel == 1:
+    if decided.layout.pp == 1:
         return []
     layers = decided.job.problem.job.graph.layers
 
@@ -115,6 +115,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 def losses(decided: Decided) -> list[Loss]:
     """What neither can express, but for the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
+    found += unexpressed(layout, STACK, _EXPRESSED)
     if layout.sharding in ("zero-1", "zero-2"):
         what = f"{layout.sharding}: {STACK} shares out weights, too, between steps"
         found.append(Loss(what, 'fsdp_reshard_after_forward = "never", which gathers them once per step'))

@@ -17,9 +17,9 @@ _MEGATRON = "megatron_lm_config.megatron_lm_"
 _ULYSSES = f"{_SIZES}sp_size"
 _COUNTS = {
     "devices": ("num_processes",),
-    "pipeline_parallel": (f"{_MEGATRON}pp_degree",),
-    "tensor_parallel": (f"{_MEGATRON}tp_degree", f"{_SIZES}tp_size", "tp_config.tp_size"),
-    "context_parallel": (f"{_SIZES}cp_size", f"{_MEGATRON}context_parallel_size"),
+    "pp": (f"{_MEGATRON}pp_degree",),
+    "tp": (f"{_MEGATRON}tp_degree", f"{_SIZES}tp_size", "tp_config.tp_size"),
+    "cp": (f"{_SIZES}cp_size", f"{_MEGATRON}context_parallel_size"),
     "micro_batches": (f"{_MEGATRON}num_micro_batches", "deepspeed_config.gradient_accumulation_steps"),
 }
 # FSDP1's strategies, by number and by name.
@@ -52,26 +52,28 @@ def read(text: str, name: str) -> Configuration:
     given = flat(yaml_mapping(text) or {}, name)
     # Accelerate has two ways to divide a sample; a file that uses one says 1 of the other.
     ulysses = whole(given.get(_ULYSSES)) not in (None, 1)
-    table = _COUNTS | {"context_parallel": (_ULYSSES,)} if ulysses else _COUNTS
+    table = _COUNTS | {"cp": (_ULYSSES,)} if ulysses else _COUNTS
     values, keys = counts(given, table, name)
     kind = str(given.get("distributed_type", "NO")).upper()
     sharding = _sharding(given, kind)
     precision = str(given.get("mixed_precision", "no"))
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "island": _island(given, sharding, name),
+        "recompute": _recompute(given, kind),
+        "schedule": "1f1b",
+        "loops": 1,
+        "blocking": ("messages",) if values.get("pp", 1) > 1 else (),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys,
-        sharding=sharding,
-        island=_island(given, sharding, name),
-        recompute=_recompute(given, kind),
         precision="fp32" if precision == "no" else precision if precision in ("bf16", "fp16") else None,
-        schedule="1f1b",
-        loops=1,
-        blocking=("messages",) if values.get("pipeline_parallel", 1) > 1 else (),
         clips=_clips(given),
         unpredicted=tuple(_unpredicted(given, kind)),
-        **values,
     )
+    return configuration.saying(said | values)
 
 
 def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:

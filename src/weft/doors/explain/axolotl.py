@@ -14,8 +14,8 @@ _COUNTS = {
     "micro_batch_size": ("micro_batch_size",),
     "micro_batches": ("gradient_accumulation_steps",),
     "sequence": ("sequence_len",),
-    "tensor_parallel": ("tensor_parallel_size",),
-    "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
+    "tp": ("tensor_parallel_size",),
+    "cp": ("context_parallel_size", "sequence_parallel_degree"),
 }
 _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset", "adapter", "rl")
 
@@ -36,21 +36,22 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, _COUNTS, name)
     values.setdefault("micro_batches", 1)
     sharding, replicas = _replicas(given, name)
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "recompute": _recompute(given),
+        "schedule": "1f1b",
+        "loops": 1,
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys,
-        sharding=sharding,
-        recompute=_recompute(given),
         precision=_precision(given),
-        schedule="1f1b",
-        loops=1,
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
         model=str(given["base_model"]) if given.get("base_model") else None,
         unpredicted=tuple(_unpredicted(given)),
-        **values,
-        **replicas,
     )
+    return configuration.saying(said | values | replicas)
 
 
 def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding | None, dict[str, Any]]:
@@ -58,7 +59,7 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding | None, dic
     sizes, _ = counts(given, axes, file)
     found: dict[str, Any] = {}
     if "shard" in sizes:
-        found["data_parallel"] = sizes["shard"] * sizes.get("replicate", 1)
+        found["dp"] = sizes["shard"] * sizes.get("replicate", 1)
         if sizes.get("replicate", 1) > 1:
             found["island"] = sizes["shard"]
     if given.get("deepspeed"):

@@ -15,9 +15,9 @@ _COUNTS = {
     "micro_batch_size": ("train_micro_batch_size_per_gpu",),
     "micro_batches": ("gradient_accumulation_steps",),
     "global_batch": ("train_batch_size",),
-    "pipeline_parallel": ("pipeline.stages",),
-    "tensor_parallel": ("tensor_parallel.autotp_size", "tensor_parallel.tp_size"),
-    "context_parallel": ("sequence_parallel_size",),
+    "pp": ("pipeline.stages",),
+    "tp": ("tensor_parallel.autotp_size", "tensor_parallel.tp_size"),
+    "cp": ("sequence_parallel_size",),
 }
 SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 
@@ -40,21 +40,23 @@ def read(text: str, name: str) -> Configuration:
     if "global_batch" not in values:
         # The engine accumulates nothing unless it is told to.
         values.setdefault("micro_batches", 1)
-    return Configuration(
+    said = {
+        "sharding": SHARDINGS.get(stage) if isinstance(stage, int) else None,
+        "island": _island(given, stage),
+        "recompute": _recompute(given),
+        "schedule": "1f1b",
+        "loops": 1,
+        "blocking": _blocking(given, stage, values.get("pp", 1)),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys | {"sharding": "zero_optimization.stage"},
-        sharding=SHARDINGS.get(stage) if isinstance(stage, int) else None,
-        island=_island(given, stage),
-        recompute=_recompute(given),
         precision=_precision(given),
-        schedule="1f1b",
-        loops=1,
-        blocking=_blocking(given, stage, values.get("pipeline_parallel", 1)),
         clips=given.get("gradient_clipping", 0) not in (0, 0.0),
         unpredicted=unpredicted(given),
-        **values,
     )
+    return configuration.saying(said | values)
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:

@@ -10,8 +10,10 @@ import ast
 import operator
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
+from weft.describe.layout import AXES
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, whole
@@ -25,9 +27,9 @@ _MARKS = (
     "--num-attention-heads",
 )
 _COUNTS = {
-    "pipeline_parallel": ("--pipeline-model-parallel-size",),
-    "tensor_parallel": ("--tensor-model-parallel-size", "--model-parallel-size"),
-    "context_parallel": ("--context-parallel-size",),
+    "pp": ("--pipeline-model-parallel-size",),
+    "tp": ("--tensor-model-parallel-size", "--model-parallel-size"),
+    "cp": ("--context-parallel-size",),
     "micro_batch_size": ("--micro-batch-size",),
     "global_batch": ("--global-batch-size",),
     "sequence": ("--seq-length",),
@@ -58,26 +60,28 @@ def read(text: str, name: str) -> Configuration:
         values["micro_batches"] = 1
     loops, loops_key = _loops(given, values)
     group = whole(given.get("--microbatch-group-size-per-virtual-pipeline-stage"))
-    pipeline = values.get("pipeline_parallel", 1)
+    pipeline = values.get("pp", 1)
     looped = loops > 1 and pipeline > 1
-    return Configuration(
+    said = {
+        "loops": loops,
+        "schedule": "depth-first" if looped else "1f1b",
+        "sharding": _sharding(given),
+        "island": _island(given, values),
+        "recompute": _recompute(given),
+        "blocking": _blocking(given, looped=looped, pipeline=pipeline),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
         devices=_devices(given),
-        loops=loops,
-        schedule="depth-first" if looped else "1f1b",
-        sharding=_sharding(given),
-        island=_island(given, values),
-        recompute=_recompute(given),
         precision=next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32"),
-        blocking=_blocking(given, looped=looped, pipeline=pipeline),
         clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
-        **values,
     )
+    return configuration.saying(said | values)
 
 
 _VALUE = re.compile(r"^--[a-zA-Z]")
@@ -169,7 +173,7 @@ def _devices(given: Mapping[str, Any]) -> int | None:
 
 
 def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, str]:
-    pipeline = values.get("pipeline_parallel", 1)
+    pipeline = values.get("pp", 1)
     layout = given.get("--pipeline-model-parallel-layout")
     if isinstance(layout, str):
         return max(1, stages_of(layout) // pipeline), "--pipeline-model-parallel-layout"
@@ -203,8 +207,8 @@ def _island(given: Mapping[str, Any], values: Mapping[str, int]) -> int | None:
     instances, devices = whole(given.get("--num-distributed-optimizer-instances", 1)), _devices(given)
     if not isinstance(instances, int) or instances < 2 or devices is None or _sharding(given) == "zero-0":
         return None
-    ranks = [values.get(f"{axis}_parallel", 1) for axis in ("pipeline", "tensor", "context")]
-    return max(1, devices // (ranks[0] * ranks[1] * ranks[2]) // instances)
+    ranks_of_replica = prod(values.get(axis, 1) for axis in AXES if axis != "dp")
+    return max(1, devices // ranks_of_replica // instances)
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute:

@@ -12,9 +12,9 @@ from weft.doors.explain.torchtitan_python import configured, python_tables
 
 NAME = "torchtitan"
 _COUNTS = {
-    "pipeline_parallel": ("parallelism.pipeline_parallel_degree",),
-    "tensor_parallel": ("parallelism.tensor_parallel_degree",),
-    "context_parallel": ("parallelism.context_parallel_degree",),
+    "pp": ("parallelism.pipeline_parallel_degree",),
+    "tp": ("parallelism.tensor_parallel_degree",),
+    "cp": ("parallelism.context_parallel_degree",),
     "global_batch": ("training.global_batch_size",),
     "sequence": ("training.seq_len",),
 }
@@ -57,23 +57,23 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, _COUNTS, name)
     batch, batch_keys = _batch(given, values, name)
     sharding, replicas = _replicas(given, name)
-    return Configuration(
+    said = {
+        "sharding": sharding,
+        "loops": _loops(given, values.get("pp", 1)),
+        "schedule": _schedule(given, values.get("pp", 1)),
+        "recompute": _recompute(given),
+    }
+    configuration = Configuration(
         stack=NAME,
         given=given,
         keys=keys | batch_keys,
-        sharding=sharding,
-        loops=_loops(given, values.get("pipeline_parallel", 1)),
-        schedule=_schedule(given, values.get("pipeline_parallel", 1)),
-        recompute=_recompute(given),
         precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
         # torchtitan clips to a norm of 1 unless told otherwise.
         clips=given.get("training.max_norm", 1.0) != 0,
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
-        **values,
-        **batch,
-        **replicas,
     )
+    return configuration.saying(said | values | batch | replicas)
 
 
 def _batch(
@@ -82,7 +82,7 @@ def _batch(
     """The local batch is a micro-batch, or with a pipeline all that a replica runs in a step."""
     local, keys = counts(given, {"local": _LOCAL_BATCH}, file)
     size = local.get("local", 8)
-    if values.get("pipeline_parallel", 1) == 1:
+    if values.get("pp", 1) == 1:
         batch = {"micro_batch_size": size}
         if "global_batch" not in values:
             batch["micro_batches"] = 1
@@ -103,13 +103,13 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, 
     # What is left over is shared out unless another degree is given.
     shard, replicate = degrees.get("shard"), degrees.get("replicate", 1)
     if shard == 1:
-        return "zero-0", {"data_parallel": replicate}
+        return "zero-0", {"dp": replicate}
     resharded = given.get("parallelism.fsdp_reshard_after_forward", "default")
     pipeline = whole(given.get("parallelism.pipeline_parallel_degree", 1)) != 1
     kept = resharded == "never" or (resharded == "default" and pipeline)
     found: dict[str, Any] = {}
     if shard is not None:
-        found["data_parallel"] = shard * replicate
+        found["dp"] = shard * replicate
         if replicate > 1:
             found["island"] = shard
     return "zero-2" if kept else "zero-3", found

@@ -15,6 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from weft.describe.cluster import NodeGroup
+from weft.describe.layout import Layout
+from weft.describe.layout_text import counts_text, decision_text
 from weft.describe.optimizers import ADAMW
 from weft.describe.plan import GRADIENT_NORM
 from weft.doors.peers import calculon_batch
@@ -31,9 +33,7 @@ from weft.doors.peers.calculon_files import (
 from weft.doors.peers.program import PeerProgram
 from weft.doors.peers.said import Question, Said, Stream
 from weft.errors import InputError, RunError
-from weft.moves.layout import Layout
 from weft.moves.layout_of_plan import layout_of
-from weft.moves.uneven import counts_text
 
 COMMAND = "bin/calculon"
 # The parts of its step by our words; offloads, which weft does not have, are 0.
@@ -48,6 +48,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "offload": ("fw_offload_exposed_time", "bw_offload_exposed_time"),
 }
 _STEP, _PEAK = "total_time", "proc_mem_tier1_cap_req"
+# Decisions that it can be told, or that have a reason of their own where it cannot.
+_KNOWN = {
+    *("tp", "sharding", "recompute", "recompute_per_stage", "blocking"),
+    *("layers_per_stage", "micro_batches_per_replica", "rank_order"),
+}
 # Of the parts' sum; it prints all of their digits.
 _ROUNDING = 1e-6
 
@@ -148,19 +153,18 @@ def _prepared(question: Question) -> _Prepared | str:
     reason = next(_refusals(question, layout), None)
     if reason is not None:
         return reason
-    divides = plan.sequence % layout.tensor_parallel == 0
+    divides = plan.sequence % layout.tp == 0
     stream = question.stream or ("kept" if divides else "whole")
     return _Prepared(question=question, layout=layout, group=groups[0], stream=stream)
 
 
 def _refusals(question: Question, layout: Layout) -> Iterator[str]:
     """What of a layout Calculon cannot say."""
-    if layout.context_parallel > 1:
-        yield "no context ranks divide tokens in it"
+    for name in layout.unusual:
+        if name not in _KNOWN:
+            yield f"it does not have {decision_text(name, getattr(layout, name))}"
     if layout.sharding in ("zero-2", "zero-3"):
         yield f"it shares out optimizer states only, not {layout.sharding}"
-    if layout.island is not None:
-        yield "its replicas share out among all, not in islands"
     if layout.schedule not in ("1f1b", "depth-first"):
         yield f"it knows 1f1b and interleaved 1f1b (depth-first), not {layout.schedule}"
     if layout.recompute_per_stage is not None:
@@ -186,15 +190,15 @@ def _dealt(blocks: int, stages: int, loops: int) -> list[int]:
 def _approximated(one: _Prepared) -> Iterator[str]:
     """What Calculon takes in place of what the plan says."""
     layout, devices, tiers = one.layout, one.group.devices, one.tiers
-    if layout.pipeline_parallel > 1 and "messages" not in layout.blocking:
+    if layout.pp > 1 and "messages" not in layout.blocking:
         yield "messages are waited for"
-    if tiers.pipeline and layout.pipeline_parallel > 1 and layout.ranks > devices:
-        neighbours = layout.tensor_parallel * layout.data_parallel
+    if tiers.pipeline and layout.pp > 1 and layout.ranks > devices:
+        neighbours = layout.tp * layout.dp
         if neighbours < devices:
             yield "all messages go between nodes"
-    if tiers.data and layout.data_parallel > 1 and layout.tensor_parallel < devices:
+    if tiers.data and layout.dp > 1 and layout.tp < devices:
         yield "replicas add gradients up between nodes only"
-    if tiers.tensor and layout.tensor_parallel > 1:
+    if tiers.tensor and layout.tp > 1:
         yield "tensor ranks meet between nodes only"
     if layout.recompute == "selective" and one.question.stream is None:
         yield "selective makes attention's scores again, and nothing else"

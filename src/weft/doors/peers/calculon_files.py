@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.doors.peers.said import Stream
-from weft.moves.layout import Layout
 
 DATA_TYPES: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 RECOMPUTE: Mapping[str, str] = {"none": "none", "selective": "attn_only", "full": "full"}
@@ -91,8 +91,8 @@ def tiers_of(layout: Layout, devices: int) -> Tiers:
         inside = devices % together == 0 or layout.ranks <= devices
         return 0 if together <= devices and inside else 1
 
-    with_data = layout.tensor_parallel * layout.data_parallel
-    return Tiers(tier(layout.tensor_parallel), tier(with_data), tier(with_data * layout.pipeline_parallel))
+    with_data = layout.tp * layout.dp
+    return Tiers(tier(layout.tp), tier(with_data), tier(with_data * layout.pp))
 
 
 def application(model: ModelConfig, sequence: int) -> dict[str, int]:
@@ -111,13 +111,13 @@ def execution(
     layout: Layout, *, global_batch: int, precision: str, stream: Stream, tiers: Tiers
 ) -> dict[str, Any]:
     """Degrees and choices of a layout."""
-    divided = layout.tensor_parallel > 1 and stream != "whole"
+    divided = layout.tp > 1 and stream != "whole"
     again = divided and stream == "gathered again" and layout.recompute != "full"
     return {
         "num_procs": layout.ranks,
-        "tensor_par": layout.tensor_parallel,
-        "pipeline_par": layout.pipeline_parallel,
-        "data_par": layout.data_parallel,
+        "tensor_par": layout.tp,
+        "pipeline_par": layout.pp,
+        "data_par": layout.dp,
         "tensor_par_net": tiers.tensor,
         "pipeline_par_net": tiers.pipeline,
         "data_par_net": tiers.data,
@@ -132,7 +132,7 @@ def execution(
         "tensor_par_comm_type": "rs_ag" if divided else "ar",
         "tensor_par_overlap": "none",
         "seq_par_ag_redo": again,
-        "data_par_overlap": layout.data_parallel > 1 and "reductions" not in layout.blocking,
+        "data_par_overlap": layout.dp > 1 and "reductions" not in layout.blocking,
         "weight_offload": False,
         "activations_offload": False,
         "optimizer_offload": False,

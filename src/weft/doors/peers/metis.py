@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
 from weft.doors.peers.metis_files import MetisInputs
 from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
 from weft.doors.peers.program import PeerProgram
-from weft.moves.layout import Layout
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import require_closed_form

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.describe.layout import AXES, DENSE, Layout
+from weft.describe.layout_text import counts_text
 from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
-from weft.moves.layout import DENSE, Layout, refuse
-from weft.moves.uneven import counts_text
+from weft.moves.layout import refuse
 from weft.planning.planners.degrees import with_layers
 from weft.planning.planners.layer_times import LayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
@@ -26,6 +27,8 @@ _LISTS = r"\[([^\]]*)\]"
 _KINDS = r"[\[(]([^\])]*)[\])]"
 _LINE = re.compile(rf"(\d+), ([-+.\w]+), {_KINDS}, {_LISTS}, {_LISTS}, (\d+), {_LISTS}")
 _NUMBER = re.compile(r"\d+")
+# What its plans say or its program is told; everything else is as pinned.
+_DECIDED = {*AXES, "loops", "micro_batch_size", "schedule", "sharding", "island", "recompute"}
 
 
 class MetisPlan(NamedTuple):
@@ -111,13 +114,14 @@ class Translation:
         batch = problem.job.global_batch
         size = batch // replicas // plan.micro_batches
         layout = Layout(
-            pipeline_parallel=len(plan.devices),
-            data_parallel=replicas,
-            tensor_parallel=width,
+            pp=len(plan.devices),
+            dp=replicas,
+            tp=width,
             loops=1,
             micro_batch_size=max(1, size),
             schedule=get_schedule(problem.pins.schedule or "1f1b").name,
-            sync=problem.pins.sync or DENSE,
+            sync=problem.sync or DENSE,
+            **problem.pins.besides(_DECIDED),
         )
         counts = tuple(end - start for start, end in pairwise(plan.cuts))
         if len(set(plan.degrees)) > 1:
@@ -149,31 +153,29 @@ class Translation:
     def _shares(self, layout: Layout, micro_batches: int) -> tuple[int, ...]:
         """Micro-batches of each replica, by its slowest stage; equal ones where all are as fast."""
         cluster = self.inputs.problem.job.cluster
-        ranks = np.array(layout.rank_order or range(layout.ranks)).reshape(
-            layout.pipeline_parallel, layout.data_parallel, layout.tensor_parallel
-        )
+        ranks = np.array(layout.rank_order or range(layout.ranks)).reshape(layout.pp, layout.dp, layout.tp)
         counts = layout.layers_per_stage or (len(self.inputs.problem.job.graph.layers),)
         ends = np.cumsum(counts)
-        longest_s = np.zeros(layout.data_parallel)
+        longest_s = np.zeros(layout.dp)
         for stage, (count, end) in enumerate(zip(counts, ends.tolist(), strict=True)):
-            for replica in range(layout.data_parallel):
+            for replica in range(layout.dp):
                 groups = {cluster.group_index_of(rank) for rank in ranks[stage, replica].tolist()}
                 seconds = max(
-                    self._times.of_group(group, layout.micro_batch_size, layout.tensor_parallel)
+                    self._times.of_group(group, layout.micro_batch_size, layout.tp)
                     .both_s[end - count : end]
                     .sum()
                     for group in groups
                 )
                 longest_s[replica] = max(longest_s[replica], seconds)
-        return shared_by_speed(1.0 / longest_s, micro_batches * layout.data_parallel)
+        return shared_by_speed(1.0 / longest_s, micro_batches * layout.dp)
 
     def _unpinned(self, layout: Layout) -> str | None:
         """Which pin the layout does not hold to."""
         pins = self.inputs.problem.pins
         pinned = {
-            "pp": (pins.pipeline_parallel, layout.pipeline_parallel),
-            "dp": (pins.data_parallel, layout.data_parallel),
-            "tp": (pins.tensor_parallel, layout.tensor_parallel),
+            "pp": (pins.pp, layout.pp),
+            "dp": (pins.dp, layout.dp),
+            "tp": (pins.tp, layout.tp),
             "micro-batch size": (pins.micro_batch_size, layout.micro_batch_size),
         }
         wrong = [f"{name} {wanted}" for name, (wanted, own) in pinned.items() if wanted not in (None, own)]

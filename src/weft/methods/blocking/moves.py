@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.layout import Layout
 from weft.moves.composition import Composition
 from weft.moves.job import Job
-from weft.moves.layout import Layout
 
 # What reduces during the step, because there is no room for every gradient.
 FEW_GRADIENTS = ("zero-2", "zero-3")

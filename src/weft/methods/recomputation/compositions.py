@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.layout import Layout
 from weft.moves.composition import Composition
 from weft.moves.job import Job
-from weft.moves.layout import Layout
 
 
 def _unknown_products(job: Job, layout: Layout) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from weft.describe.layout import Layout
 from weft.moves.composition import Composition
 from weft.moves.job import Job
-from weft.moves.layout import Layout, replicas_of
+from weft.moves.layout import replicas_of
 
 
 def _nobody(job: Job, layout: Layout) -> str | None:

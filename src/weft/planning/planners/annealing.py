@@ -15,8 +15,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
 from weft.planning.planners.amp.planner import degrees_of_layout, profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
@@ -87,7 +88,7 @@ class _Walk:
 
     def __init__(self, problem: Problem, layouts: list[Layout]) -> None:
         self._problem = problem
-        degrees = sorted({layout.tensor_parallel for layout in layouts})
+        degrees = sorted({layout.tp for layout in layouts})
         self._inputs = {one: profiled(problem, one) for one in degrees}
         self._in_order = tuple(
             index for index, group in enumerate(problem.job.cluster.groups) for _ in range(group.count)
@@ -103,11 +104,11 @@ class _Walk:
                 self._refused.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
 
     def _refuse(self, layout: Layout) -> str | None:
-        reason, inputs = refuse(self._problem.job, layout), self._inputs[layout.tensor_parallel]
+        reason, inputs = refuse(self._problem.job, layout), self._inputs[layout.tp]
         if reason is not None or isinstance(inputs, str):
             return reason or str(inputs)
         if amp_strategy(inputs, degrees_of_layout(self._problem, layout)) is None:
-            return f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+            return f"pp {layout.pp} leaves a stage without layers that compute"
         return None
 
     def starts(self) -> list[_State]:
@@ -115,7 +116,7 @@ class _Walk:
         if not self._layouts:
             return []
         numbers = range(len(self._layouts))
-        degrees = [(one.tensor_parallel, one.data_parallel) for one in self._layouts]
+        degrees = [(one.tp, one.dp) for one in self._layouts]
         most_tensor = max(numbers, key=lambda number: (degrees[number][0], -degrees[number][1]))
         most_replicas = max(numbers, key=lambda number: (degrees[number][1], -degrees[number][0]))
         return [_State(number, self._in_order) for number in (most_tensor, most_replicas)]
@@ -124,7 +125,7 @@ class _Walk:
         """AMP's estimate."""
         if state not in self._found:
             layout = self._layouts[state.number]
-            inputs = self._inputs[layout.tensor_parallel]
+            inputs = self._inputs[layout.tp]
             assert not isinstance(inputs, str), "degrees without a profile were left out"
             nodes = inputs.node_of_rank[list(self._order(state))]
             strategy = amp_strategy(inputs, degrees_of_layout(self._problem, layout), nodes)
@@ -143,7 +144,7 @@ class _Walk:
             following[group] += groups[group].devices
         used = np.array(devices[: layout.ranks])
         if state.stages_neighbour:
-            shape = layout.data_parallel, layout.pipeline_parallel, layout.width
+            shape = layout.dp, layout.pp, layout.width
             used = used.reshape(shape).transpose(1, 0, 2).ravel()
         return tuple(used.tolist())
 
@@ -182,7 +183,7 @@ def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Gener
     """Another tensor or data degree or micro-batch size, and with it another number of stages."""
 
     def degrees(layout: Layout) -> tuple[int, int, int]:
-        return layout.tensor_parallel, layout.data_parallel, layout.micro_batch_size
+        return layout.tp, layout.dp, layout.micro_batch_size
 
     here = degrees(layouts[state.number])
     near = [

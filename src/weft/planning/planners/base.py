@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from weft.describe.layout import Layout
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
-from weft.moves.layout import Layout
 from weft.planning.problem import Problem
 
 

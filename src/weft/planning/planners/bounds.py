@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
+from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
-from weft.moves.layout import Layout, parts_of, pipeline_of, replicas_of
+from weft.moves.layout import parts_of, pipeline_of, sharers_of
 from weft.planning.planners.layer_costs import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
@@ -137,7 +138,7 @@ class Bounds:
     def layer_bytes(self, layout: Layout) -> LayerBytes:
         """What each layer holds on a rank of the layout, allocator's slack included."""
         layers, states = self._costs.of(layout), self._state_bytes
-        sharers, level = layout.island or replicas_of(layout), SHARDINGS.index(layout.sharding)
+        sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
         each = sum(size / (sharers if level >= first else 1) for size, first in parts)
         slack = 1.0 + ALLOCATOR_SLACK
@@ -159,7 +160,7 @@ class Bounds:
     def _splits_backward(self, layout: Layout) -> bool:
         """Orders of weft's own show it in short pipelines, which are quick to make; others may not."""
         if layout.schedule in SCHEDULES:
-            return splits_backward(layout.schedule, layout.pipeline_parallel)
+            return splits_backward(layout.schedule, layout.pp)
         return any(kept.whole.any() for kept in self._kept_of(layout))
 
     def _both_s(self, layout: Layout) -> Floats:
@@ -179,12 +180,12 @@ class Bounds:
 
     def _states(self, layout: Layout) -> Ints:
         """Per device of one pipeline, states and buffers, whatever stages recompute."""
-        sharers = layout.island or replicas_of(layout)
+        sharers = sharers_of(layout)
         key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers)
         if key not in self._resident_states:
             parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
-            held = resident_bytes(stages, layout.pipeline_parallel, self._state_bytes, layout.sharding)
+            held = resident_bytes(stages, layout.pp, self._state_bytes, layout.sharding)
             self._resident_states[key] = held
         return self._resident_states[key]
 

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError, Violation
-from weft.moves.layout import DENSE, Layout
 from weft.moves.partition import uniform_partition
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
 
 # Orders with the step time that closed forms give: forwards fill the pipeline, backwards drain it.
 CLOSED_FORM_SCHEDULES = ("1f1b", "gpipe")
+# What is chosen here; everything else is as pinned.
+_BY_DEGREES = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompute"}
 
 
 def degree_layouts(problem: Problem) -> Iterator[Layout]:
@@ -26,21 +28,21 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
     nothing shared out, nothing recomputed.
     """
     pins, batch = problem.pins, problem.job.global_batch
-    degrees = [pins.tensor_parallel] if pins.tensor_parallel is not None else _tensor_degrees(problem)
-    for tensor_parallel in degrees:
-        for data_parallel, pipeline_parallel in _meshes(problem, tensor_parallel):
-            sizes = divisors(batch // data_parallel) if batch % data_parallel == 0 else []
+    degrees = [pins.tp] if pins.tp is not None else _tensor_degrees(problem)
+    besides = pins.besides(_BY_DEGREES)
+    for tp in degrees:
+        for dp, pp in _meshes(problem, tp):
+            sizes = divisors(batch // dp) if batch % dp == 0 else []
             for size in sizes if pins.micro_batch_size is None else [pins.micro_batch_size]:
                 yield Layout(
-                    pipeline_parallel=pipeline_parallel,
-                    data_parallel=data_parallel,
-                    tensor_parallel=tensor_parallel,
+                    pp=pp,
+                    dp=dp,
+                    tp=tp,
                     loops=1,
                     micro_batch_size=size,
                     schedule=get_schedule(pins.schedule or CLOSED_FORM_SCHEDULES[0]).name,
-                    sync=pins.sync or DENSE,
-                    sharding=pins.sharding or "zero-0",
-                    island=pins.island,
+                    sync=problem.sync or DENSE,
+                    **besides,
                 ).recomputing(pins.recompute or "none")
 
 
@@ -64,8 +66,8 @@ def require_closed_form(problem: Problem, planner: str) -> None:
         problem_text = f"{planner} recomputes alike in all stages, not {', '.join(pins.recompute)}"
         heaviest = max(pins.recompute, key=RECOMPUTES.index)
         problems.append(Violation("plan.recompute", problem_text, heaviest))
-    if pins.context_parallel != 1:
-        problem_text = f"{planner} does not divide tokens over {pins.context_parallel} ranks"
+    if pins.cp not in (None, 1):
+        problem_text = f"{planner} does not divide tokens over {pins.cp} ranks"
         problems.append(Violation("plan.cp", problem_text, "1"))
     if problem.minimise != "time":
         problems.append(
@@ -113,14 +115,14 @@ def _tensor_degrees(problem: Problem) -> list[int]:
     return divisors(gcd(*(group.devices for group in problem.job.cluster.groups)))
 
 
-def _meshes(problem: Problem, tensor_parallel: int) -> Iterator[tuple[int, int]]:
+def _meshes(problem: Problem, tp: int) -> Iterator[tuple[int, int]]:
     """(dp, pp), rising in dp."""
-    pins, (places, rest) = problem.pins, divmod(problem.job.cluster.ranks, tensor_parallel)
-    if pins.data_parallel is not None and pins.pipeline_parallel is not None:
-        yield pins.data_parallel, pins.pipeline_parallel
+    pins, (places, rest) = problem.pins, divmod(problem.job.cluster.ranks, tp)
+    if pins.dp is not None and pins.pp is not None:
+        yield pins.dp, pins.pp
         return
-    for data_parallel in divisors(places) if not rest else []:
-        mesh = data_parallel, places // data_parallel
-        wanted = pins.data_parallel, pins.pipeline_parallel
+    for dp in divisors(places) if not rest else []:
+        mesh = dp, places // dp
+        wanted = pins.dp, pins.pp
         if all(pin in (None, degree) for pin, degree in zip(wanted, mesh, strict=True)):
             yield mesh

@@ -8,7 +8,7 @@ which bound) or it was refused (why).
 When time is minimised, a variant of a layout that fits dominates those that cannot be faster: sharding what
 it shards and more gathers and reduces at least as many bytes at least as often, and recomputing adds a pass.
 That does not hold from zero-0 to zero-1, whose weights may be smaller than the gradients they are gathered
-in place of, and whose replicas step only their share, nor from one size of islands to another.
+in place of, and whose replicas step only their share, nor from some that share out among them to others.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import filled, prepare, simulated
@@ -103,7 +104,7 @@ def _cannot_win(
     if problem.minimise == "time":
         for other in fitting:
             if _dominates(other, candidate.chain):
-                short = f"{shared_out(other.sharding, other.island)}, recompute {other.recompute_text}"
+                short = f"{shared_out(other)}, recompute {other.recompute_text}"
                 return f"cannot beat the same layout with {short}, which fits"
     return None
 

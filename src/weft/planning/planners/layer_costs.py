@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
+from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
-from weft.moves.layout import Layout
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.memory import stage_product_bytes
@@ -71,7 +71,7 @@ class LeastCosts:
 
     def shape(self, layout: Layout) -> Shape:
         """What a rank of the layout computes of a micro-batch."""
-        sequence, degrees = self._problem.job.sequence, (layout.tensor_parallel, layout.context_parallel)
+        sequence, degrees = self._problem.job.sequence, (layout.tp, layout.cp)
         return Shape(layout.micro_batch_size, sequence, *degrees)
 
     def of(self, layout: Layout) -> LayerCosts:

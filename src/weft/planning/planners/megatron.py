@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, pipeline_of, refuse
+from weft.moves.layout import pipeline_of, refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
@@ -32,11 +33,11 @@ class MegatronPlanner:
     def space(self, problem: Problem) -> Iterator[Layout]:
         """All degrees with layers shared out by count, in the order in which the rules try them."""
         every = [by_count(problem, layout) for layout in degree_layouts(problem)]
-        fewest = min((layout.pipeline_parallel for layout in every), default=1)
+        fewest = min((layout.pp for layout in every), default=1)
 
         def turn(layout: Layout) -> tuple[int, int]:
-            more = layout.pipeline_parallel > fewest
-            return layout.pipeline_parallel, -layout.tensor_parallel if more else layout.tensor_parallel
+            more = layout.pp > fewest
+            return layout.pp, -layout.tp if more else layout.tp
 
         return iter(sorted(every, key=turn))
 
@@ -62,7 +63,7 @@ class MegatronPlanner:
 
 
 def _model_parallelism(layout: Layout) -> tuple[int, int]:
-    return layout.pipeline_parallel, layout.tensor_parallel
+    return layout.pp, layout.tp
 
 
 def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:

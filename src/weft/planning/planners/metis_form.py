@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
+from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse, shares_of
+from weft.moves.layout import refuse, shares_of
 from weft.moves.pipeline_partition import pipeline_partition
 from weft.planning.planners.amp.formula import reduction_s
 from weft.planning.planners.amp.inputs import AmpInputs
@@ -57,7 +58,7 @@ class MetisFormPlanner:
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Every layout of `degree_layouts` with the groups of nodes in every order."""
         for layout in degree_layouts(problem):
-            if layout.pipeline_parallel == 1 or layout.ranks < problem.job.cluster.ranks:
+            if layout.pp == 1 or layout.ranks < problem.job.cluster.ranks:
                 # One stage is everywhere, and the ranks of a plan are those of the first devices.
                 yield layout
                 continue
@@ -77,7 +78,7 @@ class MetisFormPlanner:
         judged = []
         for layout in self.space(problem):
             reason = refuse(problem.job, layout)
-            inputs = tables(layout.tensor_parallel) if reason is None else str(reason)
+            inputs = tables(layout.tp) if reason is None else str(reason)
             if isinstance(inputs, str):
                 judged.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=inputs))
             else:
@@ -104,11 +105,11 @@ class _Tables(NamedTuple):
 def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> _Tables:
     """Raises InputError where a profile was not measured at the layout's micro-batch size."""
     order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
-    ranks = order.reshape(layout.pipeline_parallel, layout.data_parallel, layout.width)
+    ranks = order.reshape(layout.pp, layout.dp, layout.width)
     work_s = _work_s(problem.job.cluster, layout, ranks, times)
     grid = inputs.node_of_rank[ranks]
     per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]]).max(axis=(1, 2))
-    sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tensor_parallel])
+    sent = layout.micro_batch_size * np.array(inputs.sent_bytes[layout.tp])
     return _Tables(work_s, np.outer(per_byte_s, sent), grid)
 
 
@@ -119,8 +120,8 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Layer
     except InputError as error:
         # A profile that was not measured at this micro-batch size refuses to guess.
         return replace(refused, reason=str(error.violations[0]))
-    if layout.pipeline_parallel > np.count_nonzero(work_s[0, 0]):
-        reason = f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+    if layout.pp > np.count_nonzero(work_s[0, 0]):
+        reason = f"pp {layout.pp} leaves a stage without layers that compute"
         return replace(refused, reason=reason)
     found = metis_form(work_s, cut_s, sum(shares_of(problem.job, layout)))
     estimate_s = found.pipeline_s + reduction_s(inputs, grid, found.layers_per_stage)
@@ -139,11 +140,11 @@ def metis_form_s(problem: Problem, layout: Layout) -> float:
     Raises:
         InputError: when the profile does not cover the layout.
     """
-    inputs = profiled(problem, layout.tensor_parallel)
+    inputs = profiled(problem, layout.tp)
     if isinstance(inputs, str):
         raise InputError(inputs)
     counts = layout.layers_per_stage or (len(problem.job.graph.layers),)
-    assert len(counts) == layout.pipeline_parallel, "several stages say how many layers each has"
+    assert len(counts) == layout.pp, "several stages say how many layers each has"
     work_s, cut_s, grid = _tables(problem, layout, inputs, LayerTimes(problem))
     shares = shares_of(problem.job, layout)
     return _pipeline_s(_stage_s(work_s, counts), cut_s, counts, shares) + reduction_s(inputs, grid, counts)
@@ -185,7 +186,7 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: LayerTimes) -> Floats:
     """Seconds of a micro-batch, forward and backward, in each layer on the devices of each stage and replica:
     (stages, replicas, layers)."""
-    size, degree = layout.micro_batch_size, layout.tensor_parallel
+    size, degree = layout.micro_batch_size, layout.tp
 
     @cache
     def seconds(group: int, speed: float) -> Floats:

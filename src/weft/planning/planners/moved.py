@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.moves.layout import Layout, build_plan
+from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Move
 from weft.moves.registry import installed_moves

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.describe.layout import Layout
 from weft.errors import InputError, Violation
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import rank_key

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_bytes
 from weft.errors import InputError
-from weft.moves.layout import Layout, build_plan, pipeline_of
+from weft.moves.layout import build_plan, pipeline_of
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Holding

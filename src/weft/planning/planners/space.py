@@ -8,12 +8,13 @@ from functools import cache
 from itertools import product
 
 from weft.describe.cluster import Cluster
+from weft.describe.layout import DENSE, Layout, PartialLayout
 from weft.describe.plan import RECOMPUTES, Recompute, Sharding
 from weft.moves.islands import island_on_nodes
 from weft.moves.job import Job
-from weft.moves.layout import DENSE, Layout, replicas_of
+from weft.moves.layout import replicas_of
 from weft.moves.schedules import schedules_within
-from weft.planning.problem import Pins, Problem
+from weft.planning.problem import Problem
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
@@ -26,6 +27,8 @@ SINGLE_DEVICE_SCHEDULE = "1f1b"
 # the same or less well.
 SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
+# What layouts have one after the other where it is left open; everything else is as pinned.
+_SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "sharding", "island", "recompute"}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
@@ -38,22 +41,23 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     """
     job, pins = problem.job, problem.pins
     opened = overlaps(job.cluster)
-    for tensor_parallel in _tensor_degrees(job.cluster, pins, opened=opened):
-        width = tensor_parallel * pins.context_parallel
-        for pipeline_parallel, data_parallel in _meshes(job.cluster.ranks, width, pins):
-            for micro_batch_size in _micro_batch_sizes(job, data_parallel, pins):
-                mesh = pipeline_parallel, data_parallel
+    unsearched = pins.besides(_SEARCHED)
+    for tp in _tensor_degrees(job.cluster, pins, opened=opened):
+        width = tp * (pins.cp or 1)
+        for pp, dp in _meshes(job.cluster.ranks, width, pins):
+            for micro_batch_size in _micro_batch_sizes(job, dp, pins):
+                mesh = pp, dp
                 for schedule, options, loops in _orders(problem, mesh, opened=opened):
                     layout = Layout(
-                        pipeline_parallel=pipeline_parallel,
-                        data_parallel=data_parallel,
-                        tensor_parallel=tensor_parallel,
-                        context_parallel=pins.context_parallel,
+                        pp=pp,
+                        dp=dp,
+                        tp=tp,
                         loops=loops,
                         micro_batch_size=micro_batch_size,
                         schedule=schedule,
                         options=options,
-                        sync=pins.sync or DENSE,
+                        sync=problem.sync or DENSE,
+                        **unsearched,
                     )
                     yield from _variants(problem, layout, opened=opened)
 
@@ -102,10 +106,10 @@ def _islands(problem: Problem, layout: Layout, sharding: Sharding, *, opened: bo
     return (None,) if island is None else (None, island)
 
 
-def _tensor_degrees(cluster: Cluster, pins: Pins, *, opened: bool) -> Iterator[int]:
+def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> Iterator[int]:
     """Powers of two that divide the devices of every node, or the pinned degree."""
-    if pins.tensor_parallel is not None:
-        yield pins.tensor_parallel
+    if pins.tp is not None:
+        yield pins.tp
         return
     degree = 1
     while all(group.devices % degree == 0 for group in cluster.groups):
@@ -115,47 +119,47 @@ def _tensor_degrees(cluster: Cluster, pins: Pins, *, opened: bool) -> Iterator[i
             return
 
 
-def _meshes(ranks: int, width: int, pins: Pins) -> Iterator[tuple[int, int]]:
+def _meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, int]]:
     """(pp, dp) with pp x dp x `width` = ranks; fewer ranks only when the user pins both degrees.
 
     The width is how many ranks a replica of a stage has: cp x tp.
     """
-    if pins.pipeline_parallel is not None and pins.data_parallel is not None:
-        yield pins.pipeline_parallel, pins.data_parallel
+    if pins.pp is not None and pins.dp is not None:
+        yield pins.pp, pins.dp
         return
     if ranks % width:
         return
     places = ranks // width
-    for pipeline_parallel in range(1, places + 1):
-        if places % pipeline_parallel:
+    for pp in range(1, places + 1):
+        if places % pp:
             continue
-        data_parallel = places // pipeline_parallel
-        if pins.pipeline_parallel in (None, pipeline_parallel) and pins.data_parallel in (
+        dp = places // pp
+        if pins.pp in (None, pp) and pins.dp in (
             None,
-            data_parallel,
+            dp,
         ):
-            yield pipeline_parallel, data_parallel
+            yield pp, dp
 
 
-def _micro_batch_sizes(job: Job, data_parallel: int, pins: Pins) -> Iterator[int]:
+def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
     """Powers of two that divide one replica's share of the batch, or the pinned size."""
     if pins.micro_batch_size is not None:
         yield pins.micro_batch_size
         return
     size = 1
-    while size * data_parallel <= job.global_batch:
-        if job.global_batch % (size * data_parallel) == 0:
+    while size * dp <= job.global_batch:
+        if job.global_batch % (size * dp) == 0:
             yield size
         size *= 2
 
 
 def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterator[tuple[str, Options, int]]:
     """Schedules, their options and how many stages each device has, for pp x dp."""
-    pins, (pipeline_parallel, data_parallel) = problem.pins, mesh
+    pins, (pp, dp) = problem.pins, mesh
     # A device that has nobody to exchange with gains nothing by turning from stage to stage.
-    turns = pipeline_parallel > 1 or (opened and data_parallel > 1)
-    alone = pipeline_parallel == 1 and pins.schedule is None
-    for schedule in _schedules(problem, pipeline_parallel, opened=opened):
+    turns = pp > 1 or (opened and dp > 1)
+    alone = pp == 1 and pins.schedule is None
+    for schedule in _schedules(problem, pp, opened=opened):
         # With one stage they do what another schedule does.
         least = 2 if alone and schedule.name != SINGLE_DEVICE_SCHEDULE else 1
         for options in searched_options(schedule):
@@ -165,27 +169,27 @@ def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterato
                 continue
             if least == 1:
                 yield schedule.name, options, 1
-            for loops in _loops(problem.job, pipeline_parallel, schedule, options) if turns else ():
+            for loops in _loops(problem.job, pp, schedule, options) if turns else ():
                 yield schedule.name, options, loops
 
 
-def _schedules(problem: Problem, pipeline_parallel: int, *, opened: bool) -> Iterator[Schedule]:
+def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]:
     if problem.pins.schedule is not None:
         yield get_schedule(problem.pins.schedule)
         return
-    known = SCHEDULES if pipeline_parallel > 1 else SINGLE_DEVICE
+    known = SCHEDULES if pp > 1 else SINGLE_DEVICE
     for schedule in schedules_within(problem.contract):
         if schedule.name in SCHEDULES and schedule.name not in known:
             continue
-        if opened or not splits_backward(schedule.name, pipeline_parallel):
+        if opened or not splits_backward(schedule.name, pp):
             yield schedule
 
 
 @cache
-def splits_backward(name: str, pipeline_parallel: int) -> bool:
+def splits_backward(name: str, pp: int) -> bool:
     """Whether a schedule computes backwards in two parts, as far as short pipelines show."""
     schedule = get_schedule(name)
-    probes = (Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel) for loops in (1, 2))
+    probes = (Pipeline(pp, loops * pp, pp) for loops in (1, 2))
     return any(
         BACKWARD_INPUT in schedule.order(probe, 0, options).kind
         for probe, options in product(probes, searched_options(schedule))
@@ -193,11 +197,11 @@ def splits_backward(name: str, pipeline_parallel: int) -> bool:
     )
 
 
-def _loops(job: Job, pipeline_parallel: int, schedule: Schedule, options: Options) -> Iterator[int]:
+def _loops(job: Job, pp: int, schedule: Schedule, options: Options) -> Iterator[int]:
     """The powers of two that the schedule can loop and the model has layers for."""
     loops = 2
-    while loops <= MAX_LOOPS and loops * pipeline_parallel <= len(job.graph.layers):
-        looped = Pipeline(pipeline_parallel, loops * pipeline_parallel, pipeline_parallel)
+    while loops <= MAX_LOOPS and loops * pp <= len(job.graph.layers):
+        looped = Pipeline(pp, loops * pp, pp)
         if schedule.refuse(looped, options) is None:
             yield loops
         loops *= 2

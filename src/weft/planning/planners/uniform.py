@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout
 from weft.planning.planners.base import Ranking
 from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
 from weft.planning.planners.homogeneous import HomogeneousPlanner

@@ -80,7 +80,7 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
         "micro_batch_size": plan.micro_batch_size,
         "sequence": plan.sequence,
         "precision": plan.precision,
-        "sharding": shared_out(plan.sharding, plan.island),
+        "sharding": shared_out(plan),
     }
     if prediction is not None:
         summary["predicted_step_s"] = prediction.step_s

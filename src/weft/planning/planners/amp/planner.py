@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, pipeline_of, refuse
+from weft.moves.layout import pipeline_of, refuse
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import AmpInputs, Degrees
 from weft.planning.planners.amp.profile import amp_inputs
@@ -46,14 +47,14 @@ class AmpPlanner:
         return rank_by_estimate(problem, judged, Bounds(problem), self.finalists)
 
 
-def profiled(problem: Problem, tensor_parallel: int) -> AmpInputs | str:
+def profiled(problem: Problem, tp: int) -> AmpInputs | str:
     """What AMP sees at one tensor-parallel degree, or why it cannot be had."""
     for group in problem.job.cluster.groups:
-        if group.devices % tensor_parallel:
+        if group.devices % tp:
             nodes = f"the {group.devices} devices of a node of {group.name}"
-            return f"tp {tensor_parallel} does not divide {nodes}"
+            return f"tp {tp} does not divide {nodes}"
     try:
-        return amp_inputs(problem, [tensor_parallel])
+        return amp_inputs(problem, [tp])
     except InputError as error:
         # A profile that was not measured at this degree refuses to guess.
         return str(error.violations[0])
@@ -62,9 +63,9 @@ def profiled(problem: Problem, tensor_parallel: int) -> AmpInputs | str:
 def degrees_of_layout(problem: Problem, layout: Layout) -> Degrees:
     """The degrees of a layout of equal replicas."""
     return Degrees(
-        layout.tensor_parallel,
-        layout.data_parallel,
-        layout.pipeline_parallel,
+        layout.tp,
+        layout.dp,
+        layout.pp,
         layout.micro_batch_size,
         pipeline_of(problem.job, layout).micro_batches,
     )
@@ -74,12 +75,12 @@ def _judged(problem: Problem, layout: Layout, tables: Callable[[int], AmpInputs 
     refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason=refuse(problem.job, layout) or "")
     if refused.reason:
         return refused
-    inputs = tables(layout.tensor_parallel)
+    inputs = tables(layout.tp)
     if isinstance(inputs, str):
         return replace(refused, reason=inputs)
     strategy = amp_strategy(inputs, degrees_of_layout(problem, layout))
     if strategy is None:
-        reason = f"pp {layout.pipeline_parallel} leaves a stage without layers that compute"
+        reason = f"pp {layout.pp} leaves a stage without layers that compute"
         return replace(refused, reason=reason)
     return Candidate(
         layout=with_layers(layout, strategy.layers_per_stage),

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout
+from weft.moves.layout import sharers_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
 from weft.planning.problem import Problem
@@ -58,8 +59,8 @@ class StepEstimates:
             return reduced_s, layout.loops * reduced_s
         # Stages that have buffers of their own exchange once in a step, others each time they are come to.
         own = layout.loops <= SHARDED_BUFFERS
-        rounds = 1 if own else -(-max(found.micro_batches) // layout.pipeline_parallel)
-        together = ranks[: layout.island]
+        rounds = 1 if own else -(-max(found.micro_batches) // layout.pp)
+        together = ranks[: sharers_of(layout)]
         reduced_s = self._network.reduce_scatter(together, round(float(reduced[largest]))).seconds
         gather_s = self._network.all_gather(together, round(float(gathered[largest]))).seconds
         gathers = 1 if layout.sharding == "zero-2" else rounds * (1 if own else _GATHERS_PER_REDUCTION)

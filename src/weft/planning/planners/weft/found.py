@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
-from weft.moves.layout import Layout
 from weft.planning.goals import goal_of_step
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import rank_key

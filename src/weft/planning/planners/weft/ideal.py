@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,5 +38,5 @@ def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], 
     worth = (fastest[taken] / rows[:, taken]).max(axis=1)
     places = worth[pace_of_rank[: layout.ranks]].sum() / layout.width
     filling = 1.0 / layout.loops
-    computing = (micro_batches - layout.data_parallel * filling) / places
+    computing = (micro_batches - layout.dp * filling) / places
     return float(fastest.sum() * (computing + filling))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES
-from weft.moves.layout import Layout, shares_of
+from weft.moves.layout import shares_of
 from weft.moves.schedules import schedules_within
 from weft.planning.problem import Problem
 from weft.program.schedules.base import searched_options

@@ -15,9 +15,10 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError
-from weft.moves.layout import Layout, parts_of, refuse
+from weft.moves.layout import parts_of, refuse
 from weft.planning.planners.base import Candidate
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.space import layouts, overlaps
@@ -44,7 +45,7 @@ class MixedSpace:
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._words = choices(problem)
-        self._problem = replace(problem, pins=replace(problem.pins, recompute="none"))
+        self._problem = replace(problem, pins=problem.pins.replaced(recompute="none"))
         self._bounds = bounds
         self._uneven = UnevenSpace(self._problem, bounds)
         cluster = problem.job.cluster
@@ -106,7 +107,7 @@ class MixedSpace:
         if not fits.any(axis=0).all():
             return None
         found = layout.recomputing([self._words[first] for first in fits.argmax(axis=0).tolist()])
-        found = found if placement.size == layout.pipeline_parallel else self._relaxed(found, room)
+        found = found if placement.size == layout.pp else self._relaxed(found, room)
         return self._with_counts(found)
 
     def may_fit(self, layout: Layout) -> bool:
@@ -178,5 +179,5 @@ class MixedSpace:
     def _by_place(self, layout: Layout, of_rank: Floats) -> Floats:
         """What ranks have, by place in the pipeline, shape (devices, ranks of each)."""
         ranks = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
-        by_place: Floats = of_rank[ranks].reshape(layout.pipeline_parallel, -1)
+        by_place: Floats = of_rank[ranks].reshape(layout.pp, -1)
         return by_place

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
-from weft.moves.layout import Layout
+from weft.describe.layout import Layout
 from weft.planning.problem import Problem
 
 Ints = npt.NDArray[np.int64]
@@ -76,7 +76,7 @@ def problems_of(problem: Problem) -> Iterator[Problem]:
     """
     pins, job = problem.pins, problem.job
     yield problem
-    if pins.pipeline_parallel is not None and pins.data_parallel is not None:
+    if pins.pp is not None and pins.dp is not None:
         return
     for place, cluster in enumerate(beginnings_of(job.cluster)):
         fewer = fewer_nodes_of(cluster) if problem.minimise == "cost" else ()
@@ -93,7 +93,7 @@ def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
     if layout.ranks < cluster.ranks:
         # The ranks of a plan are those of the first devices.
         devices = np.arange(layout.ranks)
-    stages, replicas = layout.pipeline_parallel, layout.data_parallel
+    stages, replicas = layout.pp, layout.dp
     if placement.stages_neighbour:
         return devices.reshape(replicas, stages, layout.width).transpose(1, 0, 2)
     return devices.reshape(stages, replicas, layout.width)

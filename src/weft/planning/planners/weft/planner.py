@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from weft.describe.layout import Layout
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.layout import refuse
 from weft.planning.goals import goal_of_step
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.base import Candidate, Ranking, Verdict
@@ -185,7 +186,7 @@ class _Search:
         for move, one in moved(self._problem, current.chain, current.plan, self._bounds):
             if one.verdict is Verdict.REFUSED:
                 self.found.unsaid[move.name] = one
-            elif self._problem.pins.admit(one.chain):
+            elif self._problem.admits(one.chain):
                 yield one.chain
         yield from neighbours(self._problem, current.chain, self._space.lightest)
 

@@ -12,10 +12,12 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from weft.describe.plan import RECOMPUTES, Recompute
+from weft.describe.layout import Layout
+from weft.describe.plan import RECOMPUTES, Recompute, shared_out
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.moves.layout import Layout, refuse
+from weft.moves.islands import unshared
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes
@@ -129,7 +131,7 @@ class UnevenSpace:
         """
         pins = self._problem.pins
         schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
-        for layout in layouts(replace(self._problem, pins=replace(pins, schedule=schedule))):
+        for layout in layouts(replace(self._problem, pins=pins.replaced(schedule=schedule))):
             if (layout.loops > 1) == looped and (
                 looped or pins.sharding is not None or layout.sharding in LIGHT
             ):
@@ -143,10 +145,10 @@ class UnevenSpace:
         light = [one for one in variants if one.sharding in LIGHT]
         suited, refused = self._first_that_fit(light, placements)
         least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
-        more: dict[tuple[str, int | None], list[Layout]] = defaultdict(list)
+        more: dict[str, list[Layout]] = defaultdict(list)
         for one in variants:
             if one.sharding not in LIGHT and RECOMPUTES.index(one.recompute) < least:
-                more[one.sharding, one.island].append(one)
+                more[shared_out(one)].append(one)
         for heavier in more.values():
             found, why = self._first_that_fit(heavier, placements)
             suited += found
@@ -226,7 +228,7 @@ class UnevenSpace:
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
         """One micro-batch through each layer, at each pace; passes that are run again included."""
-        size, degree, recompute = layout.micro_batch_size, layout.tensor_parallel, layout.recompute
+        size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
         key = (size, degree, recompute)
         if key not in self._seconds_of:
             every = [(self._times.of_group(group, size, degree), speed) for group, speed in self._paces]
@@ -239,8 +241,8 @@ class UnevenSpace:
         Orders of very many micro-batches take long to make, so that those searched over are known in closed
         form.
         """
-        devices, loops = layout.pipeline_parallel, layout.loops
-        share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.data_parallel))
+        devices, loops = layout.pp, layout.loops
+        share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.dp))
         after = devices - 1 - np.arange(devices)
         if layout.schedule == SCHEDULE:
             kept = np.minimum(after + 1, share)
@@ -268,4 +270,4 @@ def _first(entry: tuple[float, list[Layout]]) -> float:
 
 def _without_memory(layout: Layout) -> Layout:
     """What is alike in variants that differ in what they hold."""
-    return replace(layout, sharding="zero-0", island=None).recomputing("none")
+    return unshared(layout).recomputing("none")

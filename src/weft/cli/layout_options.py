@@ -1,0 +1,41 @@
+"""The fields of `PartialLayout` as options of a command."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, make_dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from weft.describe.layout import PartialLayout
+
+_KINDS = {
+    name: {kind.get("type", "string") for kind in schema["anyOf"]}
+    for name, schema in PartialLayout.model_json_schema()["properties"].items()
+}
+
+
+def _option(name: str) -> tuple[str, object, None]:
+    kind = int if "integer" in _KINDS[name] else str
+    words = PartialLayout.model_fields[name].description
+    return name, Annotated[kind | None, Parameter(help=f"Pin {words}.")], None
+
+
+LayoutOptions = make_dataclass(
+    "LayoutOptions",
+    map(_option, PartialLayout.model_fields),
+    kw_only=True,
+    # cyclopts takes a class of a module of the standard library for a plain value.
+    namespace={"__module__": __name__},
+)
+
+
+def decided(options: object | None) -> dict[str, Any]:
+    """The keys of `[plan]` that `LayoutOptions` amount to; lists are words with commas between them."""
+    if options is None:
+        return {}
+    given: dict[str, Any] = asdict(options)  # type: ignore[call-overload]  # its class is made at run time
+    return {
+        name: tuple(value.split(",")) if "array" in _KINDS[name] and value and "," in value else value
+        for name, value in given.items()
+    }

@@ -1,0 +1,315 @@
+"""`Layout`: the decisions that planners search, and `PartialLayout`: those that somebody has made already.
+
+A field of `PartialLayout` has the name and the meaning of the layout's. It is the `[plan]` table of a run
+file and the options of `weft plan`; what a file of another stack says is one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Annotated, Any, Self, TypedDict, Unpack
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from weft.describe.layout_text import counts_text, order_text, recomputes_text
+from weft.describe.one_line import one_line
+from weft.describe.plan import RECOMPUTES, Blocking, Recompute, Sharding, shared_out
+from weft.describe.toml_table import Count, TomlTable, Word
+from weft.describe.toml_text import value_text
+from weft.describe.units import shown
+from weft.errors import InputError, Violation, nearest
+
+# Axes of the mesh, outermost first: ranks of the last are neighbours.
+AXES = ("pp", "dp", "cp", "tp")
+# How replicas agree unless somebody says otherwise.
+DENSE = "dense"
+# Fields that every record of a layout has, in their order, and those that it has where they are unusual.
+_RECORDED = (
+    "pp",
+    "dp",
+    "tp",
+    "cp",
+    "loops",
+    "micro_batch_size",
+    "schedule",
+    "options",
+    "sharding",
+    "island",
+    "recompute",
+    "recompute_per_stage",
+)
+_SAID_WHERE_UNUSUAL = ("blocking", "sync")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees and choices of one layout: what planners search, and a Plan is built from.
+
+    Degrees are those of the axes of the mesh (`AXES`): devices of one pipeline, replicas, ranks that divide
+    the tokens of a sample, ranks that divide every layer. `loops` are the stages of each device, `options`
+    the schedule's. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute` is that
+    of all stages, or the heaviest of `recompute_per_stage`, which says it of each (see `recomputing`).
+    `layers_per_stage` cuts the chain of layers; None balances the stages. `rank_order` says which device of
+    the cluster takes each rank of the mesh, rising in each replica of a stage; None: the device of the same
+    number. `micro_batches_per_replica` are those of each of the `dp` pipelines; None shares the batch out
+    equally.
+    """
+
+    pp: int
+    dp: int
+    loops: int
+    micro_batch_size: int
+    schedule: str
+    options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    sync: str = DENSE
+    tp: int = 1
+    cp: int = 1
+    sharding: Sharding = "zero-0"
+    island: int | None = None
+    recompute: Recompute = "none"
+    recompute_per_stage: tuple[Recompute, ...] | None = None
+    blocking: tuple[Blocking, ...] = ()
+    layers_per_stage: tuple[int, ...] | None = None
+    rank_order: tuple[int, ...] | None = None
+    micro_batches_per_replica: tuple[int, ...] | None = None
+
+    @property
+    def regular(self) -> Layout:
+        """The same degrees and choices with balanced stages, alike in recompute, ranks in order and equal
+        shares."""
+        return replace(
+            self,
+            recompute_per_stage=None,
+            layers_per_stage=None,
+            rank_order=None,
+            micro_batches_per_replica=None,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The decisions as plain values, for answers in JSON; what is cut, placed or dealt out by hand stands
+        in the layout's text.
+
+        `recompute_per_stage` is None where all stages recompute alike. The way of agreeing and communication
+        that is waited for are there where they are not the usual.
+        """
+        record = {name: getattr(self, name) for name in _RECORDED}
+        said = [name for name in _SAID_WHERE_UNUSUAL if name in self.unusual]
+        return record | {"options": dict(self.options)} | {name: getattr(self, name) for name in said}
+
+    @property
+    def width(self) -> int:
+        """Ranks of one replica of a stage."""
+        return self.cp * self.tp
+
+    @property
+    def ranks(self) -> int:
+        return self.pp * self.dp * self.width
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.loops
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """What each stage recomputes."""
+        return self.recompute_per_stage or (self.recompute,) * self.stages
+
+    @property
+    def recompute_text(self) -> str:
+        """What stages recompute, in words."""
+        each = self.recompute_per_stage
+        return self.recompute if each is None else recomputes_text(each)
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """Names of decisions that are other than a layout has them where nothing is said."""
+        return tuple(name for name, usual in USUAL.items() if getattr(self, name) != usual)
+
+    def recomputing(self, recompute: Recompute | Sequence[Recompute]) -> Layout:
+        """The same layout with one word for all stages, or one for each."""
+        words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
+        alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
+        heaviest = max(words, key=RECOMPUTES.index)
+        return replace(self, recompute=heaviest, recompute_per_stage=None if alike else words)
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        text = f"pp {self.pp} x dp {self.dp}"
+        if self.cp > 1:
+            text += f" x cp {self.cp}"
+        if self.tp > 1:
+            text += f" x tp {self.tp}"
+        text += f", {self.schedule}"
+        if self.options:
+            text += f" ({', '.join(f'{option} {value}' for option, value in self.options.items())})"
+        if self.loops > 1:
+            text += f", {self.loops} loops"
+        text += f", micro-batch size {self.micro_batch_size}"
+        if self.sharding != "zero-0" or self.island is not None:
+            text += f", {shared_out(self)}"
+        if self.recompute_per_stage is not None or self.recompute != "none":
+            text += f", recompute {self.recompute_text}"
+        if self.sync != DENSE:
+            text += f", sync {self.sync}"
+        if self.blocking:
+            text += f", blocking {' and '.join(self.blocking)}"
+        if self.layers_per_stage is not None:
+            text += f", layers {counts_text(self.layers_per_stage)}"
+        if self.micro_batches_per_replica is not None:
+            text += f", shares {counts_text(self.micro_batches_per_replica)}"
+        if self.rank_order is not None:
+            text += f", devices {order_text(self.rank_order)}"
+        return text
+
+
+# What layouts have where nothing is said.
+USUAL: Mapping[str, object] = {one.name: one.default for one in fields(Layout) if one.default is not MISSING}
+
+
+def _place(name: str) -> int:
+    return _RECORDED.index(name) if name in _RECORDED else len(_RECORDED)
+
+
+def _require_recompute(given: object) -> object:
+    """One word for all stages, or a list with one for each."""
+    words = given if isinstance(given, list | tuple) else [given]
+    allowed = f"must be {', '.join(map(repr, RECOMPUTES[:-1]))} or {RECOMPUTES[-1]!r}"
+    for stage, word in enumerate(words):
+        if word not in RECOMPUTES:
+            of = f" for stage {stage}" if words is given else ""
+            near = nearest(word, RECOMPUTES) if isinstance(word, str) else ""
+            raise InputError(Violation("", f"{shown(word)}{of}: {allowed}", near))
+    if not words:
+        raise InputError(Violation("", "an empty list; one word for all stages, or one for each", "none"))
+    return tuple(words) if words is given else given
+
+
+def _require_once(given: object) -> object:
+    """One word or a list of several, each once; their order says nothing."""
+    words = given if isinstance(given, list | tuple) else (given,)
+    if given is None or not all(isinstance(word, str) for word in words):
+        return given
+    if len(set(words)) < len(words):
+        raise InputError(Violation("", f"{', '.join(words)}: each can be named once"))
+    return tuple(sorted(words))
+
+
+class PartialLayout(TomlTable):
+    """Decisions of a layout that have been made; None is left open.
+
+    `recompute` is one word for all stages, or a word for each.
+    """
+
+    schedule: Word | None = Field(default=None, description="the order of micro-batches")
+    loops: Count | None = Field(default=None, description="the stages per device")
+    pp: Count | None = Field(default=None, description="the pipeline-parallel degree")
+    dp: Count | None = Field(default=None, description="the data-parallel degree")
+    tp: Count | None = Field(default=None, description="the tensor-parallel degree")
+    cp: Count | None = Field(
+        default=None,
+        description="the context-parallel degree: how many ranks divide the tokens of a sample",
+    )
+    micro_batch_size: Count | None = Field(default=None, description="the samples per micro-batch")
+    sharding: Sharding | None = Field(
+        default=None,
+        description="what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients too, "
+        "zero-3 weights too",
+    )
+    island: Count | None = Field(
+        default=None,
+        description="how many replicas share it out among themselves, such as those of a node",
+    )
+    recompute: Annotated[Recompute | tuple[Recompute, ...] | None, BeforeValidator(_require_recompute)] = (
+        Field(
+            default=None,
+            description="whether backward passes run layers forward again, to keep less: none, selective "
+            "(without products), or full; or say it of each stage, such as full,none",
+        )
+    )
+    blocking: Annotated[tuple[Blocking, ...] | None, BeforeValidator(_require_once)] = Field(
+        default=None,
+        description="which communication is waited for instead of running beside computations, as other "
+        "programs ship it: messages, reductions, or messages,reductions",
+    )
+
+    @classmethod
+    def of(cls, layout: Layout) -> PartialLayout:
+        """All of a layout that can be said here."""
+        said = {name: getattr(layout, name) for name in PartialLayout.model_fields}
+        return PartialLayout(**said | {"recompute": layout.recompute_per_stage or layout.recompute})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The decisions that have been made, by name."""
+        values = {name: getattr(self, name) for name in PartialLayout.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def besides(self, names: Collection[str]) -> dict[str, Any]:
+        """The decisions that have been made, but for those with these names."""
+        return {name: value for name, value in self.given.items() if name not in names}
+
+    def replaced(self, **decisions: Unpack[Pins]) -> Self:
+        """A copy with these decisions in the place of its own; None leaves one open."""
+        return self.model_copy(update=decisions)
+
+    def record(self) -> dict[str, Any]:
+        """All decisions as plain values, None where one is open; in the order of a layout's."""
+        return {name: getattr(self, name) for name in sorted(PartialLayout.model_fields, key=_place)}
+
+    @property
+    def width(self) -> int:
+        """Ranks of one replica of a stage, as far as they are decided."""
+        return (self.tp or 1) * (self.cp or 1)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica of the whole model, as far as they are decided."""
+        return (self.pp or 1) * self.width
+
+    def complete(self, layout: Layout) -> Layout:
+        """The layout with what is decided here in the place of its own."""
+        given = self.given
+        recompute = given.pop("recompute", None)
+        completed = replace(layout, **given)
+        return completed if recompute is None else completed.recomputing(recompute)
+
+    def admit(self, layout: Layout) -> bool:
+        """Whether a layout has all that is decided here."""
+        return self.complete(layout) == layout
+
+    @model_validator(mode="after")
+    def _a_word_for_each_stage(self) -> PartialLayout:
+        words, devices = self.recompute, self.pp
+        if devices is None or words is None or isinstance(words, str):
+            return self
+        loops = self.loops or max(1, len(words) // devices)
+        stages = devices * loops
+        if len(words) != stages:
+            given = f"pp {devices}" if self.loops is None else f"pp {devices} x loops {loops}"
+            near = value_text((*words, *[words[-1]] * stages)[:stages])
+            problem = f"{len(words)} words for the {stages} stages of {given}"
+            raise InputError(Violation("recompute", problem, near))
+        return self
+
+
+# Nothing is decided.
+OPEN = PartialLayout()
+
+
+class Pins(TypedDict, total=False):
+    """The fields of `PartialLayout` as keyword arguments, for callers in Python."""
+
+    schedule: str | None
+    loops: int | None
+    pp: int | None
+    dp: int | None
+    tp: int | None
+    cp: int | None
+    micro_batch_size: int | None
+    sharding: Sharding | None
+    island: int | None
+    recompute: Recompute | Sequence[Recompute] | None
+    blocking: Blocking | Sequence[Blocking] | None

@@ -1,0 +1,57 @@
+"""Short words for what is unlike in a layout: counts, orders of devices, and what stages recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from weft.describe.plan import RECOMPUTES, Recompute
+
+# Of an order of devices, in words.
+_RUNS_SHOWN = 6
+
+
+def decision_text(name: str, value: object) -> str:
+    """A decision of a layout in words, such as ``cp 2`` or ``blocking messages``."""
+    if name == "island":
+        return "all replicas share states out" if value is None else f"islands of {value} replicas"
+    if name == "blocking" and isinstance(value, tuple):
+        return f"blocking {' and '.join(value)}" if value else "communication beside computations"
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def counts_text(counts: Sequence[int]) -> str:
+    """Counts in their order, such as ``5+6+6+5``; three or more equal ones as ``6x3``."""
+    return "+".join(_repeated(count, len(list(equal))) for count, equal in groupby(counts))
+
+
+def order_text(rank_order: Sequence[int]) -> str:
+    """Devices in their order, such as ``4-7 0-3``; long orders are cut."""
+    runs = _runs(rank_order)
+    more = f" and {len(runs) - _RUNS_SHOWN} runs more" if len(runs) > _RUNS_SHOWN else ""
+    return " ".join(runs[:_RUNS_SHOWN]) + more
+
+
+def recomputes_text(recomputes: Sequence[Recompute]) -> str:
+    """What stages recompute that recompute anything, such as ``full in stages 0-2, selective in stage 3``."""
+    parts = []
+    for word in RECOMPUTES[:0:-1]:
+        stages = [stage for stage, one in enumerate(recomputes) if one == word]
+        if stages:
+            parts.append(f"{word} in stage{'s' if len(stages) > 1 else ''} {' '.join(_runs(stages))}")
+    return ", ".join(parts) or RECOMPUTES[0]
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
+    return [str(first) if first == last else f"{first}-{last}" for first, last in _rising(numbers)]
+
+
+def _repeated(count: int, times: int) -> str:
+    return "+".join([str(count)] * times) if times < 3 else f"{count}x{times}"
+
+
+def _rising(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of every run in which each number is one more than the one before."""
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]
