@@ -204,7 +204,9 @@ def test_a_plan_that_counts_less_than_its_run_keeps_is_not_trained(tmp_path: Pat
     record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "1xt4"}, "optimizer": {"name": "sgd"}}
     frugal = plan_run(parse_run(record))
     costly = plan_run(parse_run({**record, "optimizer": {}}))
-    prepare(given_plan(frugal.run, costly.plan), tmp_path / "counts-more")
+    with prepare(given_plan(frugal.run, costly.plan), tmp_path / "counts-more") as directory:
+        directory.require()
     with pytest.raises(InputError, match="counts 4 bytes of states per parameter; adamw keeps 8"):
-        prepare(given_plan(costly.run, frugal.plan), tmp_path / "counts-less")
+        with prepare(given_plan(costly.run, frugal.plan), tmp_path / "counts-less"):
+            pass
     assert not (tmp_path / "counts-less").exists()

@@ -202,6 +202,9 @@ class GroupKin:
         """The same number for what the lanes of replicas do each for itself, in step; (groups,)."""
         return self._joined(self.by_lane)
 
+    def __repr__(self) -> str:
+        return one_line(self, f"of {self.count} groups")
+
     def _joined(self, tables: tuple[Ints, ...]) -> Ints:
         number = np.arange(self.count, dtype=np.int64)
         for table in tables:

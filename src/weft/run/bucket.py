@@ -98,6 +98,11 @@ class GradientBucket:
         self._layout = layout
         self._buffer = buffer
 
+    @property
+    def holds(self) -> bool:
+        """Whether the buffer has this stage's gradients."""
+        return self._buffer.holder is self
+
     def clear(self) -> None:
         self.flat.zero_()
 
