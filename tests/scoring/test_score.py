@@ -24,7 +24,7 @@ from weft.moves.layout import build_plan
 from weft.predict.ledger import Ledger
 from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score
-from weft.scoring.subject import dealt_layers
+from weft.scoring.subject import Subjects, dealt_layers
 
 LARGE = {"hidden": "4096", "heads": "32", "layers": "24"}
 
@@ -277,3 +277,13 @@ def test_rows_without_a_measurement_of_their_own_number_keep_their_place(tmp_pat
     file = read_measurements(written(tmp_path / "m.csv", ROW | {"layers": "0"}, ROW))
     assert list(file.problems) == [1]
     assert list(file.rows) == [2]
+
+
+def test_a_row_says_of_a_layout_what_a_run_file_does(tmp_path):
+    base = ROW | {"gpu": "a100-80gb", "dp": "8", "nodes": "1", "gpus_per_node": "8", "global_batch": "32"}
+    more = ({"cp": "2", "dp": "4"}, {"sharding": "zero-1", "island": "2"}, {"blocking": "messages"})
+    rows = read_measurements(written(tmp_path / "m.csv", *(base | row for row in more))).rows
+    plans = [Subjects(folder=tmp_path).of(row).plan for row in rows.values()]
+    assert [plan.context_parallel for plan in plans] == [2, 1, 1]
+    assert [plan.island for plan in plans] == [None, 2, None]
+    assert [plan.blocking for plan in plans] == [("reductions",), ("reductions",), ("messages",)]
