@@ -164,7 +164,7 @@ def test_thousands_of_ranks_make_no_longer_lines():
         source="data sheet",
     )
     many = make_plan(tiny(), dp=2000)
-    long_name: Plan = many.model_copy(update={"model": "a-long\nname " * 99, "prediction": prediction})
+    long_name: Plan = many.model_copy(update={"model": "a-long\nname " * 99})
     mixed = parse_cluster("+".join(f"{count}xa100-80gb" for count in range(8, 800, 8)))
     things: list[object] = [replica, prediction, many, many.stages[0], long_name, mixed]
     for show in (repr, str):

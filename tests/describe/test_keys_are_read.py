@@ -20,7 +20,7 @@ from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.device import Device
 from weft.describe.run_file import RunFile
-from weft.describe.run_tables.planning import GoalTable
+from weft.describe.run_tables.planning import GoalTable, PlanTable
 from weft.describe.run_tables.training import ReportTable
 
 ACTING = ("planning/", "training/", "run/", "capture/", "moves/", "predict/", "lab/")
@@ -28,7 +28,8 @@ ACTING = ("planning/", "training/", "run/", "capture/", "moves/", "predict/", "l
 UNREAD: set[str] = set()
 
 RUN_TABLES = tables_under(RunFile)
-OWNERS: dict[str, type] = {"run": RunFile, "_report": ReportTable}
+# Pins are what the table `[plan]` decides.
+OWNERS: dict[str, type] = {"run": RunFile, "_report": ReportTable, "pins": PlanTable}
 RUN_READS = Reads(RUN_TABLES, owners=OWNERS, makers={"load_run": RunFile, "parse_run": RunFile})
 CLUSTER_TABLES = tables_under(ClusterFile)
 CLUSTER_READS = Reads(CLUSTER_TABLES, owners={}, makers={"model_validate": ClusterFile})
@@ -67,8 +68,8 @@ def test_everything_that_a_cluster_says_is_read():
     ("reads", "path", "reader", "instead", "found"),
     [
         (RUN_READS, "planning/planned.py", "run.goal.deadline_hours", "hours", "GoalTable.deadline_hours"),
-        # A plan has a schedule, too: that is another one.
-        (RUN_READS, "planning/problem.py", "run.plan.schedule", "plan.schedule", "PlanTable.schedule"),
+        # A plan has no planner: that is another plan.
+        (RUN_READS, "planning/planned.py", "run.plan.planner", "plan.planner", "PlanTable.planner"),
         (RUN_READS, "planning/problem.py", "run.sync.method", "'dense'", "RunFile.sync, SyncTable.method"),
         (RUN_READS, "training/loop.py", "run.job.run.checkpoint.keep", "2", "CheckpointTable.keep"),
         (RUN_READS, "training/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from weft.bundles import bundles
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan, refuse_island
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
@@ -42,6 +43,9 @@ class PlanFile(NamedTuple):
 
     plan: Plan
     prediction: Prediction | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.plan))
 
     def to_json(self) -> str:
         """The file: canonical keys, one stage per line so that people can read and edit it."""
