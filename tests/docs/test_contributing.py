@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from installing import ROOT
+from safetensors.torch import load_file
 
+from weft.describe.run_file import load_run
+from weft.planning.problem import problem_of_run
 from weft.predict.abstract import simulate_schedule
 from weft.program.verify import verify
 
@@ -49,12 +53,17 @@ def test_the_schedule_of_the_guide_is_valid_and_as_fast_as_gpipe(devices: int, m
     assert figures.peak_in_flight == (micro_batches,) * devices
 
 
-def weft(folder: Path, *arguments: str) -> Any:
-    """What the command answers in a process of its own, which finds packages by itself."""
+def asked_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which finds packages by itself."""
     code = "import sys; from weft.cli.main import run; sys.exit(run(sys.argv[1:]))"
     environment = os.environ | {"WEFT_HOME": str(folder / "home")}
-    command = [sys.executable, "-c", code, *arguments, "--json"]
-    asked = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def weft(folder: Path, *arguments: str) -> Any:
+    """What a command answers."""
+    asked = asked_of(folder, *arguments, "--json")
     assert asked.returncode == 0, asked.stderr
     return json.loads(asked.stdout)
 
@@ -101,3 +110,75 @@ def test_files_that_the_guide_names_exist() -> None:
     )
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def averaging(folder: Path, name: str, *, steps: int, tables: str = "") -> Path:
+    """Train a small run, or go on with it; its directory."""
+    words = {"contract": "exact", "pp": 2, "dp": 1, "schedule": "1f1b", "sync": "dense"}
+    (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
+    (folder / f"{name}.toml").write_text(RUN.format(**words) + tables)
+    found = (folder / name).exists()
+    source = ("--resume", name) if found else ("--directory", name)
+    weft(folder, "train", f"{name}.toml", *source, "--steps", str(steps))
+    return folder / name
+
+
+def tensors(directory: Path) -> dict[str, Any]:
+    """Those of the newest checkpoint by name."""
+    newest = max((directory / "checkpoints").iterdir())
+    return {name: value for file in newest.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("weft_example")
+def test_the_method_of_the_guide_is_trained_kept_and_drawn(tmp_path: Path) -> None:
+    asked = "[gradient-average]\ndecay = 0.5\n"
+    plain = averaging(tmp_path, "plain", steps=4)
+    whole = averaging(tmp_path, "whole", steps=4, tables=asked)
+    averaging(tmp_path, "parts", steps=2, tables=asked)
+    parts = averaging(tmp_path, "parts", steps=4, tables=asked)
+    weights, kept, again = (tensors(one) for one in (plain, whole, parts))
+    averages = {name for name in kept if name.startswith("method/gradient-average/")}
+    assert averages == kept.keys() - weights.keys()
+    # It changes nothing of the training, and a resumed run keeps the same.
+    assert all(torch.equal(kept[name], value) for name, value in weights.items())
+    assert all(torch.equal(again[name], value) for name, value in kept.items())
+    assert any(kept[name].abs().max() > 0 for name in averages)
+    plan = json.loads((whole / "plan.json").read_text())
+    assert plan["methods"] == [{"name": "gradient-average", "options": {"decay": 0.5}}]
+    metrics = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["gradient_average_norm"] > 0 for row in metrics)
+    page = (whole / "report.html").read_text()
+    assert '<section id="gradient-average"' in page
+    assert {kind["kind"] for kind in weft(tmp_path, "compare", "whole")["kinds"]} >= {"average", "step"}
+
+
+@pytest.mark.usefixtures("weft_example")
+def test_the_method_of_the_guide_is_planned_and_priced(tmp_path: Path) -> None:
+    job = "[model]\npreset = 'gpt-1m'\n[train]\nglobal_batch = 8\n[cluster]\nuse = '4xa100-80gb'\n"
+    pinned = "[plan]\npp = 2\ndp = 2\nsharding = 'zero-0'\nschedule = '1f1b'\nmicro_batch_size = 1\n"
+    (tmp_path / "same.toml").write_text(job + pinned)
+    (tmp_path / "averaged.toml").write_text(job + pinned + "[gradient-average]\n")
+    averaged, same = (weft(tmp_path, "simulate", f"{name}.toml") for name in ("averaged", "same"))
+    assert averaged["step_s"] > same["step_s"]
+    assert averaged["breakdown"]["average"] > 0
+    run = load_run(tmp_path / "same.toml")
+    parameters = problem_of_run(run).job.graph.parameters()
+    more = [one - other for one, other in zip(averaged["peak_bytes"], same["peak_bytes"], strict=True)]
+    # bf16 accumulates gradients in fp32; both replicas keep all of them, and the allocator its slack.
+    assert sum(more) == pytest.approx(2 * 4 * parameters * 1.03, rel=0.02)
+
+
+@pytest.mark.usefixtures("weft_example")
+def test_what_the_method_of_the_guide_does_not_go_with_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[model]\npreset = 'gpt-1m'\n[train]\nglobal_batch = 8\n[cluster]\nuse = '2xa100-80gb'\n"
+        "[plan]\ndp = 2\npp = 1\nsharding = 'zero-1'\n[gradient-average]\ndecay = 0.5\n"
+    )
+    refused = asked_of(tmp_path, "plan", "run.toml")
+    assert refused.returncode == 2
+    assert "gradient-average: zero-1 leaves no replica the whole gradient" in refused.stderr
+    (tmp_path / "run.toml").write_text("[model]\npreset = 'gpt-1m'\n[gradient-average]\ndekay = 0.5\n")
+    refused = asked_of(tmp_path, "check", "run.toml")
+    assert refused.returncode == 2
+    assert "gradient-average: dekay: unknown key; allowed are decay (nearest valid: decay)" in refused.stdout

@@ -222,6 +222,12 @@ READS_WEIGHTS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT)
 MAKES_GRADIENTS: tuple[int, ...] = (BACKWARD, BACKWARD_WEIGHT)
 
 
+def all_kinds() -> KindRegistry:
+    """All kinds of this installation, for names that come from outside: those of every method, too."""
+    bundles()
+    return KINDS
+
+
 def kinds_reading(value: str) -> tuple[int, ...]:
     """The codes of the kinds that read a value, or may."""
     return tuple(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from weft.errors import InputError, Violation, nearest
 from weft.files import replacing
-from weft.program.kinds import KINDS
+from weft.program.kinds import all_kinds
 from weft.program.program import Ints
 from weft.timeline.streams import stream_names
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
@@ -86,7 +86,7 @@ def _numbers(path: Path, column: str, values: pa.ChunkedArray) -> Any:
 
 
 def _names() -> dict[str, Sequence[str]]:
-    return {"kind": [kind.name for kind in KINDS], "stream": stream_names()}
+    return {"kind": [kind.name for kind in all_kinds()], "stream": stream_names()}
 
 
 def _require_timeline(path: Path, table: pa.Table, metadata: dict[str, str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weft.program.kinds import KINDS
+from weft.program.kinds import KINDS, all_kinds
 from weft.program.program import NONE
 
 
 def stream_names() -> tuple[str, ...]:
     """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
-    return tuple(dict.fromkeys(kind.stream for kind in KINDS))
+    return tuple(dict.fromkeys(kind.stream for kind in all_kinds()))
 
 
 def label(kind: int, stage: int, micro_batch: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from weft.program.kinds import KINDS
+from weft.program.kinds import all_kinds
 
 CLASSES = ("matmul", "attention", "collective", "memory copy", "other")
 MATMUL, ATTENTION, COLLECTIVE, COPY, OTHER = range(len(CLASSES))
@@ -37,17 +37,25 @@ _PATTERNS: tuple[tuple[int, re.Pattern[str]], ...] = (
     ),
     (COPY, re.compile(r"memcpy|memset|copy_?kernel|::copy_$|::_to_copy$", re.IGNORECASE)),
 )
-# weft's own traces name the kind of an instruction; what a device sends and receives counts as collective.
-_CATEGORIES = {"gpu_memcpy": COPY, "gpu_memset": COPY} | {
-    kind.name: OTHER if kind.name in ("free", "step") else MATMUL if kind.stream == "compute" else COLLECTIVE
-    for kind in KINDS
-}
+
+
+@cache
+def _categories() -> Mapping[str, int]:
+    """weft's own traces name the kind of an instruction; what a device sends and receives is collective."""
+    return {"gpu_memcpy": COPY, "gpu_memset": COPY} | {
+        kind.name: OTHER
+        if kind.name in ("free", "step")
+        else MATMUL
+        if kind.stream == "compute"
+        else COLLECTIVE
+        for kind in all_kinds()
+    }
 
 
 def class_of(event: Mapping[str, Any]) -> int:
     """The class of an event: by its category where that says it, else by its name."""
-    category = event.get("cat")
-    return _CATEGORIES[category] if category in _CATEGORIES else classified(event["name"])
+    category, known = event.get("cat"), _categories()
+    return known[category] if category in known else classified(event["name"])
 
 
 @cache
