@@ -42,20 +42,14 @@ _PATTERNS: tuple[tuple[int, re.Pattern[str]], ...] = (
 @cache
 def _categories() -> Mapping[str, int]:
     """weft's own traces name the kind of an instruction; what a device sends and receives is collective."""
-    return {"gpu_memcpy": COPY, "gpu_memset": COPY} | {
-        kind.name: OTHER
-        if kind.name in ("free", "step")
-        else MATMUL
-        if kind.stream == "compute"
-        else COLLECTIVE
-        for kind in all_kinds()
-    }
+    found = {kind.name: MATMUL if kind.stream == "compute" else COLLECTIVE for kind in all_kinds()}
+    return {**found, "free": OTHER, "step": OTHER, "gpu_memcpy": COPY, "gpu_memset": COPY}
 
 
 def class_of(event: Mapping[str, Any]) -> int:
     """The class of an event: by its category where that says it, else by its name."""
-    category, known = event.get("cat"), _categories()
-    return known[category] if category in known else classified(event["name"])
+    known = _categories().get(str(event.get("cat")))
+    return classified(event["name"]) if known is None else known
 
 
 @cache
