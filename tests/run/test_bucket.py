@@ -79,12 +79,12 @@ def test_stages_that_share_a_buffer_never_mix(
         if former is not None and former != stage:
             assert (buckets[former].flat == added[former]).all()
             buckets[former].hand_back()
-            buckets[former].room = emptied = Value()
+            buckets[former].buffer.emptied = emptied = Value()
             assert all(parameter.grad is None for parameter in layouts[former].parameters)
             added[former] = 0
         if former not in (None, stage):
             # Work that makes gradients of this stage follows the work that took out those of the other.
-            assert buckets[stage].room is emptied
+            assert buckets[stage].buffer.emptied is emptied
         buckets[stage].claim()
         holds[stage % buffers] = stage
         for parameter in layouts[stage].parameters:

@@ -32,14 +32,14 @@ class Lines:
 
     def send(self, tensor: torch.Tensor, peer: int, payload: str, label: str) -> Completion:
         outbox = self._channels.outgoing(peer, payload, tensor.nbytes)
-        return outbox.send(self._stream(peer, "out", payload), label, Value(tensor))
+        return outbox.send(self._stream(peer, "out", payload), label, Value.of(tensor))
 
     def receive(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, payload: str, label: str
     ) -> Value[torch.Tensor]:
         tensor = torch.empty(shape, dtype=dtype)
         inbox = self._channels.incoming(peer, payload, tensor.nbytes)
-        return Value(tensor, inbox.receive(self._stream(peer, "in", payload), label, tensor))
+        return Value.of(tensor, inbox.receive(self._stream(peer, "in", payload), label, tensor))
 
     def close(self) -> None:
         for stream in self._streams.values():

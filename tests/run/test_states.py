@@ -118,7 +118,7 @@ def unfilled(workspace: Workspace, instruction: Instruction) -> Issue:
 
     def issue(stream: Stream) -> Completion:
         claimed = stream.run(str(instruction), weights.claim, weights.room)
-        workspace.values[WEIGHTS, instruction.stage, NONE] = Value(None, claimed)
+        workspace.values[WEIGHTS, instruction.stage, NONE] = Value.of(None, claimed)
         return claimed
 
     return issue

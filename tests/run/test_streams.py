@@ -53,7 +53,7 @@ def test_work_follows_what_it_reads_and_what_came_before() -> None:
 
     with queues("a", "b") as (one, other):
         first = one.run("first", held)
-        second = other.run("second", lambda: order.append("second"), Value(None, first))
+        second = other.run("second", lambda: order.append("second"), Value.of(None, first))
         third = other.run("third", lambda: order.append("third"))
         # What reads nothing of these goes on.
         HostStream(torch.device("cpu")).run("host", lambda: order.append("host"))
@@ -75,7 +75,7 @@ def test_the_host_computes_at_once_after_what_it_reads() -> None:
         first = queue.run("first", held)
         threading.Timer(0.01, release.set).start()
         ended = HostStream(torch.device("cpu")).run(
-            "second", lambda: order.append("second"), Value(None, first)
+            "second", lambda: order.append("second"), Value.of(None, first)
         )
         assert order == ["first", "second"]
         assert first.times is not None
@@ -86,7 +86,7 @@ def test_contents_are_there_for_who_reads_the_value() -> None:
     with queues("a", "b") as (one, other):
         values = [Value() for _ in range(20)]
         for number, value in enumerate(values):
-            before = values[number - 1] if number else Value(1)
+            before = values[number - 1] if number else Value.of(1)
 
             def work(value: Value = value, before: Value = before) -> None:
                 value.content = 2 * before.content
@@ -104,14 +104,14 @@ def test_the_first_failure_reaches_all_that_follows() -> None:
     with queues("first", "second") as (one, other):
         broken = one.run("R0", fail)
         behind = one.run("R1", lambda: ran.append("R1"))
-        reader = other.run("G0", lambda: ran.append("G0"), Value(None, broken))
+        reader = other.run("G0", lambda: ran.append("G0"), Value.of(None, broken))
         after = other.run("G1", lambda: ran.append("G1"))
         for completion in (after, reader, behind, broken):
             with pytest.raises(RunError, match=r"^R0: first failed: gone$"):
                 completion.wait()
             assert completion.times is None
         with pytest.raises(RunError, match=r"^R0: first failed: gone$"):
-            HostStream(torch.device("cpu")).run("F0", lambda: ran.append("F0"), Value(None, behind))
+            HostStream(torch.device("cpu")).run("F0", lambda: ran.append("F0"), Value.of(None, behind))
     assert not ran
 
 
@@ -123,7 +123,7 @@ def test_times_are_known_after_the_end_and_told_once() -> None:
 
     with queues("a", "b") as (one, other):
         first = one.run("first", release.wait)
-        second = other.run("second", lambda: None, Value(None, first))
+        second = other.run("second", lambda: None, Value.of(None, first))
         for completion in (first, second):
             completion.report_to(stamp)
             assert completion.times is None
@@ -135,7 +135,7 @@ def test_times_are_known_after_the_end_and_told_once() -> None:
         assert second.times[0] >= first.times[1] >= first.times[0]
         second.report_to(stamp)
     assert told == [first.times, second.times, second.times]
-    Ended((3, 4)).report_to(stamp)
+    Ended.at((3, 4)).report_to(stamp)
     assert told[-1] == (3, 4)
 
 
@@ -158,7 +158,7 @@ def test_a_stream_holds_nothing_of_work_that_has_ended() -> None:
         held = Held()
         gone = threading.Event()
         weakref.finalize(held, gone.set)
-        value = Value(held)
+        value = Value.of(held)
         completion = queue.run("holds", lambda: None, value)
         completion.wait()
         del value, held

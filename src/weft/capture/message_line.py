@@ -23,7 +23,7 @@ class MessageLine:
         self._streams = (WorkQueue("messages out"), WorkQueue("messages in"))
 
     def send(self) -> Completion:
-        return self._outbox.send(self._streams[0], "send", Value(self._pattern))
+        return self._outbox.send(self._streams[0], "send", Value.of(self._pattern))
 
     def receive(self) -> Completion:
         return self._inbox.receive(self._streams[1], "receive", torch.empty_like(self._pattern))

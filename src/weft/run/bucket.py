@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from weft.run.streams import THERE, Value
+from weft.run.streams import THERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +89,28 @@ class FlatLayout:
 class GradientBucket:
     """Flat gradients of one stage, in a buffer that it may share with other stages.
 
-    Do not set `.grad` to None: use `clear`. Work that makes gradients reads `room` and claims the bucket;
-    work that takes them out hands it back, and who issues that sets `room`.
+    Do not set `.grad` to None: use `clear`. Work that makes gradients follows `buffer.emptied` and claims the
+    bucket; work that takes them out hands it back, and who issues that sets `buffer.emptied`.
     """
 
     def __init__(self, layout: FlatLayout, buffer: GradientBuffer) -> None:
         self.flat = buffer.flat[: layout.length]
         self._layout = layout
-        self._buffer = buffer
+        self.buffer = buffer
 
     @property
     def holds(self) -> bool:
         """Whether the buffer has this stage's gradients."""
-        return self._buffer.holder is self
+        return self.buffer.holder is self
 
     def clear(self) -> None:
         self.flat.zero_()
-
-    @property
-    def room(self) -> Value[None]:
-        """Who last took gradients out of the buffer."""
-        return self._buffer.emptied
-
-    @room.setter
-    def room(self, emptied: Value[None]) -> None:
-        self._buffer.emptied = emptied
 
     def claim(self) -> None:
         """Before gradients of the stage are made: have the buffer, with nothing in it unless it is this
         stage's already.
         """
-        buffer = self._buffer
+        buffer = self.buffer
         if buffer.holder is self:
             return
         assert buffer.holder is None, "a reduction empties the buffer before another stage takes it"
@@ -130,14 +121,18 @@ class GradientBucket:
 
     def hand_back(self) -> None:
         """Leave the buffer to whoever claims it next."""
-        assert self._buffer.holder is self, "a stage hands back the buffer that it holds"
+        assert self.buffer.holder is self, "a stage hands back the buffer that it holds"
         for parameter in self._layout.parameters:
             parameter.grad = None
-        self._buffer.holder = None
+        self.buffer.holder = None
 
 
 class GradientBuffer:
-    """Room for the gradients of one of several stages at a time: as many elements as the largest has."""
+    """Room for the gradients of one of several stages at a time: as many elements as the largest has.
+
+    Attributes:
+        emptied: who last took gradients out.
+    """
 
     def __init__(self, layouts: list[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)

@@ -101,7 +101,7 @@ class Outbox:
             begin_ns = time.monotonic_ns()
             sent = self._send_now(label, content)
             if sent == len(content):
-                return Ended((begin_ns, time.monotonic_ns()))
+                return Ended.at((begin_ns, time.monotonic_ns()))
             rest = content[sent:]
             self._last = stream.run(label, lambda: self._send_all(label, rest), value)
         else:

@@ -121,7 +121,7 @@ class Executor:
             completion = issue(stream)
             times = completion.times
             if times is not None:
-                record(workspace.step, position, posted_ns, *times)
+                record(workspace.step, position, posted_ns, times[0], times[1])
             else:
                 completion.report_to(partial(record, workspace.step, position, posted_ns))
                 posted.append(completion)

@@ -86,7 +86,10 @@ class Recorder:
         struct.pack_into("<q", self._map, PULSE_OFFSET, NO_MORE_BEATS)
 
     def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
-        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the Program."""
+        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the Program.
+
+        They may come in any order, and later than the step: when somebody has noticed the end.
+        """
         row = step % self._capacity * self._rows + position - self._first
         RECORD.pack_into(
             self._map,

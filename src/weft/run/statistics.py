@@ -69,7 +69,7 @@ class StageStatistics:
         if not self._groups or not self._parts:
             return
         values = [value for part in self._parts for value in part.statistics()]
-        mean = torch.cat([value.to("cpu", torch.float64).flatten() for value in values]) * self._share
+        mean = torch.cat([value.double().flatten() for value in values]) * self._share
         for group in self._groups:
             group.all_reduce(mean)
         for value, part in zip(values, mean.split([value.numel() for value in values]), strict=True):

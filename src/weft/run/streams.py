@@ -48,12 +48,20 @@ class Completion(Protocol):
 
 
 class Ended:
-    """The completion of work that is done, which is all that a thread leaves behind that did it itself."""
+    """The completion of work that is done, which is all that a thread leaves behind that did it itself.
+
+    It has no `__init__`, nor has a value: there are several of them to an instruction of a few microseconds.
+    """
 
     __slots__ = ("times",)
 
-    def __init__(self, times: Times) -> None:
-        self.times = times
+    times: Times
+
+    @classmethod
+    def at(cls, times: Times) -> Ended:
+        ended = cls()
+        ended.times = times
+        return ended
 
     def wait(self) -> None:
         """Nobody has to."""
@@ -88,28 +96,32 @@ class Reports:
             stamp(*times)
 
 
-_LONG_AGO = Ended((0, 0))
+_LONG_AGO = Ended.at((0, 0))
 
 
 class Value(Generic[Content]):
     """What instructions hand to each other, with the completion that makes it valid.
 
-    The content of a value that is made on a stream is set by the work that makes it; nobody looks at it but
-    work that has named the value among what it reads. A value may have no content and only say that
-    something has been done. Given alone, content has always been there.
+    Who issues the work that makes a value sets its completion, the work sets its content. Nobody looks at
+    the content but work that has named the value among what it reads. A value may have no content and only
+    say that something has been done.
     """
 
     __slots__ = ("completion", "content")
 
+    completion: Completion
     content: Content
 
-    def __init__(self, content: Content | None = None, completion: Completion = _LONG_AGO) -> None:
-        self.content = content  # type: ignore[assignment]
-        self.completion = completion
+    @classmethod
+    def of(cls, content: Content, completion: Completion = _LONG_AGO) -> Value[Content]:
+        """One with that content; without a completion it has always been there."""
+        value = cls()
+        value.content, value.completion = content, completion
+        return value
 
 
 # In place of a value that nobody had to make.
-THERE: Value[None] = Value()
+THERE = Value.of(None)
 
 
 class Stream(Protocol):

@@ -16,7 +16,7 @@ def gather(workspace: Workspace, instruction: Instruction) -> Issue:
 
     def issue(stream: Stream) -> Completion:
         gathered = stream.run(label, shard.gather, workspace.latest(WEIGHTS, stage), shard.weights.room)
-        workspace.values[WEIGHTS, stage, NONE] = Value(None, gathered)
+        workspace.values[WEIGHTS, stage, NONE] = Value.of(None, gathered)
         return gathered
 
     return issue
@@ -29,7 +29,7 @@ def free(workspace: Workspace, instruction: Instruction) -> Issue:
 
     def issue(stream: Stream) -> Completion:
         freed = stream.run(label, weights.free, workspace.latest(WEIGHTS, stage))
-        weights.room = Value(None, freed)
+        weights.room = Value.of(None, freed)
         return freed
 
     return issue
@@ -54,9 +54,9 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
 
     def issue(stream: Stream) -> Completion:
         reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
-        value = workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        value = workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)
         if shard is not None:
-            bucket.room = value
+            bucket.buffer.emptied = value
         return reduced
 
     return issue
@@ -72,7 +72,7 @@ def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
 
     def issue(stream: Stream) -> Completion:
         reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
-        workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+        workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)
         return reduced
 
     return issue

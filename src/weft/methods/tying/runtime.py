@@ -163,7 +163,7 @@ def reduce_tied(workspace: Workspace, instruction: Instruction) -> Issue:
     def issue(stream: Stream) -> Completion:
         reduced = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in tied.stages))
         for stage in tied.stages:
-            workspace.values[GRADIENT, stage, NONE] = Value(None, reduced)
+            workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)
         return reduced
 
     return issue

@@ -2,7 +2,8 @@
 
 A handler is called once per instruction when the executor is made, and returns what issues the instruction in
 every step: it takes the stream of the instruction and returns the end of its work; see `weft.run.streams`.
-A handler knows what others do by the names of their values only.
+A handler knows what others do by the names of their values only. Its work may be called after the host has
+gone on: what the host changes from step to step (the step, the batch) is taken when an instruction is issued.
 """
 
 from __future__ import annotations
@@ -16,14 +17,9 @@ from weft.run.workspace import Workspace
 Issue = Callable[[Stream], Completion]
 Handler = Callable[[Workspace, Instruction], Issue]
 
-# Of a stage and a micro-batch. The first two and the last two of the first line are messages' contents, too:
-# an output is sent as the next stage's activation, an input gradient as the stage before's output gradient.
-ACTIVATION, OUTPUT, INPUT_GRADIENT, OUTPUT_GRADIENT = (
-    "activation",
-    "output",
-    "input_gradient",
-    "output_gradient",
-)
+# Of a stage and a micro-batch. What is sent to another rank has the names of the first line; what arrives, or
+# is handed over within the rank, has the names of what messages carry (`weft.run.channels`).
+OUTPUT, INPUT_GRADIENT = "output", "input_gradient"
 SAVED, WEIGHT_PART = "saved", "saved_for_weight"
 
 # Of a stage: what has been done last to its weights and to its gradient in this step. Whoever changes either

@@ -7,7 +7,8 @@ import math
 import torch
 
 from weft.program.program import Instruction
-from weft.run.handlers.base import ACTIVATION, INPUT_GRADIENT, OUTPUT, OUTPUT_GRADIENT, Issue
+from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
+from weft.run.handlers.base import INPUT_GRADIENT, OUTPUT, Issue
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -53,7 +54,7 @@ def _receive(workspace: Workspace, instruction: Instruction, payload: str, shape
     def issue(stream: Stream) -> Completion:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         arrived = inbox.receive(stream, label, tensor)
-        values[key] = Value(tensor, arrived)
+        values[key] = Value.of(tensor, arrived)
         return arrived
 
     return issue

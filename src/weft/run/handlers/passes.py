@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from weft.program.program import NONE, Instruction
+from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import (
-    ACTIVATION,
     GRADIENT,
     INPUT_GRADIENT,
     OUTPUT,
-    OUTPUT_GRADIENT,
     SAVED,
     WEIGHT_PART,
     WEIGHTS,
@@ -40,32 +39,32 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     first, last, training = stage not in route.before, stage not in route.after, workspace.training
     sent = (stage, number) in route.activations_sent
     made_as = (OUTPUT, stage, number) if sent else (ACTIVATION, route.after.get(stage, NONE), number)
+    weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
     run_stage, require_weights = _stage_pass(workspace, instruction), _weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
-    def prepared(inputs: torch.Tensor) -> torch.Tensor:
-        if first:
-            # Samples come in one precision, whatever the model computes in.
-            return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
-        return inputs.detach().requires_grad_() if training else inputs
-
     def issue(stream: Stream) -> Completion:
         loaded = workspace.micro_batch(number) if first or last else None
-        given = Value(loaded.inputs) if first else values.pop((ACTIVATION, stage, number))
+        given = Value.of(loaded.inputs) if first else values.pop((ACTIVATION, stage, number))
         saved, made, step = Value(), Value(), workspace.step
 
         def work() -> None:
             require_weights()
-            inputs = prepared(given.content)
+            inputs = given.content
+            if first:
+                # Samples come in one precision, whatever the model computes in.
+                inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
+            elif training:
+                inputs = inputs.detach().requires_grad_()
             output = run_stage(inputs, loaded.targets.to(device) if last else None, step)
             if training:
                 statistics.count()
                 saved.content = (inputs, output)
             made.content = output.detach()
 
-        ended = stream.run(label, work, given, workspace.latest(WEIGHTS, stage))
+        ended = stream.run(label, work, given, values.get(weights, THERE))
         saved.completion = made.completion = ended
         if training:
             values[SAVED, stage, number] = saved
@@ -125,9 +124,9 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
             part.content.run()
             add_up()
 
-        ended = stream.run(label, work, part, bucket.room)
+        ended = stream.run(label, work, part, bucket.buffer.emptied)
         if completes:
-            workspace.values[GRADIENT, stage, NONE] = Value(None, ended)
+            workspace.values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended
 
     return issue
@@ -184,17 +183,18 @@ def _going_back(
     What it returns is left for the stage and micro-batch under the name `leaves`.
     """
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, bucket = workspace.route, workspace.values, workspace.resources.buckets[stage]
+    route, values, buffer = workspace.route, workspace.values, workspace.resources.buckets[stage].buffer
     first, last = stage not in route.before, stage not in route.after
     sent = (stage, number) in route.gradients_sent
     made_as = (INPUT_GRADIENT, stage, number) if sent else (OUTPUT_GRADIENT, route.before.get(stage), number)
     completes = instruction.position in workspace.last_gradients
-    require_weights = _weights_required(workspace, stage)
+    require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
 
     def issue(stream: Stream) -> Completion:
         saved = values.pop((SAVED, stage, number))
         given = THERE if last else values.pop((OUTPUT_GRADIENT, stage, number))
-        made, left = Value(), Value()
+        made = Value()
+        left = Value() if leaves is not None else made
 
         def work() -> None:
             require_weights()
@@ -202,14 +202,14 @@ def _going_back(
             left.content = differentiate(inputs, output, given.content)
             made.content = inputs.grad
 
-        ended = stream.run(label, work, saved, given, workspace.latest(WEIGHTS, stage), bucket.room)
+        ended = stream.run(label, work, saved, given, values.get(weights, THERE), buffer.emptied)
         made.completion = left.completion = ended
         if not first:
             values[made_as] = made
         if leaves is not None:
             values[leaves, stage, number] = left
         if completes:
-            values[GRADIENT, stage, NONE] = Value(None, ended)
+            values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended
 
     return issue

@@ -37,7 +37,7 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
 
         values = (value for one in awaited for value in one)
         stepped = stream.run(label, work, workspace.latest(GRADIENT, stage), *values)
-        workspace.values[WEIGHTS, stage, NONE] = Value(None, stepped)
+        workspace.values[WEIGHTS, stage, NONE] = Value.of(None, stepped)
         return stepped
 
     return issue
