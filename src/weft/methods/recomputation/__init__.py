@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from weft.bundles import Bundle
-from weft.methods.recomputation.compositions import COMPOSITIONS
 from weft.methods.recomputation.costs import COSTS
-from weft.methods.recomputation.moves import MOVES
+from weft.methods.recomputation.moves import COMPOSITIONS, MOVES
 
 BUNDLE = Bundle(name="recomputation", parts=(*COSTS, *COMPOSITIONS, *MOVES))

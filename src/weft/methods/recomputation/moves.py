@@ -1,9 +1,12 @@
-"""The exact moves that trade a second forward pass, or part of it, for the memory of activations."""
+"""Exact moves that trade a second forward pass, or part of it, for memory, and what they do not go with."""
 
 from __future__ import annotations
 
 from weft.describe.contract import Contract
+from weft.describe.layout import Layout
 from weft.describe.plan import Plan
+from weft.moves.composition import Composition
+from weft.moves.job import Job
 from weft.moves.move import Context, Move
 
 
@@ -57,5 +60,21 @@ MOVES: tuple[Move, ...] = (
         applies=_applies_selectively,
         apply=_apply_selectively,
         asked_by=("plan.recompute", "selective"),
+    ),
+)
+
+
+def _unknown_products(job: Job, layout: Layout) -> str | None:
+    if "selective" not in layout.recomputes or job.graph.knows_products:
+        return None
+    return "the model does not say what its products leave; nearest recompute: full"
+
+
+COMPOSITIONS = (
+    Composition(
+        method="recomputation",
+        other="models of others",
+        reason="selective recomputation needs a model that says what its products leave",
+        refuse=_unknown_products,
     ),
 )

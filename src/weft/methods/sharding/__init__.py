@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from weft.bundles import Bundle
 from weft.methods.sharding import program
-from weft.methods.sharding.compositions import COMPOSITIONS
 from weft.methods.sharding.costs import COSTS
 from weft.methods.sharding.kinds import USES
-from weft.methods.sharding.moves import MOVES
+from weft.methods.sharding.moves import COMPOSITIONS, MOVES
 
 BUNDLE = Bundle(
     name=program.NAME,
