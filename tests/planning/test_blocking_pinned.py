@@ -30,9 +30,9 @@ def search(problem: Problem, planner: str = "exhaustive") -> Ranking:
 def steps_of(ranking: Ranking) -> dict[str, float]:
     """Seconds of every layout that was simulated, by its text without what it waits for."""
     return {
-        str(replace(one.layout, blocking=())): one.plan.prediction.step_s
+        str(replace(one.layout, blocking=())): one.step_s
         for one in ranking.candidates
-        if one.plan is not None and one.plan.prediction is not None
+        if one.prediction is not None
     }
 
 

@@ -284,6 +284,6 @@ def test_a_row_says_of_a_layout_what_a_run_file_does(tmp_path):
     more = ({"cp": "2", "dp": "4"}, {"sharding": "zero-1", "island": "2"}, {"blocking": "messages"})
     rows = read_measurements(written(tmp_path / "m.csv", *(base | row for row in more))).rows
     plans = [Subjects(folder=tmp_path).of(row).plan for row in rows.values()]
-    assert [plan.context_parallel for plan in plans] == [2, 1, 1]
+    assert [plan.cp for plan in plans] == [2, 1, 1]
     assert [plan.island for plan in plans] == [None, 2, None]
     assert [plan.blocking for plan in plans] == [("reductions",), ("reductions",), ("messages",)]

@@ -75,6 +75,8 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return "the model's layers are not a chain; only one stage is supported for it"
     if (unshared := _refuse_shared(job, layout)) is not None:
         return unshared
+    if (apart := refuse_composition(job, layout)) is not None:
+        return apart
     refused = refuse_island(layout.sharding, layout.island, replicas_of(layout))
     if refused is not None:
         problem, nearest = refused
@@ -82,8 +84,7 @@ def refuse(job: Job, layout: Layout) -> str | None:
     if (refused_share := _refuse_share(job, layout)) is not None:
         return refused_share
     return (
-        refuse_composition(job, layout)
-        or job.graph.refuse_tensor(layout.tp)
+        job.graph.refuse_tensor(layout.tp)
         or job.graph.refuse_context(layout.cp, job.sequence)
         or _refuse_order_of_any(job, layout)
     )
