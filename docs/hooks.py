@@ -97,10 +97,18 @@ def _figures(name: str) -> ScheduleFigures:
 
 def moves() -> str:
     rows = [
-        (move.name, move.contract.word, move.summary, move.verify, move.source)
+        (
+            move.name,
+            move.contract.word,
+            move.summary,
+            ", ".join(sorted(move.purposes)),
+            move.verify,
+            move.source,
+        )
         for move in all_moves().values()
     ]
-    return _table(("move", "contract", "what it does", "how the contract is tested", "source"), rows)
+    head = ("move", "contract", "what it does", "tried for layouts", "how the contract is tested", "source")
+    return _table(head, rows)
 
 
 def compositions() -> str:

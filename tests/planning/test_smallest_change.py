@@ -10,13 +10,15 @@ from weft.api import words_to_run
 from weft.describe.layout import Layout
 from weft.errors import InputError
 from weft.moves.layout import refuse
+from weft.moves.move import Purpose
 from weft.planning.advice import advised
+from weft.planning.neighbours import neighbours
 from weft.planning.planned import plan_run
 from weft.planning.planners import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem, problem_of
-from weft.planning.smallest_change import SmallestChanges, notches
+from weft.planning.smallest_change import SmallestChanges
 
 
 def problem(on: str = "8xa100-80gb", model: str = "llama-7b") -> Problem:
@@ -33,6 +35,11 @@ def judged(of: Problem, one: Layout) -> Candidate:
     return simulated(of, asked, Bounds(of).layer_seconds(one))
 
 
+def notches(asked: Problem, rejected: Layout) -> list[tuple[str, Layout]]:
+    found = neighbours(asked, rejected, Purpose.SMALLER, Bounds(asked).layer_seconds)
+    return [(one.words, one.layout) for one in found]
+
+
 ROWS = (layout(), layout(micro_batch_size=1, sharding="zero-0"), layout(pp=2, dp=4))
 
 
@@ -41,7 +48,7 @@ def test_it_is_the_fastest_legal_notch_that_fits(rejected: Layout) -> None:
     asked = problem()
     found = SmallestChanges(asked).of(rejected)
     fitting = {}
-    for words, changed in notches(asked.job, rejected):
+    for words, changed in notches(asked, rejected):
         if refuse(asked.job, changed) is None:
             candidate = judged(asked, changed)
             if candidate.verdict is Verdict.FITS:
@@ -56,10 +63,10 @@ def test_it_is_the_fastest_legal_notch_that_fits(rejected: Layout) -> None:
 
 
 def test_every_notch_is_one_and_keeps_the_devices() -> None:
-    job = problem().job
+    asked = problem()
     mixed = layout(pp=2, dp=4).recomputing(("full", "none"))
     for rejected in (*ROWS, mixed, layout(recompute="selective"), layout(sharding="zero-3", island=4)):
-        for words, changed in notches(job, rejected):
+        for words, changed in notches(asked, rejected):
             assert changed.ranks == rejected.ranks
             before, after = asdict(rejected), asdict(changed)
             different = {key for key in before if before[key] != after[key]}
@@ -71,23 +78,23 @@ def test_every_notch_is_one_and_keeps_the_devices() -> None:
             degrees = {"dp", "tp", "pp"}
             assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
     last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", dp=1)
-    assert list(notches(job, last)) == []
+    assert notches(asked, last) == []
 
 
 def test_what_is_left_alone_shares_nothing_and_islands_shrink_away() -> None:
-    job = problem().job
-    made = dict(notches(job, layout(dp=2)))
+    asked = problem()
+    made = dict(notches(asked, layout(dp=2)))
     assert made["tp 1 -> 2, dp 2 -> 1"].sharding == "zero-0"
-    islands = dict(notches(job, layout(sharding="zero-3", island=4)))
+    islands = dict(notches(asked, layout(sharding="zero-3", island=4)))
     assert islands["pp 1 -> 2, dp 8 -> 4"].island is None
     uneven = layout(micro_batches_per_replica=(2, 1, 1, 1, 1, 1, 1, 0))
-    assert dict(notches(job, uneven))["micro-batch size 4 -> 2"].micro_batches_per_replica == (
+    assert dict(notches(asked, uneven))["micro-batch size 4 -> 2"].micro_batches_per_replica == (
         4, 2, 2, 2, 2, 2, 2, 0,
     )  # fmt: skip
 
 
 def test_tensor_ranks_stay_on_a_node() -> None:
-    words = [name for name, _ in notches(problem("2xa100-80gb").job, layout(tp=2))]
+    words = [name for name, _ in notches(problem("2xa100-80gb"), layout(tp=2))]
     assert not any(name.startswith("tp") for name in words)
 
 
@@ -128,8 +135,9 @@ def test_it_may_be_to_recompute_in_the_first_stages_alone() -> None:
 
 
 def test_of_many_stages_the_first_are_taken_a_few_at_a_time() -> None:
-    job = problem(model="llama-13b").job
     deep = layout(pp=4, dp=2, loops=8, schedule="depth-first")
-    first = [words for words, changed in notches(job, deep) if changed.recompute_per_stage is not None]
+    found = notches(problem(model="llama-13b"), deep)
+    partly = [words for words, changed in found if changed.recompute_per_stage is not None]
+    first = [words for words in partly if words.startswith("recompute none -> selective")]
     assert first[0] == "recompute none -> selective in the first 2 stages of 32"
     assert len(first) == 15

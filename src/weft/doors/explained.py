@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.describe.layout import Layout
+from weft.describe.layout import PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
@@ -23,8 +24,11 @@ from weft.doors.implied import (
     with_told,
 )
 from weft.errors import InputError, Violation
+from weft.moves.move import Purpose
+from weft.planning.neighbours import neighbours
 from weft.planning.planned import DEFAULT_PLANNER
 from weft.planning.planners import Candidate, get_planner
+from weft.planning.planners.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,31 +145,23 @@ def _record(layout: str, prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> list[Finding]:
-    """Recomputation, or states shared out, where the same layout fits without."""
-    found, layout = [], needed.layout
-    key = "recompute"
-    if layout.recompute != "none":
-        found += _dispensable(needed, plan, replace(layout, recompute="none"), f"{key} {layout.recompute}")
-    if layout.sharding == "zero-3":
-        found += _dispensable(needed, plan, replace(layout, sharding="zero-2"), "sharding zero-3")
-    return found
-
-
-def _dispensable(needed: Implied, plan: PredictedPlan, layout: Layout, what: str) -> list[Finding]:
-    """One finding when `layout`, which saves less memory than the plan, fits and is faster."""
-    try:
-        other = planned_layout(needed.problem, layout)
-    except InputError:
-        return []
-    over = other.overfull_bytes(needed.problem.job.cluster)
-    gain_s = plan.prediction.step_s - other.prediction.step_s
-    if over > 0 or gain_s <= 0:
-        return []
-    where, _, given = what.partition(" ")
-    left = f"{format_bytes(-over)} of memory stay free without it"
-    near = str(getattr(layout, where))
-    return [slow(where, f"{given}: {left}, and a step takes {format_seconds(gain_s)} less", near)]
+def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
+    """What saves memory and costs time, where the same layout fits without."""
+    problem, layout = needed.problem, needed.layout
+    for one in neighbours(problem, layout, Purpose.LARGER, Bounds(problem).layer_seconds):
+        try:
+            other = planned_layout(problem, one.layout)
+        except InputError:
+            continue
+        over = other.overfull_bytes(problem.job.cluster)
+        gain_s = plan.prediction.step_s - other.prediction.step_s
+        if over > 0 or gain_s <= 0:
+            continue
+        left = f"{format_bytes(-over)} of memory stay free without it"
+        text = f"{left}, and a step takes {format_seconds(gain_s)} less"
+        for name, given in PartialLayout.of(layout).given.items():
+            if (instead := getattr(one.layout, name)) != given:
+                yield slow(name, f"{given}: {text}", str(instead))
 
 
 def _best(needed: Implied) -> Candidate | None:

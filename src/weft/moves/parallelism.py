@@ -1,174 +1,174 @@
-"""Exact moves along the mesh axes: the same job on another layout of the same ranks.
+"""Exact moves along the mesh axes, loops and micro-batches: the same job on another layout of the same ranks.
 
 Where a move changes the mesh, stages are balanced anew, ranks are in order and shares are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
-from weft.describe.contract import Contract
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
-from weft.moves.job import job_of
-from weft.moves.layout import build_plan, flops_per_layer, refuse
-from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Move
+from weft.moves.edits import Edits, layout_move
+from weft.moves.islands import among_replicas
+from weft.moves.job import Job
+from weft.moves.move import Edit, Move, Purpose
 
-Edit = Callable[[Layout], Layout | None]
-
-
-def _more_pipeline(layout: Layout) -> Layout | None:
-    if layout.dp % 2:
-        return None
-    return replace(
-        layout.regular,
-        pp=2 * layout.pp,
-        dp=layout.dp // 2,
-    )
+_GPIPE = "Huang et al., GPipe, arXiv 1811.06965"
+_DDP = "Li et al., PyTorch Distributed, arXiv 2006.15704"
+_MEGATRON = "Shoeybi et al., Megatron-LM, arXiv 1909.08053"
+_PTD_P = "Narayanan et al., Megatron-LM, arXiv 2104.04473"
+_LLAMA_3 = "Grattafiori et al., Llama 3, arXiv 2407.21783"
 
 
-def _more_data(layout: Layout) -> Layout | None:
-    if layout.pp % 2:
-        return None
-    return replace(
-        layout.regular,
-        pp=layout.pp // 2,
-        dp=2 * layout.dp,
-    )
+def _fewer_replicas(layout: Layout) -> Layout | None:
+    """Half the replicas, sharing states out among those that are left."""
+    return None if layout.dp % 2 else among_replicas(replace(layout.regular, dp=layout.dp // 2))
 
 
-def _more_tensor(layout: Layout) -> Layout | None:
-    if layout.dp % 2:
-        return None
-    return replace(layout.regular, tp=2 * layout.tp, dp=layout.dp // 2)
+def _more(layout: Layout, axis: str, changed: Layout) -> Edit:
+    words = f"{axis} {getattr(layout, axis)} -> {getattr(changed, axis)}, dp {layout.dp} -> {changed.dp}"
+    return Edit(words, changed)
 
 
-def _less_tensor(layout: Layout) -> Layout | None:
-    if layout.tp % 2:
-        return None
-    return replace(layout.regular, tp=layout.tp // 2, dp=2 * layout.dp)
+def _more_pipeline(_: Job, layout: Layout) -> Iterator[Edit]:
+    """More stages all recompute like the one that did most."""
+    if (fewer := _fewer_replicas(layout)) is not None:
+        yield _more(layout, "pp", replace(fewer, pp=2 * layout.pp))
 
 
-def _more_context(layout: Layout) -> Layout | None:
-    if layout.dp % 2:
-        return None
-    return replace(layout.regular, cp=2 * layout.cp, dp=layout.dp // 2)
+def _more_data(_: Job, layout: Layout) -> Iterator[Edit]:
+    if layout.pp % 2 == 0:
+        yield _more(layout, "pp", replace(layout.regular, pp=layout.pp // 2, dp=2 * layout.dp))
 
 
-def _less_context(layout: Layout) -> Layout | None:
-    if layout.cp % 2:
-        return None
-    return replace(layout.regular, cp=layout.cp // 2, dp=2 * layout.dp)
+def _more_tensor(job: Job, layout: Layout) -> Iterator[Edit]:
+    """Tensor ranks stay on a node, and stages recompute what they did."""
+    width = 2 * layout.width
+    if (fewer := _fewer_replicas(layout)) is not None and all(
+        group.devices % width == 0 for group in job.cluster.groups
+    ):
+        yield _more(layout, "tp", replace(fewer, tp=2 * layout.tp).recomputing(layout.recomputes))
 
 
-def _more_loops(layout: Layout) -> Layout | None:
-    return replace(layout, loops=2 * layout.loops, layers_per_stage=None, recompute_per_stage=None)
+def _less_tensor(_: Job, layout: Layout) -> Iterator[Edit]:
+    if layout.tp % 2 == 0:
+        yield _more(layout, "tp", replace(layout.regular, tp=layout.tp // 2, dp=2 * layout.dp))
 
 
-def _larger_micro_batch(layout: Layout) -> Layout | None:
+def _more_context(_: Job, layout: Layout) -> Iterator[Edit]:
+    if (fewer := _fewer_replicas(layout)) is not None:
+        yield _more(layout, "cp", replace(fewer, cp=2 * layout.cp))
+
+
+def _less_context(_: Job, layout: Layout) -> Iterator[Edit]:
+    if layout.cp % 2 == 0:
+        yield _more(layout, "cp", replace(layout.regular, cp=layout.cp // 2, dp=2 * layout.dp))
+
+
+def _more_loops(_: Job, layout: Layout) -> Iterator[Edit]:
+    more = replace(layout, loops=2 * layout.loops, layers_per_stage=None, recompute_per_stage=None)
+    yield Edit(f"loops {layout.loops} -> {more.loops}", more)
+
+
+def _larger_micro_batch(_: Job, layout: Layout) -> Iterator[Edit]:
     shares = layout.micro_batches_per_replica
-    if shares is not None:
-        if any(share % 2 for share in shares):
-            return None
-        shares = tuple(share // 2 for share in shares)
-    return replace(layout, micro_batch_size=2 * layout.micro_batch_size, micro_batches_per_replica=shares)
+    if shares is None or all(share % 2 == 0 for share in shares):
+        halved = shares and tuple(share // 2 for share in shares)
+        yield _other_size(layout, 2 * layout.micro_batch_size, halved)
 
 
-def _smaller_micro_batch(layout: Layout) -> Layout | None:
-    if layout.micro_batch_size % 2:
-        return None
+def _smaller_micro_batch(_: Job, layout: Layout) -> Iterator[Edit]:
     shares = layout.micro_batches_per_replica
-    if shares is not None:
-        shares = tuple(2 * share for share in shares)
-    return replace(layout, micro_batch_size=layout.micro_batch_size // 2, micro_batches_per_replica=shares)
+    if layout.micro_batch_size % 2 == 0:
+        doubled = shares and tuple(2 * share for share in shares)
+        yield _other_size(layout, layout.micro_batch_size // 2, doubled)
 
 
-def _layout_move(name: str, summary: str, source: str, edit: Edit, odd: str) -> Move:
-    def applies(context: Context) -> str | None:
-        edited = edit(layout_of(context.plan))
-        return odd if edited is None else refuse(job_of(context), edited)
+def _other_size(layout: Layout, size: int, shares: tuple[int, ...] | None) -> Edit:
+    words = f"micro-batch size {layout.micro_batch_size} -> {size}"
+    return Edit(words, replace(layout, micro_batch_size=size, micro_batches_per_replica=shares))
 
-    def apply(context: Context) -> Plan:
-        job = job_of(context)
-        edited = edit(layout_of(context.plan))
-        assert edited is not None, f"{name} was applied although it does not apply: {odd}"
-        return build_plan(job, edited, flops_per_layer(job))
 
-    return Move(
-        name=name,
-        contract=Contract.EXACT,
+def _mesh_move(
+    name: str, edits: Edits, *purposes: Purpose, otherwise: str, summary: str, source: str
+) -> Move:
+    return layout_move(
+        name,
+        edits,
+        *purposes,
+        otherwise=otherwise,
         summary=summary,
         source=source,
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
-        applies=applies,
-        apply=apply,
     )
 
 
 PARALLELISM_MOVES: tuple[Move, ...] = (
-    _layout_move(
-        "more pipeline parallelism",
-        "Twice the pipeline devices, half the replicas.",
-        "Huang et al., GPipe, arXiv 1811.06965",
-        _more_pipeline,
-        "the number of replicas is odd",
-    ),
-    _layout_move(
-        "more data parallelism",
-        "Twice the replicas, half the pipeline devices.",
-        "Li et al., PyTorch Distributed, arXiv 2006.15704",
-        _more_data,
-        "the number of pipeline devices is odd",
-    ),
-    _layout_move(
-        "more tensor parallelism",
-        "Every layer divided over twice the ranks, half the replicas.",
-        "Shoeybi et al., Megatron-LM, arXiv 1909.08053",
-        _more_tensor,
-        "the number of replicas is odd",
-    ),
-    _layout_move(
-        "less tensor parallelism",
-        "Every layer divided over half the ranks, twice the replicas.",
-        "Shoeybi et al., Megatron-LM, arXiv 1909.08053",
-        _less_tensor,
-        "the number of tensor ranks is odd",
-    ),
-    _layout_move(
-        "more context parallelism",
-        "The tokens of every sample divided over twice the ranks, half the replicas.",
-        "Grattafiori et al., Llama 3, arXiv 2407.21783",
-        _more_context,
-        "the number of replicas is odd",
-    ),
-    _layout_move(
-        "less context parallelism",
-        "The tokens of every sample divided over half the ranks, twice the replicas.",
-        "Grattafiori et al., Llama 3, arXiv 2407.21783",
-        _less_context,
-        "the number of context ranks is odd",
-    ),
-    _layout_move(
-        "more loops",
-        "Twice the stages per device: a smaller bubble for more messages.",
-        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
-        _more_loops,
-        "",
-    ),
-    _layout_move(
-        "larger micro-batches",
-        "Twice the samples per micro-batch: better kernels, fewer micro-batches to fill the pipeline.",
-        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
-        _larger_micro_batch,
-        "a replica has an odd number of micro-batches",
-    ),
-    _layout_move(
+    _mesh_move(
         "smaller micro-batches",
-        "Half the samples per micro-batch: less memory in flight and a smaller bubble.",
-        "Narayanan et al., Megatron-LM, arXiv 2104.04473",
         _smaller_micro_batch,
-        "the micro-batch size is odd",
+        Purpose.SMALLER,
+        otherwise="the micro-batch size is odd",
+        summary="Half the samples per micro-batch: less memory in flight and a smaller bubble.",
+        source=_PTD_P,
+    ),
+    _mesh_move(
+        "larger micro-batches",
+        _larger_micro_batch,
+        otherwise="a replica has an odd number of micro-batches",
+        summary="Twice the samples per micro-batch: better kernels, fewer of them to fill the pipeline.",
+        source=_PTD_P,
+    ),
+    _mesh_move(
+        "more tensor parallelism",
+        _more_tensor,
+        Purpose.SMALLER,
+        otherwise="the number of replicas is odd, or a node has no room for twice the tensor ranks",
+        summary="Every layer divided over twice the ranks, half the replicas.",
+        source=_MEGATRON,
+    ),
+    _mesh_move(
+        "less tensor parallelism",
+        _less_tensor,
+        otherwise="the number of tensor ranks is odd",
+        summary="Every layer divided over half the ranks, twice the replicas.",
+        source=_MEGATRON,
+    ),
+    _mesh_move(
+        "more pipeline parallelism",
+        _more_pipeline,
+        Purpose.SMALLER,
+        otherwise="the number of replicas is odd",
+        summary="Twice the pipeline devices, half the replicas.",
+        source=_GPIPE,
+    ),
+    _mesh_move(
+        "more data parallelism",
+        _more_data,
+        otherwise="the number of pipeline devices is odd",
+        summary="Twice the replicas, half the pipeline devices.",
+        source=_DDP,
+    ),
+    _mesh_move(
+        "more context parallelism",
+        _more_context,
+        otherwise="the number of replicas is odd",
+        summary="The tokens of every sample divided over twice the ranks, half the replicas.",
+        source=_LLAMA_3,
+    ),
+    _mesh_move(
+        "less context parallelism",
+        _less_context,
+        otherwise="the number of context ranks is odd",
+        summary="The tokens of every sample divided over half the ranks, twice the replicas.",
+        source=_LLAMA_3,
+    ),
+    _mesh_move(
+        "more loops",
+        _more_loops,
+        otherwise="a schedule without loops",
+        summary="Twice the stages per device: a smaller bubble for more messages.",
+        source=_PTD_P,
     ),
 )

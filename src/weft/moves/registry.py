@@ -13,15 +13,18 @@ from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
 from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
-from weft.moves.move import Move
+from weft.moves.move import Move, Purpose
+from weft.moves.one_unit import ONE_UNIT_MOVES
 from weft.moves.parallelism import PARALLELISM_MOVES
 from weft.moves.schedules import schedule_moves
 from weft.moves.synchronisation import SYNCHRONISATION_MOVES
 
 
-def installed_moves() -> tuple[Move, ...]:
-    """The moves of other packages that planners try, with their methods and without."""
-    return tuple(move for move in (*parts_of(Move, others()), *_named_moves()) if move.searched)
+def moves_for(purpose: Purpose, contract: Contract) -> tuple[Move, ...]:
+    """What planners try for a purpose within a goal's contract; moves of other packages first."""
+    # Those of methods are among all moves, too.
+    installed_first = dict.fromkeys((*parts_of(Move, others()), *_named_moves(), *all_moves().values()))
+    return tuple(move for move in installed_first if purpose in move.purposes and move.contract <= contract)
 
 
 def _named_moves() -> Iterator[Move]:
@@ -30,8 +33,7 @@ def _named_moves() -> Iterator[Move]:
 
 def kept_out(contract: Contract) -> tuple[Move, ...]:
     """The moves that planners would try if the goal's contract admitted them."""
-    searched = (*schedule_moves(), *installed_moves())
-    return tuple(move for move in searched if move.contract > contract)
+    return tuple(move for move in all_moves().values() if move.purposes and move.contract > contract)
 
 
 def all_moves() -> Mapping[str, Move]:
@@ -45,6 +47,7 @@ def all_moves() -> Mapping[str, Move]:
         *PARALLELISM_MOVES,
         *SYNCHRONISATION_MOVES,
         *parts(Move),
+        *ONE_UNIT_MOVES,
         *_named_moves(),
     ]
     table: dict[str, Move] = {}

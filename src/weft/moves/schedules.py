@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
-from weft.moves.job import job_of
-from weft.moves.layout import build_plan, flops_per_layer, refuse
-from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Move
+from weft.moves.edits import layout_move
+from weft.moves.job import Job
+from weft.moves.move import Edit, Move, Purpose
 from weft.program.schedules import all_schedules
-from weft.program.schedules.base import Schedule, contract_of
+from weft.program.schedules.base import Schedule, contract_of, searched_options
 
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
@@ -37,29 +35,29 @@ def schedules_within(contract: Contract) -> Sequence[Schedule]:
     return [schedule for schedule in all_schedules().values() if contract_of(schedule) <= contract]
 
 
+def _words(layout: Layout) -> str:
+    return " ".join([layout.schedule, *(f"{name} {value}" for name, value in layout.options.items())])
+
+
 def _schedule_move(schedule: Schedule) -> Move:
     name = schedule.name
 
-    def edited(context: Context) -> Layout:
-        layout = layout_of(context.plan)
-        return replace(layout, schedule=name, options={})
+    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
+        if layout.stages == 1:
+            return
+        for options in searched_options(schedule):
+            other = replace(layout, schedule=name, options=options)
+            if other != layout:
+                yield Edit(f"{_words(layout)} -> {_words(other)}", other)
 
-    def applies(context: Context) -> str | None:
-        if context.plan.schedule.name == name:
-            return f"the plan already runs {name}"
-        return refuse(job_of(context), edited(context))
-
-    def apply(context: Context) -> Plan:
-        job = job_of(context)
-        return build_plan(job, edited(context), flops_per_layer(job))
-
-    return Move(
-        name=f"schedule {name}",
+    return layout_move(
+        f"schedule {name}",
+        edits,
+        Purpose.FASTER,
+        otherwise=f"the plan already runs {name}, or has one stage, whose micro-batches have no order",
         contract=contract_of(schedule),
         summary=(schedule.__doc__ or name).strip().splitlines()[0],
         source=SOURCES.get(name, "registered by an entry point"),
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
-        applies=applies,
-        apply=apply,
         asked_by=("plan.schedule", name),
     )

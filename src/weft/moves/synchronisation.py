@@ -24,6 +24,7 @@ SYNCHRONISATION_MOVES: tuple[Move, ...] = (
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
         applies=_dense_applies,
         apply=_dense_apply,
+        purposes=frozenset(),
         asked_by=("sync.method", "dense"),
     ),
 )

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout
-from weft.describe.plan import Choice, Plan
-from weft.moves.job import job_of
-from weft.moves.layout import build_plan, flops_per_layer, refuse
-from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Move
+from weft.describe.plan import Choice
+from weft.moves.edits import layout_move
+from weft.moves.job import Job
+from weft.moves.move import Edit, Move, Purpose
 
 
 def _times(name: str, factor: Fraction, contract: Contract) -> Move:
     """Another size of micro-batches, which planners do not try by themselves."""
 
-    def edited(context: Context) -> Layout | None:
-        layout = layout_of(context.plan)
+    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
         size = layout.micro_batch_size * factor
-        return replace(layout, micro_batch_size=int(size)) if size.denominator == 1 else None
+        if size.denominator == 1:
+            yield Edit(name, replace(layout, micro_batch_size=int(size)))
 
-    def applies(context: Context) -> str | None:
-        layout = edited(context)
-        return "its size is not divisible" if layout is None else refuse(job_of(context), layout)
-
-    def apply(context: Context) -> Plan:
-        job, layout = job_of(context), edited(context)
-        assert layout is not None
-        return build_plan(job, layout, flops_per_layer(job))
-
-    return Move(
-        name=name,
+    return layout_move(
+        name,
+        edits,
+        Purpose.FASTER,
+        Purpose.SMALLER,
+        otherwise="its size is not divisible",
         contract=contract,
         summary="Micro-batches of another size.",
         source="an example",
         verify="the same samples",
-        applies=applies,
-        apply=apply,
     )
 
 

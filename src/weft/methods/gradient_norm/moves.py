@@ -26,6 +26,6 @@ MOVES: tuple[Move, ...] = (
         verify="norms and parameters equal those of one process that clips (float64 1e-9)",
         applies=_applies,
         apply=_apply,
-        searched=False,
+        purposes=frozenset(),
     ),
 )

@@ -2,91 +2,100 @@
 
 from __future__ import annotations
 
-from weft.describe.contract import Contract
+from collections.abc import Iterator
+from dataclasses import replace
+
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan, Sharding
-from weft.errors import InputError
+from weft.describe.plan import Sharding
 from weft.moves.composition import Composition
+from weft.moves.edits import Edits, layout_move
 from weft.moves.islands import island_on_nodes
 from weft.moves.job import Job
 from weft.moves.layout import replicas_of
-from weft.moves.layout_of_plan import layout_of
-from weft.moves.move import Context, Move
+from weft.moves.move import Edit, Move, Purpose
 
 
-def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
-    def applies(context: Context) -> str | None:
-        plan = context.plan
+def _share_more(sharding: Sharding) -> Edits:
+    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
         # The names of the stages of sharding rise with what is shared out.
-        if plan.sharding >= sharding:
-            return f"the plan already has {plan.sharding}"
-        if sharding != "zero-1" and "reductions" in plan.blocking:
-            return "the plan reduces gradients at the step's end, until when all of them must stay"
-        fewest = min(len(stage.replicas) for stage in plan.stages)
-        return "a stage has one replica, and nobody to share its states with" if fewest == 1 else None
+        if layout.sharding < sharding:
+            yield Edit(f"{layout.sharding} -> {sharding}", replace(layout, sharding=sharding))
 
-    def apply(context: Context) -> Plan:
-        return context.plan.model_copy(update={"sharding": sharding})
+    return edits
 
-    return Move(
-        name=name,
-        contract=Contract.EXACT,
+
+def _whole_weights(_: Job, layout: Layout) -> Iterator[Edit]:
+    if layout.sharding == "zero-3":
+        yield Edit("zero-3 -> zero-2", replace(layout, sharding="zero-2"))
+
+
+def _islands(job: Job, layout: Layout) -> Iterator[Edit]:
+    """The replicas of a node, where they can be an island."""
+    if layout.sharding == "zero-0" or layout.island is not None:
+        return
+    if (island := island_on_nodes(job.cluster, layout)) is not None:
+        yield Edit(f"islands of {island} replicas", replace(layout, island=island))
+
+
+def _sharding_move(
+    name: str,
+    edits: Edits,
+    *purposes: Purpose,
+    otherwise: str,
+    summary: str,
+    asked_by: tuple[str, str] | None = None,
+) -> Move:
+    return layout_move(
+        name,
+        edits,
+        *purposes,
+        otherwise=otherwise,
         summary=summary,
         source="Rajbhandari et al., ZeRO, arXiv 1910.02054",
         verify="states, gathers and reductions of every rank equal the closed forms of the method",
-        applies=applies,
-        apply=apply,
-        asked_by=("plan.sharding", sharding),
+        asked_by=asked_by,
     )
-
-
-def _island(context: Context) -> int | None:
-    """The replicas of a node, where they can be an island."""
-    try:
-        return island_on_nodes(context.cluster, layout_of(context.plan))
-    except InputError:
-        return None
-
-
-def _islands_apply(context: Context) -> str | None:
-    plan = context.plan
-    if plan.sharding == "zero-0":
-        return "replicas share nothing out"
-    if plan.island is not None:
-        return f"the plan already has islands of {plan.island}"
-    if _island(context) is None:
-        return "no node holds several replicas of every stage, but not all of them"
-    return None
-
-
-def _make_islands(context: Context) -> Plan:
-    return context.plan.model_copy(update={"island": _island(context)})
 
 
 MOVES: tuple[Move, ...] = (
     _sharding_move(
         "shard optimizer states",
-        "zero-1",
-        "Every replica keeps and steps its share of the optimizer's states; weights are gathered after it.",
+        _share_more("zero-1"),
+        Purpose.SMALLER,
+        otherwise="the plan already shares them out",
+        summary="Every replica keeps and steps its share of optimizer states, and gathers weights after it.",
+        asked_by=("plan.sharding", "zero-1"),
     ),
     _sharding_move(
         "shard gradients",
-        "zero-2",
-        "Replicas also keep only their share of the summed gradients, beside buffers for what is computed.",
+        _share_more("zero-2"),
+        Purpose.SMALLER,
+        otherwise="the plan already shares them out",
+        summary="Replicas also keep only a share of summed gradients, beside buffers for what is computed.",
+        asked_by=("plan.sharding", "zero-2"),
     ),
     _sharding_move(
         "shard weights",
-        "zero-3",
-        "Replicas also keep only their share of the weights and gather a stage's before computing with it.",
+        _share_more("zero-3"),
+        Purpose.SMALLER,
+        otherwise="the plan already shares them out",
+        summary="Replicas also keep only a share of weights and gather a stage's before computing with it.",
+        asked_by=("plan.sharding", "zero-3"),
     ),
-    Move(
-        name="shard inside nodes",
-        contract=Contract.EXACT,
+    _sharding_move(
+        "keep weights whole",
+        _whole_weights,
+        Purpose.LARGER,
+        otherwise="the plan does not share weights out",
+        summary="Replicas keep all weights and gather none, and still share out states and gradients.",
+    ),
+    layout_move(
+        "shard inside nodes",
+        _islands,
+        otherwise="replicas share nothing out or have islands, or no node holds several of them but not all",
         summary="Replicas share states out inside their node, and add up each share with other nodes.",
         source="Zhao et al., PyTorch FSDP, arXiv 2304.11277; Zhang et al., MiCS, arXiv 2205.00119",
         verify="losses and parameters equal those of one process (float64 1e-9)",
-        applies=_islands_apply,
-        apply=_make_islands,
     ),
 )
 

@@ -17,18 +17,18 @@ from typing import ClassVar
 from weft.describe.layout import Layout
 from weft.errors import InputError
 from weft.moves.layout import refuse
+from weft.moves.move import Purpose
 from weft.planning.goals import goal_of_step
+from weft.planning.neighbours import neighbours
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.moved import moved
 from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.found import Found
-from weft.planning.planners.weft.improve import neighbours
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
@@ -181,14 +181,21 @@ class _Search:
             current = faster
 
     def _neighbours(self, current: Candidate) -> Iterator[Layout]:
-        """What moves of other packages make of a candidate, and its small changes. What is pinned stays."""
-        assert current.plan is not None, "what is improved was simulated"
-        for move, one in moved(self._problem, current.chain, current.plan, self._bounds):
-            if one.verdict is Verdict.REFUSED:
-                self.found.unsaid[move.name] = one
-            elif self._problem.admits(one.chain):
-                yield one.chain
-        yield from neighbours(self._problem, current.chain, self._space.lightest)
+        """Small changes of a candidate; what is pinned stays.
+
+        A layer that is moved between stages that recompute unlike each other changes what they need to.
+        """
+        layout = current.chain
+        for one in neighbours(self._problem, layout, Purpose.FASTER, self._bounds.layer_seconds):
+            if one.unsaid is not None:
+                refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason=one.unsaid)
+                self.found.unsaid[one.move.name] = refused
+            elif self._problem.admits(one.layout):
+                yield one.layout
+                if one.layout.layers_per_stage != layout.layers_per_stage and layout.recompute_per_stage:
+                    again = self._space.lightest(one.layout)
+                    if again is not None:
+                        yield again
 
     def mix(self) -> list[Candidate]:
         """Let stages recompute unlike each other where that may win; the fastest of each kind that is near

@@ -1,0 +1,69 @@
+"""Moves that edit layouts: `layout_move` makes the card of one, which edits plans through their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from weft.describe.contract import Contract
+from weft.describe.layout import Layout
+from weft.describe.plan import Plan
+from weft.errors import InputError
+from weft.moves.job import Job, job_of
+from weft.moves.layout import build_plan, flops_per_layer, refuse
+from weft.moves.layout_of_plan import layout_of
+from weft.moves.move import Context, Edit, Move, Purpose
+
+Edits = Callable[[Job, Layout], Iterable[Edit]]
+
+
+def layout_move(
+    name: str,
+    edits: Edits,
+    *purposes: Purpose,
+    otherwise: str,
+    summary: str,
+    source: str,
+    verify: str,
+    contract: Contract = Contract.EXACT,
+    asked_by: tuple[str, str] | None = None,
+) -> Move:
+    """The card of a move that edits layouts; its fields are those of `Move`.
+
+    `otherwise`: why the move does not apply where there are no edits.
+    """
+
+    def made(context: Context) -> Edit | str:
+        """The first legal edit, or why there is none."""
+        job = job_of(context)
+        try:
+            layout = layout_of(context.plan)
+        except InputError as error:
+            return str(error.violations[0])
+        if build_plan(job, layout, flops_per_layer(job)).plan_id != context.plan.plan_id:
+            return "the plan has what no layout says"
+        possible = list(edits(job, layout))
+        reasons = [refuse(job, edit.layout) for edit in possible]
+        legal = [edit for edit, reason in zip(possible, reasons, strict=True) if reason is None]
+        return legal[0] if legal else next(iter(filter(None, reasons)), otherwise)
+
+    def applies(context: Context) -> str | None:
+        edit = made(context)
+        return edit if isinstance(edit, str) else None
+
+    def apply(context: Context) -> Plan:
+        edit, job = made(context), job_of(context)
+        assert isinstance(edit, Edit), f"{name} was applied although it does not apply: {edit}"
+        return build_plan(job, edit.layout, flops_per_layer(job))
+
+    return Move(
+        name=name,
+        contract=contract,
+        summary=summary,
+        source=source,
+        verify=verify,
+        applies=applies,
+        apply=apply,
+        edits=edits,
+        purposes=frozenset(purposes),
+        asked_by=asked_by,
+    )

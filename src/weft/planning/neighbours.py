@@ -1,0 +1,78 @@
+"""Neighbours of a layout: what moves make of it, for one of the purposes of planners.
+
+The planner's improvement asks for faster ones, the smallest change that fits for smaller ones, and advice on
+memory that is left for larger ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from weft.describe.layout import Layout
+from weft.describe.plan import Plan
+from weft.errors import InputError
+from weft.moves.layout import build_plan
+from weft.moves.layout_of_plan import layout_of
+from weft.moves.move import Context, Move, Purpose
+from weft.moves.registry import moves_for
+from weft.planning.problem import Problem
+
+# Times of all layers, one weight each, with which a layout is balanced.
+LayerSeconds = Callable[[Layout], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """What a move makes of a layout, in words; it may be illegal.
+
+    `unsaid`: why no layout says it, where the move edits plans alone; `layout` is the old one then.
+    """
+
+    move: Move
+    words: str
+    layout: Layout
+    unsaid: str | None = None
+
+
+def neighbours(
+    problem: Problem, layout: Layout, purpose: Purpose, layer_seconds: LayerSeconds
+) -> Iterator[Neighbour]:
+    """What moves within the goal's contract make of a legal layout; pins are not looked at."""
+    for move in moves_for(purpose, problem.contract):
+        if move.edits is None:
+            yield from _of_plan(problem, layout, move, layer_seconds)
+        else:
+            for edit in move.edits(problem.job, layout):
+                yield Neighbour(move=move, words=edit.words, layout=edit.layout)
+
+
+def _of_plan(
+    problem: Problem, layout: Layout, move: Move, layer_seconds: LayerSeconds
+) -> Iterator[Neighbour]:
+    """What a move makes that edits plans alone: at most one."""
+    plan = build_plan(problem.job, layout, layer_seconds(layout))
+    context = Context(plan=plan, graph=problem.job.graph, cluster=problem.job.cluster)
+    if move.applies(context) is not None:
+        return
+    try:
+        made = _said(problem, move.apply(context), layer_seconds)
+    except InputError as error:
+        unsaid = f"move {move.name!r}: {error.violations[0]}"
+        yield Neighbour(move=move, words=move.name, layout=layout, unsaid=unsaid)
+    else:
+        yield Neighbour(move=move, words=move.name, layout=made)
+
+
+def _said(problem: Problem, plan: Plan, layer_seconds: LayerSeconds) -> Layout:
+    """The layout that says all of a plan.
+
+    Raises:
+        InputError: when there is none, or times of its layers are not known.
+    """
+    layout = layout_of(plan)
+    seconds = layer_seconds(layout)
+    layout = layout_of(plan, seconds)
+    if build_plan(problem.job, layout, seconds).plan_id != plan.plan_id:
+        raise InputError("it changes what no layout says")
+    return layout
