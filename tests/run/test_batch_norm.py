@@ -7,8 +7,8 @@ import torch
 from convolutional_jobs import MOMENTUM
 from torch import nn
 
+from weft.methods.recomputation.runtime import recomputed
 from weft.run.batch_norm import StepBatchNorm, hold_statistics, use_step_batch_norms
-from weft.run.recompute import recomputed
 from weft.run.statistics import Counting, StageStatistics
 
 

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from weft.errors import InputError
 from weft.run.compilable import compile_problems
 from weft.run.compiled import compile_stage
-from weft.run.recompute import layer_functions, run_layers
+from weft.run.layers import layer_functions, run_layers
 from weft.run.stages import build_stage
 
 CONFIG = tiny(layers=3)

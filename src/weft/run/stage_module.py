@@ -14,8 +14,8 @@ from weft.describe.model import ModelConfig
 from weft.run.context_parallel import ContextRanks
 from weft.run.divided_logits import DividedLogits
 from weft.run.divided_tokens import DividedTokens
+from weft.run.layers import LayerFunction
 from weft.run.randomness import counter_seed
-from weft.run.recompute import LayerFunction
 from weft.run.tensor_layers import DividedTable, Division, Held, enter_before, replace_rows
 from weft.run.tensor_parallel import TensorRanks
 
@@ -25,7 +25,7 @@ class Stage(Protocol):
 
     A call takes the micro-batch's inputs (first stage) or the previous stage's output and returns the next
     stage's input (last stage: what the loss function takes). A stage may also say what its layers are
-    (`weft.run.recompute.Layered`) and which weights it shares with other stages
+    (`weft.run.layers.Layered`) and which weights it shares with other stages
     (`weft.methods.tying.runtime.Tied`).
     """
 

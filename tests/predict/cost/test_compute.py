@@ -12,6 +12,7 @@ from weft.describe.families import layer_graph
 from weft.describe.layer import Matmul, Pass
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
+from weft.methods.recomputation.costs import made_again_bytes
 from weft.predict.cost.compute import (
     DATA_SHEET_HALF_WIDTH,
     MACHINE_HALF_WIDTH,
@@ -82,8 +83,8 @@ def test_recomputing_keeps_inputs_and_needs_room_for_the_largest_layer(model: Co
     assert model.all_kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU) == pytest.approx(sum(each), abs=len(each))
     inputs = stage_input_bytes(GRAPH, ALL, SHAPE, "fp32")
     assert model.kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "full") == inputs
-    assert model.recomputed_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "full") == max(each)
-    assert model.recomputed_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "none") == 0
+    assert made_again_bytes(model, GRAPH, ALL, SHAPE, "fp32", CPU, "full") == max(each)
+    assert made_again_bytes(model, GRAPH, ALL, SHAPE, "fp32", CPU, "none") == 0
 
 
 def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:
@@ -198,7 +199,7 @@ def test_selective_recomputation_lies_between_none_and_full(size: int, tensor_pa
         times = compute.stage_times(GRAPH, layers, shape, "bf16", GPU, recompute=recompute)
         seconds.append(times.backward_input_s)
         kept.append(compute.kept_bytes(GRAPH, layers, shape, "bf16", GPU, recompute))
-        again.append(compute.recomputed_bytes(GRAPH, layers, shape, "bf16", GPU, recompute))
+        again.append(made_again_bytes(compute, GRAPH, layers, shape, "bf16", GPU, recompute))
     assert seconds[0] < seconds[1] < seconds[2]
     assert kept[0] > kept[1] > kept[2]
     assert again[0] == 0 < again[1] < again[2]

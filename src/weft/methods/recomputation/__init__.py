@@ -6,4 +6,8 @@ from weft.bundles import Bundle
 from weft.methods.recomputation.costs import COSTS
 from weft.methods.recomputation.moves import COMPOSITIONS, MOVES
 
-BUNDLE = Bundle(name="recomputation", parts=(*COSTS, *COMPOSITIONS, *MOVES))
+BUNDLE = Bundle(
+    name="recomputation",
+    parts=(*COSTS, *COMPOSITIONS, *MOVES),
+    runtime="weft.methods.recomputation.runtime",
+)

@@ -16,6 +16,7 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.keeping import keeping_of
 from weft.predict.cost.memory import stage_product_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -39,21 +40,15 @@ class LayerCosts(NamedTuple):
 
     def again_s(self, recompute: Recompute) -> Floats:
         """Seconds of what backward passes run again."""
-        if recompute == "none":
-            return np.zeros_like(self.forward)
-        return self.forward if recompute == "full" else self.again
+        return keeping_of(recompute).again_s(self)
 
     def left(self, recompute: Recompute) -> Floats:
         """Bytes that a micro-batch leaves between its passes."""
-        if recompute == "none":
-            return self.kept
-        return self.inputs + (self.products if recompute == "selective" else 0.0)
+        return keeping_of(recompute).left(self)
 
     def made(self, recompute: Recompute) -> Floats:
         """Bytes that a backward pass makes again of the layer that it is in."""
-        if recompute == "none":
-            return np.zeros_like(self.kept)
-        return np.maximum(self.kept - (self.products if recompute == "selective" else 0.0), 0.0)
+        return np.maximum(keeping_of(recompute).made(self), 0.0)
 
 
 class LeastCosts:

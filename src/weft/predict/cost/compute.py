@@ -17,6 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
+from weft.predict.cost.keeping import KeepAll, keeping_of
 from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
 from weft.predict.cost.memory import (
     context_kept,
@@ -106,9 +107,10 @@ class ComputeModel:
         """
         total_of = self._profiled_total if self._profiles(device) else self._roofline_total
         total, source, half_width = total_of(graph, layers, shape, precision, device, optimizer)
-        again_s = total.forward_s if recompute == "full" else 0.0
-        if recompute == "selective":
-            again_s = self._without_products_s(graph, layers, shape, precision, device)
+        again_s = 0.0
+        if recompute != KeepAll.word:
+            kept = StageKept(self, graph, layers, shape, precision, device, total.forward_s)
+            again_s = keeping_of(recompute).again_s(kept)
         read_gradients_s = self._read_gradients_s(graph, layers, shape, precision, device)
         factor = self._factor(device)
         return StageTimes(
@@ -187,7 +189,7 @@ class ComputeModel:
             self._known[key] = times, layer, device
         return self._known[key][0]
 
-    def _without_products_s(
+    def without_products_s(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> float:
         """Seconds of what a selective recomputation runs: the forward pass without its products, usually.
@@ -230,12 +232,7 @@ class ComputeModel:
         Raises:
             InputError: as `stage_times` does.
         """
-        if recompute == "none":
-            return self.all_kept_bytes(graph, layers, shape, precision, device)
-        inputs = stage_input_bytes(graph, layers, shape, precision)
-        if recompute == "full":
-            return inputs
-        return inputs + stage_product_bytes(graph, layers, shape, precision)
+        return round(keeping_of(recompute).left(StageKept(self, graph, layers, shape, precision, device)))
 
     def all_kept_bytes(
         self,
@@ -262,28 +259,6 @@ class ComputeModel:
             more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
             kept = kept / ranks + more * PRECISION_BYTES[precision]
         return round(kept)
-
-    def recomputed_bytes(
-        self,
-        graph: LayerGraph,
-        layers: Sequence[int],
-        shape: Shape,
-        precision: str,
-        device: Device,
-        recompute: Recompute,
-    ) -> int:
-        """Bytes of what is made again for the largest layer where layers are recomputed one by one, else 0.
-
-        Raises:
-            InputError: as `stage_times` does.
-        """
-        if recompute == "none":
-            return 0
-        made = []
-        for layer in layers:
-            there = stage_product_bytes(graph, (layer,), shape, precision) if recompute == "selective" else 0
-            made.append(self.all_kept_bytes(graph, (layer,), shape, precision, device) - there)
-        return max(0, *made)
 
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""
@@ -343,3 +318,32 @@ class ComputeModel:
     def contains_exchanges(self, device: Device, shape: Shape) -> bool:
         """Whether times of the device contain what its tensor ranks exchange, as those of a profile do."""
         return shape.tensor_parallel > 1 and self._profiles(device)
+
+
+@dataclass(frozen=True, slots=True)
+class StageKept:
+    """What one micro-batch may leave in the layers of a stage, as `Kept`, computed when it is asked for."""
+
+    model: ComputeModel
+    graph: LayerGraph
+    layers: Sequence[int]
+    shape: Shape
+    precision: str
+    device: Device
+    forward: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        return self.model.all_kept_bytes(self.graph, self.layers, self.shape, self.precision, self.device)
+
+    @property
+    def inputs(self) -> float:
+        return stage_input_bytes(self.graph, self.layers, self.shape, self.precision)
+
+    @property
+    def products(self) -> float:
+        return stage_product_bytes(self.graph, self.layers, self.shape, self.precision)
+
+    @property
+    def again(self) -> float:
+        return self.model.without_products_s(self.graph, self.layers, self.shape, self.precision, self.device)

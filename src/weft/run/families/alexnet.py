@@ -12,7 +12,7 @@ from torch.nn import functional
 from weft.describe.families.alexnet import POOL, POOL_STRIDE, WINDOWS, sample_shapes
 from weft.describe.model import ModelConfig
 from weft.run.families.convolution import ConvolutionalStage, MaskedDropout, as_computed
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 
 # Where torchvision's lists, which count activations, pools and dropouts, have the layers with weights.
 FEATURES = (0, 3, 6, 8, 10)

@@ -12,7 +12,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, Be
 
 from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import Held
 

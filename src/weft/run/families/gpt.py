@@ -12,7 +12,7 @@ from transformers import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from weft.describe.model import ModelConfig
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import Held
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from weft.describe.model import ModelConfig
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import Held
 

@@ -17,7 +17,7 @@ from weft.describe.families.resnet import NARROWED, group_and_depth, sample_shap
 from weft.describe.model import ModelConfig
 from weft.run.batch_norm import use_step_batch_norms
 from weft.run.families.convolution import ConvolutionalStage, as_computed
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 
 
 def resnet_config(config: ModelConfig) -> ResNetConfig:

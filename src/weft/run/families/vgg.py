@@ -12,7 +12,7 @@ from torch.nn import functional
 from weft.describe.families.vgg import convolutions, sample_shapes
 from weft.describe.model import ModelConfig
 from weft.run.families.convolution import ConvolutionalStage, MaskedDropout, as_computed
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 
 # Linear, activation and dropout; so the linear layers are called 0, 3 and 6.
 _LINEAR_STEP = 3

@@ -11,7 +11,7 @@ from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 
 from weft.describe.model import ModelConfig
-from weft.run.recompute import LayerFunction
+from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import Held
 

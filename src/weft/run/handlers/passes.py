@@ -19,8 +19,8 @@ from weft.run.handlers.base import (
     WEIGHTS,
     Issue,
 )
+from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.loss_input import loss_input
-from weft.run.recompute import LayerFunction, layer_functions, run_layers
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
 from weft.run.workspace import Workspace

@@ -18,8 +18,9 @@ from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.plan import Recompute
 from weft.errors import RunError
+from weft.methods.recomputation.runtime import PRODUCTS, recomputed
 from weft.predict.cost.memory import stage_input_bytes, stage_product_bytes
-from weft.run.recompute import PRODUCTS, LayerFunction, layer_functions, recomputed, run_layers
+from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.split_backward import run_input_part
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage

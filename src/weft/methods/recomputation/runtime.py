@@ -11,21 +11,19 @@ where a backward pass is split in two parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any
 from weakref import ref
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from weft.describe.plan import Recompute
 from weft.errors import RunError
-
-LayerFunction = Callable[[torch.Tensor], torch.Tensor]
+from weft.run.layers import LayerFunction, RunLayer
 
 _aten = torch.ops.aten
 # Operations whose time is worth the memory of what they give. Not the batched products of an attention that
@@ -43,35 +41,8 @@ PRODUCTS = frozenset(
 )
 
 
-@runtime_checkable
-class Layered(Protocol):
-    """A stage that names its layers."""
-
-    def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
-        """What turns the stage's input into its output, one function after the other."""
-        ...
-
-
-def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFunction]:
-    """The layers of a stage; a module that does not name them is one layer."""
-    return module.layer_functions(inputs) if isinstance(module, Layered) else (module,)
-
-
-def run_layers(
-    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
-) -> torch.Tensor:
-    """The output of the functions, one after the other; see `recomputed`."""
-    value = inputs
-    for function in functions:
-        if recompute == "none":
-            value = function(value)
-        else:
-            value = recomputed(function, value, draws=draws, keep_products=recompute == "selective")
-    return value
-
-
 def recomputed(
-    function: LayerFunction, inputs: torch.Tensor, *, draws: bool, keep_products: bool = False
+    function: LayerFunction, inputs: torch.Tensor, draws: bool, *, keep_products: bool = False
 ) -> torch.Tensor:
     """`function(inputs)`, of which only the inputs are kept for the backward pass.
 
@@ -236,3 +207,9 @@ def _set_generators(states: dict[torch.device, torch.Tensor]) -> None:
             torch.set_rng_state(state)
         else:
             torch.get_device_module(device).set_rng_state(state, device)
+
+
+PARTS = (
+    RunLayer(word="full", run=recomputed),
+    RunLayer(word="selective", run=partial(recomputed, keep_products=True)),
+)

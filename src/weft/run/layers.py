@@ -1,0 +1,57 @@
+"""A stage runs its layers one after the other; each keeps for the backward pass what its stage says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from weft.bundles import runtime_parts
+from weft.describe.plan import Recompute
+
+LayerFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLayer:
+    """How the layers of stages with one word of `recompute` are run; a method contributes it.
+
+    `run` is given the layer, its input and whether it draws from torch's generators.
+    """
+
+    word: Recompute
+    run: Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor]
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A stage that names its layers."""
+
+    def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+        """What turns the stage's input into its output, one function after the other."""
+        ...
+
+
+def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+    """The layers of a stage; a module that does not name them is one layer."""
+    return module.layer_functions(inputs) if isinstance(module, Layered) else (module,)
+
+
+def run_layers(
+    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
+) -> torch.Tensor:
+    """The output of the functions, one after the other; `draws`: whether they draw random numbers."""
+    value, run = inputs, _run_of(recompute)
+    for function in functions:
+        value = run(function, value, draws)
+    return value
+
+
+@cache
+def _run_of(recompute: Recompute) -> Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor]:
+    keep_all = RunLayer(word="none", run=lambda function, inputs, draws: function(inputs))
+    return next(one.run for one in (keep_all, *runtime_parts(RunLayer)) if one.word == recompute)
