@@ -5,10 +5,7 @@ from dataclasses import replace
 import pytest
 from moves.contexts import context
 
-from weft.describe.cluster_file import parse_cluster
-from weft.describe.layout import Layout
 from weft.describe.plan_file import check_plan
-from weft.moves.islands import island_on_nodes
 from weft.moves.move import Context
 from weft.moves.registry import get_move
 
@@ -77,24 +74,3 @@ def test_replicas_of_a_node_become_an_island():
 )
 def test_an_island_needs_states_to_share_and_a_node(before, expected):
     assert expected in (get_move("shard inside nodes").applies(before) or "")
-
-
-@pytest.mark.parametrize(
-    ("on", "degrees", "expected"),
-    [
-        ("32xa100-80gb", {"dp": 32}, 8),
-        ("32xa100-80gb", {"dp": 16, "pp": 2}, 8),
-        ("32xa100-80gb", {"dp": 16, "tp": 2}, 4),
-        ("32xa100-80gb", {"dp": 8, "pp": 4}, None),
-        ("32xa100-80gb", {"dp": 4, "tp": 8}, None),
-        ("24xa100-80gb", {"dp": 12, "pp": 2}, 4),
-        ("24xa100-80gb", {"dp": 3, "pp": 8}, None),
-        ("8xa100-80gb", {"dp": 8}, None),
-        ("16xa100-80gb+4xa100-80gb", {"dp": 20}, 4),
-        ("16xa100-80gb", {"dp": 8, "pp": 2, "schedule": "chimera"}, 8),
-    ],
-)
-def test_islands_are_the_replicas_of_a_node(on, degrees, expected):
-    cluster = parse_cluster(on)
-    settings = {"pp": 1, "loops": 1, "micro_batch_size": 1, "schedule": "1f1b", **degrees}
-    assert island_on_nodes(cluster, Layout(**settings)) == expected

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
-from weft.moves.islands import among_replicas
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, refuse
+from weft.moves.sharers import among_replicas
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.moved import moved

@@ -1,17 +1,13 @@
-"""Exact moves that share the states of a stage out over its replicas (ZeRO), and what they do not go with."""
+"""Exact moves that share the states of a stage out over its replicas (ZeRO)."""
 
 from __future__ import annotations
 
 from weft.describe.contract import Contract
-from weft.describe.layout import Layout
 from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
-from weft.moves.composition import Composition
-from weft.moves.islands import island_on_nodes
-from weft.moves.job import Job
-from weft.moves.layout import replicas_of
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Move
+from weft.moves.sharers import island_on_nodes
 
 
 def _sharding_move(name: str, sharding: Sharding, summary: str) -> Move:
@@ -87,21 +83,5 @@ MOVES: tuple[Move, ...] = (
         verify="losses and parameters equal those of one process (float64 1e-9)",
         applies=_islands_apply,
         apply=_make_islands,
-    ),
-)
-
-
-def _nobody(job: Job, layout: Layout) -> str | None:
-    if layout.sharding == "zero-0" or replicas_of(layout) > 1:
-        return None
-    return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
-
-
-COMPOSITIONS = (
-    Composition(
-        method="sharding",
-        other="one replica",
-        reason="there is nobody to share states with",
-        refuse=_nobody,
     ),
 )
