@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import pytest
+from installing import register
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
@@ -112,6 +113,23 @@ def test_methods_that_nobody_contributes_are_refused():
     assert line.endswith(" (nearest valid: gradient-norm)")
     twice = plan(methods=2 * (Choice(name="gradient-norm"),))
     assert problems(twice) == ["plan: methods: 'gradient-norm': each can be named once"]
+
+
+def test_methods_of_others_refuse_plans(packages):
+    (packages / "weft_other.py").write_text(
+        "from weft.bundles import Bundle\n"
+        "from weft.describe.plan_file import PlanRule\n"
+        "from weft.errors import Violation\n"
+        "def threes(plan, graph):\n"
+        "    if plan.global_batch % 3:\n"
+        "        yield Violation('plan: global_batch', f'{plan.global_batch} is not for three', '33')\n"
+        "BUNDLE = Bundle(name='threes', parts=(PlanRule(refuse=threes),))\n"
+    )
+    register(packages, "weft-other", {"weft.methods": {"threes": "weft_other:BUNDLE"}})
+    expected = "plan: global_batch: 32 is not for three (nearest valid: 33)"
+    assert problems(plan()) == [expected]
+    found = problems(plan(blocking=("messages", "messages"), sharding="zero-1", island=3))
+    assert [line.split(":")[1] for line in found] == [" island", " global_batch", " blocking"]
 
 
 def test_the_mesh_says_how_many_ranks_divide_the_tokens(tmp_path):

@@ -14,12 +14,12 @@ from weft.program.schedules import get_schedule
 
 
 def inside(layout: PipelineLayout, island: int | None = None) -> tuple[Groups, Ints]:
-    one, _ = group_tables(layout, island)
+    one, _ = group_tables(layout, island or layout.replicas)
     return one.groups, one.table
 
 
 def across(layout: PipelineLayout, island: int | None = None) -> tuple[Groups, Ints]:
-    _, other = group_tables(layout, island)
+    _, other = group_tables(layout, island or layout.replicas)
     return other.groups, other.table
 
 

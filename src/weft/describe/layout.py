@@ -40,6 +40,8 @@ _RECORDED = (
     "recompute_per_stage",
 )
 _SAID_WHERE_UNUSUAL = ("blocking", "sync")
+# Decisions that the plan of a layout has under the same names, as they are.
+KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

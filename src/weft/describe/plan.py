@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,9 @@ from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.reading import violations_of
 from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.describe.layout import Layout
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
@@ -165,8 +168,10 @@ class Plan(_Record):
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
-        if self.sharding == "zero-0":
-            return 1
+        return 1 if self.sharding == "zero-0" else self.reducers(stage)
+
+    def reducers(self, stage: int) -> int:
+        """How many replicas reduce a stage's gradient together; what is shared out, they share."""
         return self.island or len(self.stages[stage].replicas)
 
     def __repr__(self) -> str:
@@ -217,33 +222,8 @@ def context_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tupl
     return tuple(tuple(ranks[place::size]) for place in range(size))
 
 
-class _Sharing(Protocol):
-    """What says what replicas share out: a plan or a layout."""
-
-    @property
-    def sharding(self) -> Sharding: ...
-
-    @property
-    def island(self) -> int | None: ...
-
-
-def shared_out(decided: _Sharing) -> str:
+def shared_out(decided: Plan | Layout) -> str:
     """What replicas share out, and among how many of them, in words."""
     return (
         decided.sharding if decided.island is None else f"{decided.sharding} in islands of {decided.island}"
     )
-
-
-def refuse_island(sharding: Sharding, island: int | None, replicas: int) -> tuple[str, str] | None:
-    """Why `replicas` cannot share out in islands of that size, and the nearest that can be, or None."""
-    if island is None:
-        return None
-    if sharding == "zero-0":
-        return f"islands of {island} replicas share states out, and zero-0 shares nothing", "zero-1"
-    if island == 1:
-        return "an island of 1 replica has nobody to share with", "2"
-    if replicas % island:
-        sizes = [size for size in range(2, replicas + 1) if replicas % size == 0]
-        near = min(sizes, key=lambda size: abs(size - island))
-        return f"{replicas} replicas are not whole islands of {island}", str(near)
-    return None

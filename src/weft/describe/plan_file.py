@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rustworkx
 from pydantic import Field, ValidationError
 
-from weft.bundles import bundles
+from weft.bundles import bundles, parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan, refuse_island
+from weft.describe.plan import Plan
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
@@ -57,6 +58,13 @@ class PlanFile(NamedTuple):
             beside["prediction"] = self.prediction.model_dump(mode="json")
         head = json.dumps(beside | record, indent=1, sort_keys=True)
         return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRule:
+    """What a method asks of every plan: `refuse` gives everything in a plan of this model that breaks it."""
+
+    refuse: Callable[[Plan, LayerGraph], Iterable[Violation]]
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -114,7 +122,8 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_ranks(plan, cluster),
         *_tensor(plan, graph),
         *_batch(plan),
-        *_sharding(plan),
+        *(problem for rule in parts(PlanRule) for problem in rule.refuse(plan, graph)),
+        *_blocking(plan),
         *unknown_methods(plan),
         *_recompute(plan, graph),
         *_precision(plan, cluster),
@@ -136,14 +145,14 @@ def _layers(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
     for index, stage in enumerate(plan.stages):
         beyond = sorted(layer for layer in set(stage.layers) if layer > last)
         if beyond:
-            problem = f"{_listed(beyond)}: layers 0 to {last} exist"
+            problem = f"{listed(beyond)}: layers 0 to {last} exist"
             yield Violation(f"plan: stages[{index}].layers", problem, str(last))
     missing = [layer for layer in range(last + 1) if layer not in held]
     if missing:
-        yield Violation("plan: stages", f"no stage has layers {_listed(missing)}")
+        yield Violation("plan: stages", f"no stage has layers {listed(missing)}")
     twice = sorted(layer for layer, count in held.items() if count > 1)
     if twice:
-        yield Violation("plan: stages", f"layers {_listed(twice)} are held more than once")
+        yield Violation("plan: stages", f"layers {listed(twice)} are held more than once")
 
 
 def _order(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
@@ -157,7 +166,7 @@ def _order(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
             stages.add_edge(source, target, None)
     for circle in rustworkx.strongly_connected_components(stages):
         if len(circle) > 1:
-            names = _listed(sorted(circle))
+            names = listed(sorted(circle))
             yield Violation("plan: stages", f"stages {names} wait for each other; a stage must be convex")
 
 
@@ -169,10 +178,10 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
         place = f"plan: stages[{index}].replicas"
         twice = sorted(rank for rank, count in mine.items() if count > 1)
         if twice:
-            yield Violation(place, f"ranks {_listed(twice)} hold this stage more than once")
+            yield Violation(place, f"ranks {listed(twice)} hold this stage more than once")
         beyond = sorted(rank for rank in mine if rank >= cluster.ranks)
         if beyond:
-            problem = f"ranks {_listed(beyond)}: {cluster.name!r} has ranks 0 to {cluster.ranks - 1}"
+            problem = f"ranks {listed(beyond)}: {cluster.name!r} has ranks 0 to {cluster.ranks - 1}"
             yield Violation(place, problem, str(cluster.ranks - 1))
     # Ranks number processes: world size is one more than the highest, so a hole would be an idle process.
     idle = []
@@ -182,7 +191,7 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
         if len(idle) > _SHOWN:
             break
     if idle:
-        yield Violation("plan: stages", f"ranks {_listed(idle)} hold no stage, but higher ones do")
+        yield Violation("plan: stages", f"ranks {listed(idle)} hold no stage, but higher ones do")
     product = math.prod(plan.mesh.values())
     if product != len(used):
         axes = " x ".join(f"{axis} {size}" for axis, size in list(plan.mesh.items())[:_SHOWN]) or "empty"
@@ -194,7 +203,7 @@ def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
     widths = sorted({len(copy.ranks) for stage in plan.stages for copy in stage.replicas})
     odd = [width for width in widths if width % context]
     if odd:
-        problem = f"{shown(context)} context ranks, but replicas with {_listed(odd)} ranks"
+        problem = f"{shown(context)} context ranks, but replicas with {listed(odd)} ranks"
         yield Violation("plan: mesh.cp", problem, shown(math.gcd(context, *widths)))
         return
     for degree in (width // context for width in widths):
@@ -217,16 +226,7 @@ def _batch(plan: Plan) -> Iterable[Violation]:
             yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
 
 
-def _sharding(plan: Plan) -> Iterable[Violation]:
-    single = [index for index, stage in enumerate(plan.stages) if len(stage.replicas) == 1]
-    if plan.sharding != "zero-0" and single:
-        problem = f"{plan.sharding} shares states out over replicas; stages {_listed(single)} have one"
-        yield Violation("plan: sharding", problem, "zero-0")
-    sizes = {
-        len(stage.replicas) for stage in plan.stages if len(stage.replicas) > 1 or plan.sharding == "zero-0"
-    }
-    refused = (refuse_island(plan.sharding, plan.island, size) for size in sorted(sizes))
-    yield from (Violation("plan: island", *one) for one in dict.fromkeys(refused) if one is not None)
+def _blocking(plan: Plan) -> Iterable[Violation]:
     if plan.sharding in ("zero-2", "zero-3") and "reductions" in plan.blocking:
         problem = (
             f"'reductions' at the step's end need room for every gradient, which {plan.sharding} has not"
@@ -267,6 +267,7 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
             yield Violation("plan: precision", problem, near)
 
 
-def _listed(numbers: list[int]) -> str:
+def listed(numbers: list[int]) -> str:
+    """Ranks, layers or stages in a message; long lists are cut."""
     text = ", ".join(shown(number) for number in numbers[:_SHOWN])
     return f"{text}, ..." if len(numbers) > _SHOWN else text

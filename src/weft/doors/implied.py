@@ -18,8 +18,8 @@ from weft.describe.prediction import Prediction
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.errors import InputError, Violation
-from weft.moves.islands import among_replicas
 from weft.moves.layout import build_plan
+from weft.moves.sharers import among_replicas
 from weft.planning.long_steps import predict_long_with
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model

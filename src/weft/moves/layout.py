@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.describe.amount import Shape
-from weft.describe.layout import AXES, Layout
-from weft.describe.plan import Choice, Plan, Replica, Stage, refuse_island
+from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
+from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.errors import InputError, Violation
 from weft.moves import uneven
 from weft.moves.composition import refuse_composition
 from weft.moves.job import Job
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline, paths_of, placements
+from weft.program.schedules.base import Pipeline, placements
 
 # Axes that a mesh names even where they have one rank.
 _ALWAYS = ("pp", "dp")
@@ -54,16 +54,6 @@ def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
     return [list(range(first, last)) for first, last in pairwise(cuts)]
 
 
-def replicas_of(layout: Layout) -> int:
-    """Copies of every stage: one for each path of each pipeline."""
-    return layout.dp * paths_of(get_schedule(layout.schedule))
-
-
-def sharers_of(layout: Layout) -> int:
-    """Replicas that share the states of a stage out among themselves."""
-    return layout.island or replicas_of(layout)
-
-
 def refuse(job: Job, layout: Layout) -> str | None:
     """Why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
@@ -77,10 +67,6 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return unshared
     if (apart := refuse_composition(job, layout)) is not None:
         return apart
-    refused = refuse_island(layout.sharding, layout.island, replicas_of(layout))
-    if refused is not None:
-        problem, nearest = refused
-        return f"{problem}; nearest {'sharding' if layout.sharding == 'zero-0' else 'island'}: {nearest}"
     if (refused_share := _refuse_share(job, layout)) is not None:
         return refused_share
     return (
@@ -149,17 +135,14 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         cluster_fingerprint=job.cluster.fingerprint,
         sequence=job.sequence,
         global_batch=job.global_batch,
-        micro_batch_size=layout.micro_batch_size,
         precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
         mesh=_mesh(layout),
         stages=_stages_of(job, layout, layer_seconds),
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
-        sharding=layout.sharding,
-        island=layout.island,
-        blocking=layout.blocking,
         methods=job.methods,
         optimizer=job.optimizer,
         sync=Choice(name=layout.sync),
+        **{name: getattr(layout, name) for name in KEPT_IN_PLANS},
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.describe.layout import Layout
+from weft.describe.layout import KEPT_IN_PLANS, Layout
 from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, ranks_of
@@ -60,15 +60,12 @@ def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
         pp=pp,
         dp=dp,
         loops=-(-len(plan.stages) // pp),
-        micro_batch_size=plan.micro_batch_size,
         schedule=plan.schedule.name,
         options=plan.schedule.options,
         sync=plan.sync.name,
         tp=width // plan.cp,
         cp=plan.cp,
-        sharding=plan.sharding,
-        island=plan.island,
-        blocking=plan.blocking,
+        **{name: getattr(plan, name) for name in KEPT_IN_PLANS},
     )
 
 

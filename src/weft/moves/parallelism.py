@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from weft.describe.layout import Layout
 from weft.moves.edits import Edits, layout_move
-from weft.moves.islands import among_replicas
 from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
+from weft.moves.sharers import among_replicas
 
 _GPIPE = "Huang et al., GPipe, arXiv 1811.06965"
 _DDP = "Li et al., PyTorch Distributed, arXiv 2006.15704"

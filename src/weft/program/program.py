@@ -194,7 +194,7 @@ class GroupKin:
 
     @cached_property
     def replicas(self) -> Ints:
-        """The same number for what replicas do each for itself, such as the islands of a stage; (groups,)."""
+        """The same number for what replicas, or groups of sharers, do each for itself; (groups,)."""
         return self._joined(self.by_replica)
 
     @cached_property

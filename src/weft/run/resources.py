@@ -211,7 +211,7 @@ def _layouts(
 ) -> dict[int, FlatLayout]:
     """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient.
 
-    A shard has as many equal parts as islands add it up.
+    A shard has as many equal parts as ranks hold it and add it up.
     """
 
     def ranks(groups: Mapping[int, int], stage: int) -> int:
@@ -238,7 +238,7 @@ def _own_gradients(
 ) -> dict[int, OwnGradient]:
     """What this rank steps of each stage, and counts of it.
 
-    Of what tensor ranks all have the first one's counts, of what all islands have an equal part on each.
+    Of what tensor ranks all have the first one's counts, of a share that several have, an equal part on each.
     """
     reducing = _groups_of_stages(program, groups.rank, "gather", "reduce")
     crossing, found = _groups_of_stages(program, groups.rank, "reduce_across"), {}

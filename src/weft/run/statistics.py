@@ -43,8 +43,8 @@ class StageStatistics:
     Args:
         module: the stage.
         share: of the micro-batches of a step, what this replica runs.
-        groups: over which one after the other the stage's replicas add up: all of them, or an island and then
-            across islands; none where there is but one replica.
+        groups: over which one after the other the stage's replicas add up: all of them, or those that share
+            it out and then those with the same share; none where there is but one replica.
     """
 
     def __init__(self, module: nn.Module, share: float, groups: Sequence[Group]) -> None:

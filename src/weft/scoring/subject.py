@@ -25,10 +25,10 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
-from weft.moves.islands import among_replicas
 from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
+from weft.moves.sharers import among_replicas
 from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.cost_model import CostModel
 from weft.scoring.measurements import Measurement

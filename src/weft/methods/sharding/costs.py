@@ -52,7 +52,7 @@ def _states(pricing: Pricing) -> Held:
         (
             pricing.placed.ranks_of_stage[index].ravel(),
             stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index)),
-            plan.island or len(stage.replicas),
+            plan.reducers(index),
         )
         for index, stage in enumerate(plan.stages)
     )
@@ -62,7 +62,7 @@ def _states(pricing: Pricing) -> Held:
 
 COSTS = (
     CostOf(kind="reduce", hook=collective_hook(_reduction)),
-    # Islands all add up what they share out, once more.
+    # Those that hold the same share add it up, once more.
     CostOf(kind="reduce_across", hook=collective_hook(lambda pricing: Network.all_reduce)),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),

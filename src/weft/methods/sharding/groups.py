@@ -12,31 +12,26 @@ from weft.program.passes import GroupTable
 from weft.program.program import NONE, Groups, Ints
 
 
-def islands_of(replicas: Sequence[Sequence[int]], size: int | None) -> list[list[int]]:
-    """The replicas of each island of `size`, given the ranks of every replica; None: one island of all.
+def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """The replicas of each island of `size`, given the ranks of every replica.
 
     Neighbours in rank form an island, because the devices of a node have neighbouring ranks.
     """
     order = list(range(len(replicas)))
-    if size is None or size == len(replicas):
-        return [order]
-    order.sort(key=lambda replica: min(replicas[replica]))
+    if size < len(replicas):
+        order.sort(key=lambda replica: min(replicas[replica]))
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def counterparts_of(islands: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The replicas with the same place, and so the same share of a stage, in all islands."""
-    return [list(replicas) for replicas in zip(*islands, strict=True)]
-
-
-def group_tables(layout: PipelineLayout, island: int | None) -> tuple[GroupTable, GroupTable]:
+def group_tables(layout: PipelineLayout, sharers: int) -> tuple[GroupTable, GroupTable]:
     """The groups that share out the same weights, and those with the same share in all islands.
 
-    Without islands the first are all that hold the same weights, and the second are none. Stages with the
-    same holders share groups.
+    Where all replicas are `sharers` the first are all that hold the same weights, and the second are none.
+    Stages with the same holders share groups.
     """
-    islands = [islands_of(stage.replicas, island) for stage in layout.stages]
-    across = [counterparts_of(one) if len(one) > 1 else [] for one in islands]
+    islands = [islands_of(stage.replicas, sharers) for stage in layout.stages]
+    # Replicas have the same share of a stage at the same place in all islands.
+    across = [[list(same) for same in zip(*one, strict=True)] if len(one) > 1 else [] for one in islands]
     return (
         _table((GATHER, REDUCE), *_groups(layout, islands)),
         _table((REDUCE_ACROSS,), *_groups(layout, across)),

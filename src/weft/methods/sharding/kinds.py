@@ -1,14 +1,18 @@
-"""What replicas that share out states do together, the room they give back, and the values they make."""
+"""What replicas that share out states do together, the room they give back, the values they make, and what
+programs owe them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.methods.sharding.owed import SharesOut
+from weft.describe.plan import Sharding
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, stepped_on_rank
-from weft.program.program import Ints, Program
+from weft.program.program import Ints, Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, Value
 
 VALUES.register(Value(name="gathered_weights", scope=PER_STAGE, until="read"))
@@ -52,6 +56,19 @@ REDUCE_ACROSS = KINDS.register(
         collective=True,
     )
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesOut(Owed):
+    """Replicas share something out, in so many islands."""
+
+    level: Sharding
+    islands: int = 1
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        islands = {"islands": str(self.islands)} if self.islands > 1 else {}
+        return {"sharding": self.level, **islands}
 
 
 def _owed(program: Program) -> SharesOut | None:

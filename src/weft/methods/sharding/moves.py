@@ -1,4 +1,4 @@
-"""Exact moves that share the states of a stage out over its replicas (ZeRO), and what they do not go with."""
+"""Exact moves that share the states of a stage out over its replicas (ZeRO)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from weft.describe.layout import Layout
 from weft.describe.plan import Sharding
-from weft.moves.composition import Composition
 from weft.moves.edits import Edits, layout_move
-from weft.moves.islands import island_on_nodes
 from weft.moves.job import Job
-from weft.moves.layout import replicas_of
 from weft.moves.move import Edit, Move, Purpose
+from weft.moves.sharers import island_on_nodes
 
 
 def _share_more(sharding: Sharding) -> Edits:
@@ -96,21 +94,5 @@ MOVES: tuple[Move, ...] = (
         summary="Replicas share states out inside their node, and add up each share with other nodes.",
         source="Zhao et al., PyTorch FSDP, arXiv 2304.11277; Zhang et al., MiCS, arXiv 2205.00119",
         verify="losses and parameters equal those of one process (float64 1e-9)",
-    ),
-)
-
-
-def _nobody(job: Job, layout: Layout) -> str | None:
-    if layout.sharding == "zero-0" or replicas_of(layout) > 1:
-        return None
-    return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
-
-
-COMPOSITIONS = (
-    Composition(
-        method="sharding",
-        other="one replica",
-        reason="there is nobody to share states with",
-        refuse=_nobody,
     ),
 )

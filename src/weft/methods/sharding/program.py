@@ -34,8 +34,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Sharding
 from weft.errors import Violation
 from weft.methods.sharding.groups import group_tables
-from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS
-from weft.methods.sharding.owed import SharesOut
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS, SharesOut
 from weft.methods.sharding.verify import check_sharding
 from weft.program.buffers import SHARDED_BUFFERS, BufferEvent, gathers, reductions
 from weft.program.kinds import COMPUTATIONS, FORWARD, KINDS, MAKES_GRADIENTS, READS_WEIGHTS, STEP, is_any_of
@@ -58,9 +57,9 @@ class Shared:
     level: Sharding = "zero-0"
     island: int | None = None
 
-    def islands(self, layout: PipelineLayout) -> int:
-        """How many islands share a stage out, each all of it."""
-        return 1 if self.island is None else layout.replicas // self.island
+    def sharers(self, layout: PipelineLayout) -> int:
+        """How many replicas share a stage out among themselves, all of it."""
+        return self.island or layout.replicas
 
 
 def asked(plan: Plan, graph: LayerGraph) -> Shared:
@@ -82,14 +81,14 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
 def owes(layout: PipelineLayout, shared: Shared) -> SharesOut | None:
     if shared.level == "zero-0" or layout.replicas == 1:
         return None
-    return SharesOut(level=shared.level, islands=shared.islands(layout))
+    return SharesOut(level=shared.level, islands=layout.replicas // shared.sharers(layout))
 
 
 def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> LoweredPipeline:
     """Add the collectives of the replicas to one pipeline, where there are several."""
     if layout.replicas == 1:
         return pipeline
-    sharding, islands = shared.level, shared.islands(layout)
+    sharding, sharers = shared.level, shared.sharers(layout)
     columns = pipeline.columns
     added = _Added()
     steps = {
@@ -107,8 +106,8 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> 
             _gather_at_start(one, added)
         if one.steps:
             buffers = SHARDED_BUFFERS if sharding in ("zero-2", "zero-3") else len(one.steps)
-            _reduce(one, buffers, added, across=islands > 1)
-    return _put_in(pipeline, layout, added, islands)
+            _reduce(one, buffers, added, across=sharers < layout.replicas)
+    return _put_in(pipeline, layout, added, sharers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ def _content(event: BufferEvent) -> tuple[int, int]:
 def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> None:
     """A reduction wherever a gradient buffer's content changes, and of what remains.
 
-    `across`: one more after the last of each stage, with the other islands.
+    `across`: one more after the last of each stage, with those that hold the same share.
     """
     order, rows = device.order, device.rows
     makes = is_any_of(order.kind, MAKES_GRADIENTS)
@@ -213,7 +212,7 @@ def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> No
 
 
 def _put_in(
-    pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added, islands: int
+    pipeline: LoweredPipeline, layout: PipelineLayout, added: _Added, sharers: int
 ) -> LoweredPipeline:
     """Insert the rows; a gradient then reaches its step through a reduction only."""
     columns, edges = pipeline.columns, pipeline.edges
@@ -222,8 +221,7 @@ def _put_in(
     payload = np.zeros((len(KINDS), len(layout.stages)), dtype=np.int64)
     payload[GATHER] = [one.weight_bytes for one in layout.stages]
     payload[REDUCE] = [one.gradient_bytes for one in layout.stages]
-    share = layout.replicas // islands
-    payload[REDUCE_ACROSS] = [-(-one.gradient_bytes // share) for one in layout.stages]
+    payload[REDUCE_ACROSS] = [-(-one.gradient_bytes // sharers) for one in layout.stages]
     new = Columns.of(
         len(kind),
         kind=kind,
@@ -272,7 +270,7 @@ PASS = Pass(
     default=Shared(),
     evaluates=True,
     refuse=refuse,
-    groups=lambda layout, shared: group_tables(layout, shared.island),
+    groups=lambda layout, shared: group_tables(layout, shared.sharers(layout)),
     owes=owes,
     check=check_sharding,
 )

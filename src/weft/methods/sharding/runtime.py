@@ -63,7 +63,7 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Add up a stage's own share of the gradient with those of other islands."""
+    """Add up a stage's own share of the gradient with those that others have of it."""
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
 

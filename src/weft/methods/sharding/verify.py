@@ -1,22 +1,24 @@
 """Replicas that share out states keep to their buffers.
 
 A gather takes the room of exactly one free, and no more stages accumulate gradients at once than there are
-buffers for them. Islands add up what they reduce (`weft.methods.sharding.verify_islands`).
+buffers for them. In islands they add up the gradients of all islands, each once: islands are disjoint,
+together they hold every replica, and those that meet across them own the same share.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
-from weft.methods.sharding.kinds import FREE, GATHER, REDUCE
-from weft.methods.sharding.owed import SharesOut
-from weft.methods.sharding.verify_islands import check_islands
+from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS, SharesOut
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.checks.report import name, rows_of, violations
 from weft.program.kinds import COMPUTATIONS, MAKES_GRADIENTS
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 
 
 def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
@@ -26,7 +28,10 @@ def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
     found = _check_room(program) if owed.level == "zero-3" else []
     if owed.level in ("zero-2", "zero-3"):
         found += _check_gradient_buffers(program)
-    return found + check_islands(program, owed.islands)
+    # A folded program has the rows of one replica only.
+    if owed.islands > 1 and program.kept_replica is None:
+        found += _check_members(program)
+    return found
 
 
 def _check_room(program: Program) -> list[Violation]:
@@ -79,4 +84,46 @@ def _check_gradient_buffers(program: Program) -> list[Violation]:
             f"the gradient of {name(program, row)} finds all {SHARDED_BUFFERS} buffers taken; "
             "a reduction is not waited for"
         ),
+    )
+
+
+def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> bool:
+    """Whether ranks with these islands own the same share of one each, and the islands are all `replicas`."""
+    islands = list(island_of.values())
+    everyone = {rank for island in islands for rank in island}
+    if not sum(map(len, islands)) == len(everyone) == replicas or len(set(map(len, islands))) > 1:
+        return False
+    # Shares are owned in the order of the ranks.
+    places = {sum(other < rank for other in island) for rank, island in island_of.items()}
+    return len(places) == 1 and all(rank in island for rank, island in island_of.items())
+
+
+def _check_members(program: Program) -> list[Violation]:
+    """Who meets across islands, and that a rank gathers and reduces in the same one."""
+    columns, across = program.columns, rows_of(program, REDUCE_ACROSS)
+    inside = rows_of(program, GATHER, REDUCE)
+    places = zip(columns.stage[inside].tolist(), columns.rank[inside].tolist(), strict=True)
+    group_of: dict[tuple[int, int], int] = {}
+    twice = []
+    for row, at, group in zip(inside.tolist(), places, columns.group[inside].tolist(), strict=True):
+        if group_of.setdefault(at, group) != group:
+            twice.append(row)
+    found = violations(
+        "islands",
+        np.array(twice, dtype=np.int64),
+        lambda row: f"{name(program, row)} is in another island than what came before",
+    )
+    replicas = Counter(stage for stage, _ in program.obligations.owners)
+    calls = np.stack([columns.stage[across], columns.group[across]], axis=1)
+    distinct, first = np.unique(calls, axis=0, return_index=True)
+    strange = []
+    for (stage, group), row in zip(distinct.tolist(), across[first].tolist(), strict=True):
+        members = program.groups[group]
+        inside_of = {rank: program.groups[group_of.get((stage, rank), NONE)] for rank in members}
+        if not _add_up_once(inside_of, replicas[stage]):
+            strange.append(row)
+    return found + violations(
+        "islands",
+        np.array(sorted(strange), dtype=np.int64),
+        lambda row: f"{name(program, row)} does not add up the same share of every replica once",
     )

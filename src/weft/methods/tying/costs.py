@@ -19,10 +19,8 @@ def _whole_copies(pricing: Pricing) -> Held:
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.model.graph, stage.layers):
             count = round(one.parameters(pricing.placed.shape(index)))
-            sharers = plan.island or len(stage.replicas)
-            more[pricing.placed.ranks_of_stage[index]] += unshared_bytes(
-                count, sharers, states, plan.sharding
-            )
+            whole = unshared_bytes(count, plan.sharers(index), states, plan.sharding)
+            more[pricing.placed.ranks_of_stage[index]] += whole
     return Held(more)
 
 

@@ -16,7 +16,8 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
-from weft.moves.layout import parts_of, pipeline_of, sharers_of
+from weft.moves.layout import parts_of, pipeline_of
+from weft.moves.sharers import sharers_of
 from weft.planning.planners.layer_costs import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem

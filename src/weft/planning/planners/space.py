@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import DENSE, Layout, PartialLayout
-from weft.describe.plan import RECOMPUTES, Recompute, Sharding
-from weft.moves.islands import island_on_nodes
+from weft.describe.plan import RECOMPUTES, Recompute
 from weft.moves.job import Job
-from weft.moves.layout import replicas_of
 from weft.moves.schedules import schedules_within
+from weft.moves.sharers import sharings
 from weft.planning.problem import Problem
-from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
@@ -27,8 +24,8 @@ SINGLE_DEVICE_SCHEDULE = "1f1b"
 # the same or less well.
 SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
-# What layouts have one after the other where it is left open; everything else is as pinned.
-_SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "sharding", "island", "recompute"}
+# What is tried one after the other where it is left open, beside `sharings`; everything else is as pinned.
+_SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompute"}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
@@ -68,19 +65,13 @@ def overlaps(cluster: Cluster) -> bool:
 
 
 def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
-    """The layout with every sharding and recomputation that the model knows; without replicas there is nobody
-    to share with."""
+    """The layout with everything that replicas may share out and every recomputation that the model knows."""
     job, pins = problem.job, problem.pins
-    shardings = SHARDINGS
+    memory = problem.minimise == "memory"
+    shared = list(sharings(job.cluster, layout, pins, opened=opened, lightest=memory))
     recomputes: tuple[Recompute | tuple[Recompute, ...], ...] = tuple(
         one for one in RECOMPUTES if one != "selective" or job.graph.knows_products
     )
-    if pins.sharding is not None:
-        shardings = (pins.sharding,)
-    elif pins.island is not None:
-        shardings = shardings[1:]
-    elif replicas_of(layout) == 1 or not opened:
-        shardings = shardings[:1]
     if pins.recompute is not None:
         recomputes = (pins.recompute,)
     elif not opened:
@@ -88,22 +79,7 @@ def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Lay
     for recompute in recomputes:
         if not isinstance(recompute, str) and len(recompute) != layout.stages:
             continue
-        for sharding in shardings:
-            for island in _islands(problem, layout, sharding, opened=opened):
-                yield replace(layout, sharding=sharding, island=island).recomputing(recompute)
-
-
-def _islands(problem: Problem, layout: Layout, sharding: Sharding, *, opened: bool) -> tuple[int | None, ...]:
-    """All replicas together, and those of a node for themselves, which hold more and never less.
-
-    Only gathers that come again and again are worth an all-reduce across islands: those of zero-3.
-    """
-    if problem.pins.island is not None:
-        return (problem.pins.island,)
-    if not opened or sharding != "zero-3" or problem.minimise == "memory":
-        return (None,)
-    island = island_on_nodes(problem.job.cluster, layout)
-    return (None,) if island is None else (None, island)
+        yield from (one.recomputing(recompute) for one in shared)
 
 
 def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> Iterator[int]:

@@ -107,8 +107,8 @@ def resident_bytes(
 ) -> Ints:
     """Bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
 
-    `stages` are (ranks that hold a stage, parameters of each or of all, replicas that share it out), in the
-    order in which a rank's stages take its buffers; the replicas are those of the stage, or of an island.
+    `stages` are (ranks that hold a stage, parameters of each or of all, replicas that reduce its gradient
+    together and share out what is shared out), in the order in which a rank's stages take its buffers.
     With phi parameters and n of them a rank holds (Rajbhandari et al., ZeRO, arXiv 1910.02054; buffers after
     Lamy-Poirier, arXiv 2211.05953)
 

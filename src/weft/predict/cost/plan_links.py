@@ -53,7 +53,7 @@ class PlanLinks:
         """By group that the program uses, the groups that it stands for, itself first.
 
         Where one replica is simulated in place of all, its group stands for what the twins of its ranks do in
-        other replicas, such as other islands.
+        other replicas, such as other groups of sharers.
         """
         groups, kin = self.program.groups, self.program.kin
         used = np.unique(self.program.columns.group)
@@ -107,7 +107,7 @@ class PlanLinks:
     def flows_of_group(self) -> Ints:
         """By group of the program, how many collectives each simulated one of it stands for on a link.
 
-        Those of the lanes and islands that are folded away run in step with it; where others meet them the
+        Those of the lanes and replicas that are folded away run in step with it; where others meet them the
         simulator finds out.
         """
         return self._in_step(lanes=self.program.kept_lane is not None)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.layout import Layout
-from weft.moves.layout import sharers_of
+from weft.moves.sharers import sharers_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
 from weft.planning.problem import Problem

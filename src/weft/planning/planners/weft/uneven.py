@@ -16,8 +16,8 @@ from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute, shared_out
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.moves.islands import unshared
 from weft.moves.layout import refuse
+from weft.moves.sharers import unshared
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LayerTimes

@@ -1,0 +1,69 @@
+"""What sharding asks of layouts and of plans: replicas to share with, and islands that are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
+from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanRule, listed
+from weft.errors import Violation
+from weft.moves.composition import Composition
+from weft.moves.job import Job
+from weft.moves.sharers import replicas_of
+
+
+def _nobody(job: Job, layout: Layout) -> str | None:
+    if layout.sharding == "zero-0" or replicas_of(layout) > 1:
+        return None
+    return f"{layout.sharding} shares states out over replicas, and dp is 1; nearest sharding: zero-0"
+
+
+def _not_whole(job: Job, layout: Layout) -> str | None:
+    found = _refuse_island(layout, replicas_of(layout))
+    return None if found is None else f"{found.problem}; nearest {found.where}: {found.nearest}"
+
+
+def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
+    """Why `replicas` cannot share out in islands of that size, and what to change to the nearest."""
+    island = decided.island
+    if island is None:
+        return None
+    if decided.sharding == "zero-0":
+        problem = f"islands of {island} replicas share states out, and zero-0 shares nothing"
+        return Violation("sharding", problem, "zero-1")
+    if island == 1:
+        return Violation("island", "an island of 1 replica has nobody to share with", "2")
+    if replicas % island:
+        sizes = [size for size in range(2, replicas + 1) if replicas % size == 0]
+        near = min(sizes, key=lambda size: abs(size - island))
+        return Violation("island", f"{replicas} replicas are not whole islands of {island}", str(near))
+    return None
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Stages of which nobody can share, or not in islands of that size; stages may differ in replicas."""
+    copies = [len(stage.replicas) for stage in plan.stages]
+    single = [index for index, count in enumerate(copies) if count == 1]
+    if plan.sharding != "zero-0" and single:
+        problem = f"{plan.sharding} shares states out over replicas; stages {listed(single)} have one"
+        yield Violation("plan: sharding", problem, "zero-0")
+    sizes = sorted({count for count in copies if count > 1 or plan.sharding == "zero-0"})
+    refused = (_refuse_island(plan, size) for size in sizes)
+    yield from (replace(one, where="plan: island") for one in dict.fromkeys(refused) if one is not None)
+
+
+RULES = (
+    Composition(
+        method="sharding", other="one replica", reason="there is nobody to share states with", refuse=_nobody
+    ),
+    Composition(
+        method="sharding",
+        other="islands",
+        reason="islands are whole, of two replicas or more, and share something out",
+        refuse=_not_whole,
+    ),
+    PlanRule(refuse=_problems_of),
+)
