@@ -12,7 +12,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation, require_choice
 from weft.run.batch_norm import hold_statistics
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnStage
 from weft.run.stage_module import StageModule, materialise

@@ -12,7 +12,7 @@ from weft.describe.plan import context_groups_of, tensor_groups_of
 from weft.errors import InputError, Violation
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.replica_ranks import ReplicaRanks
 from weft.run.tensor_layers import Division
 from weft.run.tensor_parallel import TensorRanks

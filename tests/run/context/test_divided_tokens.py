@@ -8,9 +8,9 @@ import torch.distributed as dist
 from pool import WorkerPool
 
 from weft.describe.plan import context_groups_of, tensor_groups_of
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.divided_tokens import DividedTokens
+from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
-from weft.run.divided_tokens import DividedTokens
 from weft.run.tensor_parallel import TensorRanks
 from weft.run.transport import HostGroup
 from weft.training.tasks.base import cross_entropy, most_likely
