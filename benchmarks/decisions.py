@@ -22,8 +22,8 @@ HERE = Path(__file__).resolve().parents[1]
 DECISIONS: Mapping[str, tuple[str, str]] = {
     "gradient norm": (r"gradient_norm|gradient-norm", "methods/gradient_norm"),
     "islands": (r"island", "methods/sharding"),
-    "context parallelism": (r"context_parallel", "run/context_parallel"),
-    "context parallelism, its axis": (r"\bcp\b", "run/context_parallel"),
+    "context parallelism": (r"context_parallel", "run/context"),
+    "context parallelism, its axis": (r"\bcp\b", "run/context"),
     "sharding": (r"zero-[0-3]|\bsharding\b", "methods/sharding"),
     "blocking": (r"\bblocking\b", "methods/blocking"),
     "recomputation": (r"recompute", "methods/recomputation"),
@@ -61,8 +61,8 @@ def main() -> None:
         return
     print(f"{'':32}" + "".join(f"{when:>8}: files  lines  elsewhere" for when in folders))
     for name, counts in table.items():
-        columns = (f"{one['files']:>15}{one['lines']:>7}{one['files_elsewhere']:>11}" for one in counts.values())
-        print(f"{name:32}" + "".join(columns))
+        columns = ((one["files"], one["lines"], one["files_elsewhere"]) for one in counts.values())
+        print(f"{name:32}{''.join('{:>15}{:>7}{:>11}'.format(*column) for column in columns)}")
 
 
 if __name__ == "__main__":

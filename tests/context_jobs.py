@@ -14,7 +14,7 @@ from tensor_jobs import DividedLoss, samples_of, tensor_plan, whole_loss, whole_
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.program.verify import require_valid
-from weft.run.divided_tokens import DividedTokens
+from weft.run.context.divided_tokens import DividedTokens
 from weft.run.stages import build_stage
 
 STEPS = 2

@@ -53,6 +53,14 @@ def test_tensor_ranks_divide_the_tokens_of_their_context_rank_where_they_divide_
     assert stream(Shape(3, 12, 4, 2)) == 3 * 12 / 2
 
 
+def test_context_ranks_have_equal_parts_of_what_counts_tokens():
+    whole, own = Shape(3, 12, 2), Shape(3, 12, 2, 3)
+    assert (whole.divides_tokens, own.divides_tokens) == (False, True)
+    tokens = Amount.parse("b*s/t")
+    assert tokens(own) == own.own_part(tokens(whole)) == tokens(whole) / 3
+    assert own.all_parts(tokens(own)) == tokens(whole)
+
+
 @pytest.mark.parametrize("text", ["", "b+s", "2*x", "b/s", "1/0", "t", "d", "2**b", "__import__('os')"])
 def test_anything_else_is_refused(text):
     with pytest.raises(InputError):

@@ -55,6 +55,13 @@ def test_parts_of_a_plan_are_checked_where_they_are_edited(part, changes, where)
     assert str(refused.value).startswith(where)
 
 
+def test_a_rank_has_stages_with_the_ranks_of_its_replica():
+    (first, _), (_, last) = (stage.replicas for stage in PLAN.stages)
+    assert PLAN.stages_of(first.ranks[0]) == {0: first.ranks}
+    assert PLAN.stages_of(last.ranks[0]) == {1: last.ranks}
+    assert PLAN.stages_of(PLAN.ranks) == {}
+
+
 def test_a_legal_edit_is_the_plan_that_says_so_from_the_start():
     edited = PLAN.model_copy(update={"sharding": "zero-1"})
     assert edited == Plan.model_validate({**PLAN.__dict__, "sharding": "zero-1"})

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.layouts import asked, placed_layout, ring_layout
 
+from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.methods.tying.program import Tied, TiedWeights, groups
@@ -123,14 +124,13 @@ def test_impossible_ties_are_refused(stages: tuple[int, ...]) -> None:
 
 def test_context_ranks_are_whole_groups_of_lanes() -> None:
     layout = tied_layout("1f1b", 1, 2, 1, lanes=2)
+    tied = Tied(ends_of(layout), ReplicaGrid(context=3))
     with pytest.raises(InputError, match="replicas of 2 ranks are not whole groups of 3 context ranks"):
-        build_training_program(
-            layout, get_schedule("1f1b"), {}, methods={"tying": Tied(ends_of(layout), context_parallel=3)}
-        )
+        build_training_program(layout, get_schedule("1f1b"), {}, methods={"tying": tied})
 
 
-def tied_groups(context_parallel: int, lanes: int = 2) -> tuple[Groups, Ints]:
-    tied = Tied((TiedWeights((0, 1), 8),), context_parallel)
+def tied_groups(context: int, lanes: int = 2) -> tuple[Groups, Ints]:
+    tied = Tied((TiedWeights((0, 1), 8),), ReplicaGrid(lanes // context, context))
     [table] = groups(ring_layout(2, 2, (1, 1), lanes=lanes), tied)
     return table.groups, table.table
 

@@ -66,6 +66,9 @@ def test_a_legal_layout_is_a_legal_plan_and_reads_back(wanted):
     assert check_plan(plan, JOB.graph, CLUSTER) == []
     assert layout_of(plan, flops_per_layer(JOB)) == wanted
     assert plan.ranks == wanted.ranks
+    for stage in range(len(plan.stages)):
+        assert plan.grid(stage) == wanted.grid
+        assert plan.shape(stage) == wanted.shape(JOB.sequence)
 
 
 @st.composite

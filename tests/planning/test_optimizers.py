@@ -80,7 +80,7 @@ def test_bounds_count_what_simulations_count() -> None:
     layout = found.ranking.fitting[0].layout
     bounds, higher = Bounds(found.problem), Bounds(more.problem)
     less = higher.resident_bytes(layout) - bounds.resident_bytes(layout)
-    parameters = sum(found.problem.job.graph.amounts("parameters", bounds.shape(layout)))
+    parameters = sum(found.problem.job.graph.amounts("parameters", layout.shape(found.problem.job.sequence)))
     assert less == pytest.approx(4 * parameters / 4 * (1 + ALLOCATOR_SLACK), rel=1e-6)
     sizes = zip(higher.layer_bytes(layout).states, bounds.layer_bytes(layout).states, strict=True)
     assert sum(two - one for two, one in sizes) == pytest.approx(less, rel=1e-6)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from weft.describe.plan import Blocking, Sharding
+from weft.describe.replica_grid import ReplicaGrid
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.methods.sharding.program import Shared
 from weft.methods.tying.kinds import REDUCE_TIED
@@ -39,7 +40,7 @@ def asked(
     if norm:
         methods["gradient-norm"] = True
     if tied:
-        methods["tying"] = Tied(tuple(tied))
+        methods["tying"] = Tied(tuple(tied), ReplicaGrid())
     return methods
 
 

@@ -25,7 +25,7 @@ from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
 from weft.run.channels import Outbox
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.failures import PeerLostError
 from weft.run.runtime import Runtime
 from weft.run.stages import build_stage

@@ -18,7 +18,8 @@ from tensor_jobs import divisible, samples_of
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan, context_groups_of, tensor_groups_of
+from weft.describe.plan import Plan
+from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 from weft.planning.compile import compile_evaluation
 from weft.predict.cost.memory import stage_kept_bytes
@@ -112,12 +113,11 @@ def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
 
 def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
     """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
-    place, share = divmod(rank, 2)
-    stage = build_stage(
-        config, range(1, 3), SEED, torch.float32, tensor_share=(share, 2), context_share=(place, 2)
-    )
-    for axis, groups_of in ((stage.tensor, tensor_groups_of), (stage.context, context_groups_of)):
-        groups = {ranks: dist.new_group(ranks) for ranks in groups_of(range(ranks), 2)}
+    grid = ReplicaGrid(2, 2)
+    tensor, context = grid.shares(rank)
+    stage = build_stage(config, range(1, 3), SEED, torch.float32, tensor_share=tensor, context_share=context)
+    for axis, along in zip((stage.tensor, stage.context), grid.groups(range(ranks)), strict=True):
+        groups = {ranks: dist.new_group(ranks) for ranks in along}
         axis.connect(HostGroup(next(group for ranks, group in groups.items() if rank in ranks)))
     inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)
     # The first pass has made the mask of all blocks, which stays.
@@ -152,7 +152,7 @@ def test_stages_must_be_divided_as_the_plan_says() -> None:
     plan = context_plan(config, tp=2)
     stages = {0: build_stage(config, range(4), SEED, torch.float64, context_share=(1, 4))}
     with pytest.raises(InputError) as caught:
-        connect_stages(make_program(config, plan), 1, stages, {}, plan.cp)
+        connect_stages(plan, 1, stages, {})
     assert str(caught.value).splitlines() == [
         "stage 0: rank 1 was given tensor share 0 of 1, the plan gives it 1 of 2",
         "stage 0: rank 1 was given context share 1 of 4, the plan gives it 0 of 2",

@@ -32,6 +32,19 @@ class Shape:
         own_tokens = self.sequence // self.context_parallel
         return self.tensor_parallel if own_tokens % self.tensor_parallel == 0 else 1
 
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether context ranks divide the tokens of a sample."""
+        return self.context_parallel > 1
+
+    def own_part(self, whole: float) -> float:
+        """Of what all tokens of a sample take the part of one context rank."""
+        return whole / self.context_parallel
+
+    def all_parts(self, own: float) -> float:
+        """What all context ranks have together where each has `own`."""
+        return own * self.context_parallel
+
 
 @dataclass(frozen=True, slots=True)
 class Term:

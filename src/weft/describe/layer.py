@@ -25,7 +25,7 @@ class Matmul:
     kernel: str = PLAIN_PRODUCT
 
     def flops(self, shape: Shape) -> float:
-        if shape.context_parallel > 1:
+        if shape.divides_tokens:
             # Tokens may be counted along two sides, as in scores, but ranks divide the product once.
             return 2.0 * (self.count * self.rows * self.inner * self.columns)(shape)
         return 2.0 * self.count(shape) * self.rows(shape) * self.inner(shape) * self.columns(shape)

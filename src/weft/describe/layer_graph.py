@@ -17,6 +17,7 @@ from weft.describe.amount import Amount, Shape
 from weft.describe.layer import Layer
 from weft.describe.layer_json import indented, layer_from, layer_record
 from weft.describe.one_line import one_line
+from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.units import format_count
 from weft.errors import InputError, Violation
 
@@ -118,6 +119,10 @@ class LayerGraph:
         """Count of parameters held by one tensor rank."""
         shape = Shape(1, self.sequence, tensor_parallel)
         return round(sum(layer.parameters(shape) for layer in self.layers))
+
+    def refuse_grid(self, grid: ReplicaGrid, sequence: int) -> str | None:
+        """Why a replica's ranks cannot divide the layers and the tokens of a sample like this, or None."""
+        return self.refuse_tensor(grid.tensor) or self.refuse_context(grid.context, sequence)
 
     def refuse_tensor(self, tensor_parallel: int) -> str | None:
         """Why the layers cannot be divided over so many tensor ranks, with the nearest degree, or None.

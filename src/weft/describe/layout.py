@@ -12,9 +12,11 @@ from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from weft.describe.amount import Shape
 from weft.describe.layout_text import counts_text, order_text, recomputes_text
 from weft.describe.one_line import one_line
 from weft.describe.plan import RECOMPUTES, Blocking, Recompute, Sharding, shared_out
+from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.toml_table import Count, TomlTable, Word
 from weft.describe.toml_text import value_text
 from weft.describe.units import shown
@@ -100,9 +102,18 @@ class Layout:
         return record | {"options": dict(self.options)} | {name: getattr(self, name) for name in said}
 
     @property
+    def grid(self) -> ReplicaGrid:
+        """How the ranks of each replica of a stage divide it among them."""
+        return ReplicaGrid(self.tp, self.cp)
+
+    @property
     def width(self) -> int:
         """Ranks of one replica of a stage."""
-        return self.cp * self.tp
+        return self.grid.ranks
+
+    def shape(self, sequence: int) -> Shape:
+        """What one rank computes of a micro-batch of samples with so many tokens."""
+        return Shape(self.micro_batch_size, sequence, *self.grid)
 
     @property
     def ranks(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,7 @@ from weft.describe.device import PRECISION_BYTES
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.reading import violations_of
+from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -161,10 +162,18 @@ class Plan(_Record):
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"
 
+    def grid(self, stage: int) -> ReplicaGrid:
+        """How the ranks of each replica of a stage divide it among them."""
+        return ReplicaGrid(len(self.stages[stage].replicas[0].ranks) // self.cp, self.cp)
+
+    def stages_of(self, rank: int) -> dict[int, tuple[int, ...]]:
+        """The numbers of a rank's stages, with the ranks of the replica that it is in."""
+        replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
+        return {index: ranks for index, ranks in replicas if rank in ranks}
+
     def shape(self, stage: int) -> Shape:
         """What one rank of a stage computes of a micro-batch."""
-        width = len(self.stages[stage].replicas[0].ranks) // self.cp
-        return Shape(self.micro_batch_size, self.sequence, width, self.cp)
+        return Shape(self.micro_batch_size, self.sequence, *self.grid(stage))
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
@@ -208,18 +217,6 @@ def id_of(record: Mapping[str, Any]) -> str:
     """Sixteen hex digits of the hash of a record's canonical JSON."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def tensor_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:
-    """Of a replica's ranks those that divide layers among them, neighbours, by their place in the tokens."""
-    size = len(ranks) // context_parallel
-    return tuple(tuple(ranks[first : first + size]) for first in range(0, len(ranks), size))
-
-
-def context_groups_of(ranks: Sequence[int], context_parallel: int) -> tuple[tuple[int, ...], ...]:
-    """Of a replica's ranks those that divide tokens among them, by their share of the layers."""
-    size = len(ranks) // context_parallel
-    return tuple(tuple(ranks[place::size]) for place in range(size))
 
 
 def shared_out(decided: Plan | Layout) -> str:

@@ -69,11 +69,7 @@ def refuse(job: Job, layout: Layout) -> str | None:
         return apart
     if (refused_share := _refuse_share(job, layout)) is not None:
         return refused_share
-    return (
-        job.graph.refuse_tensor(layout.tp)
-        or job.graph.refuse_context(layout.cp, job.sequence)
-        or _refuse_order_of_any(job, layout)
-    )
+    return job.graph.refuse_grid(layout.grid, job.sequence) or _refuse_order_of_any(job, layout)
 
 
 def _refuse_shared(job: Job, layout: Layout) -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from weft.describe.layout import KEPT_IN_PLANS, Layout
+from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
 from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, ranks_of
@@ -55,18 +56,17 @@ def usual_layout_of(plan: Plan) -> Layout:
 
 def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
     """What a plan says of all stages, with so many pipelines whose replicas have `width` ranks."""
-    pp = plan.mesh.get("pp", 1)
-    return Layout(
-        pp=pp,
-        dp=dp,
-        loops=-(-len(plan.stages) // pp),
+    # Tensor ranks are what the other axes leave of a replica, in stages of every width.
+    degrees: dict[str, Any] = {axis: plan.mesh.get(axis, 1) for axis in AXES} | {"dp": dp, "tp": 1}
+    layout = Layout(
+        **degrees,
+        loops=-(-len(plan.stages) // degrees["pp"]),
         schedule=plan.schedule.name,
         options=plan.schedule.options,
         sync=plan.sync.name,
-        tp=width // plan.cp,
-        cp=plan.cp,
         **{name: getattr(plan, name) for name in KEPT_IN_PLANS},
     )
+    return replace(layout, tp=width // layout.width)
 
 
 def _usual(values: Sequence[int]) -> int:

@@ -26,10 +26,11 @@ def compile_problems(plan: Plan, program: Program) -> list[Violation]:
     if any(stage.recompute == "selective" for stage in plan.stages):
         problem = "recompute 'selective' chooses among operations, and compiled layers have none of their own"
         problems.append(Violation(_WHERE, problem, 'plan.recompute = "full"'))
-    if plan.cp > 1:
+    grid = plan.grid(0)
+    if grid.context > 1:
         problem = "layers whose tokens several ranks divide among them (cp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.cp = 1"))
-    if any(len(copy.ranks) > plan.cp for stage in plan.stages for copy in stage.replicas):
+    if grid.tensor > 1:
         problem = "layers that several ranks divide among them (tp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.tp = 1"))
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from weft.run.context.divided_tokens import DividedTokens
 from weft.run.divided_logits import DividedLogits
-from weft.run.divided_tokens import DividedTokens
 from weft.run.precision import at_least_fp32
 
 Divided = DividedLogits | DividedTokens

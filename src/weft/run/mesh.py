@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from weft.describe.plan import context_groups_of, tensor_groups_of
+from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Program
@@ -41,13 +41,11 @@ class Groups:
             group.close()
 
 
-def open_groups(
-    program: Program, rank: int, *, context_parallel: int, generation: int, timeout: timedelta
-) -> Groups:
-    """Create the groups of a program inside the job's default process group; every rank must call this.
+def open_groups(plan: Plan, program: Program, rank: int, *, generation: int, timeout: timedelta) -> Groups:
+    """Create the groups of a plan and its program inside the job's default process group; all ranks call it.
 
-    `context_parallel` is the plan's. `generation` counts the runtimes of this job, so that groups made after
-    a failure cannot meet the remains of earlier ones.
+    `generation` counts the runtimes of this job, so that groups made after a failure cannot meet the remains
+    of earlier ones.
 
     Raises:
         InputError: when the job has not as many ranks as the program.
@@ -73,9 +71,7 @@ def open_groups(
     losses = create("losses", everyone)
     created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
     mine = {index: group for index, group in created.items() if rank in program.groups[index]}
-    inside = {
-        ranks: create(f"replica ranks {ranks}", ranks) for ranks in replica_groups(program, context_parallel)
-    }
+    inside = {ranks: create(f"replica ranks {ranks}", ranks) for ranks in replica_groups(plan)}
     return Groups(
         rank=rank,
         generation=generation,
@@ -96,15 +92,10 @@ def used_groups(program: Program) -> list[int]:
     return sorted(found)
 
 
-def replica_groups(program: Program, context_parallel: int) -> list[tuple[int, ...]]:
+def replica_groups(plan: Plan) -> list[tuple[int, ...]]:
     """The ranks that divide layers or tokens among them, several each, in order."""
-    replicas = set(program.obligations.owners.values())
-    return sorted(
-        {
-            group
-            for ranks in replicas
-            for groups_of in (tensor_groups_of, context_groups_of)
-            for group in groups_of(ranks, context_parallel)
-            if len(group) > 1
-        }
-    )
+    replicas = {
+        (plan.grid(index), copy.ranks) for index, stage in enumerate(plan.stages) for copy in stage.replicas
+    }
+    groups = {group for grid, ranks in replicas for along in grid.groups(ranks) for group in along}
+    return sorted(group for group in groups if len(group) > 1)

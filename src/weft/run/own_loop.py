@@ -99,11 +99,7 @@ class Runtime:
         built: Mapping[int, nn.Module] = (
             build_stages(self.plan, model, rank, seed, dtype)
             if stage_builder is None
-            else {
-                index: stage_builder(stage.layers)
-                for index, stage in enumerate(self.plan.stages)
-                if any(rank in copy.ranks for copy in stage.replicas)
-            }
+            else {index: stage_builder(self.plan.stages[index].layers) for index in self.plan.stages_of(rank)}
         )
         stages = {index: stage.to(device) for index, stage in built.items()}
         self._runtime = ProgramRuntime(

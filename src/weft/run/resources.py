@@ -107,14 +107,9 @@ def make_resources(
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
-    groups = open_groups(
-        program,
-        rank,
-        context_parallel=plan.cp,
-        generation=generation,
-        timeout=timedelta(seconds=timeout_s),
-    )
-    connect_stages(program, rank, stages, groups.replica, plan.cp)
+    timeout = timedelta(seconds=timeout_s)
+    groups = open_groups(plan, program, rank, generation=generation, timeout=timeout)
+    connect_stages(plan, rank, stages, groups.replica)
     replicas = {
         stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
     }

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from weft.describe.model import ModelConfig
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.divided_tokens import DividedTokens
+from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
-from weft.run.divided_tokens import DividedTokens
 from weft.run.layers import LayerFunction
 from weft.run.randomness import counter_seed
 from weft.run.tensor_layers import DividedTable, Division, Held, enter_before, replace_rows
@@ -124,7 +124,7 @@ class StageModule(nn.Module, ABC):
     def spread(self, ranks: ContextRanks) -> None:
         """Compute one context rank's tokens only."""
         # Brings all of the modelling code of `transformers` along, which other stages do without.
-        from weft.run.context_attention import spread_tokens
+        from weft.run.context.attention import spread_tokens
 
         self.context = ranks
         spread_tokens(self, ranks)

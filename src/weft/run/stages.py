@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
+from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError, Violation, require_choice
 from weft.run.batch_norm import hold_statistics
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnStage
 from weft.run.stage_module import StageModule, materialise
@@ -43,9 +45,10 @@ def build_stage(
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
             of shares that does not divide them or the tokens.
     """
-    place, size = tensor_share
-    if size > 1 or context_share[1] > 1:
-        _require_divisible(model_config, size, context_share[1])
+    grid = ReplicaGrid(tensor_share[1], context_share[1])
+    reason = layer_graph(model_config).refuse_grid(grid, model_config.sequence) if grid.ranks > 1 else None
+    if reason is not None:
+        raise InputError(Violation(f"model {model_config.name}", reason))
     if model_config.family == FAMILY:
         _require_layers(model_config, layers)
         return OwnStage(model_config, layers, seed, dtype)
@@ -53,11 +56,10 @@ def build_stage(
     _require_layers(model_config, layers)
     with torch.device("meta"):
         stage = stage_family(model_config.family)(model_config, layers)
-    if size > 1:
-        own_tokens = model_config.sequence // context_share[1]
-        divides_sequence = own_tokens % size == 0
-        stage.divide(TensorRanks(place, size, divides_sequence=divides_sequence))
-    if context_share[1] > 1:
+    if grid.tensor > 1:
+        divides_sequence = Shape(1, model_config.sequence, *grid).sequence_parallel > 1
+        stage.divide(TensorRanks(*tensor_share, divides_sequence=divides_sequence))
+    if grid.context > 1:
         stage.spread(ContextRanks(*context_share))
     materialise(stage, seed, dtype)
     hold_statistics(stage, dtype)
@@ -72,28 +74,13 @@ def build_stages(
     Raises:
         InputError: as `build_stage`.
     """
-    context = plan.cp
     stages = {}
-    for index, stage in enumerate(plan.stages):
-        for ranks in (copy.ranks for copy in stage.replicas if rank in copy.ranks):
-            tensor = len(ranks) // context
-            token_place, layer_place = divmod(ranks.index(rank), tensor)
-            stages[index] = build_stage(
-                model_config,
-                stage.layers,
-                seed,
-                dtype,
-                tensor_share=(layer_place, tensor),
-                context_share=(token_place, context),
-            )
+    for index, ranks in plan.stages_of(rank).items():
+        layers, (tensor, context) = plan.stages[index].layers, plan.grid(index).shares(ranks.index(rank))
+        stages[index] = build_stage(
+            model_config, layers, seed, dtype, tensor_share=tensor, context_share=context
+        )
     return stages
-
-
-def _require_divisible(config: ModelConfig, tensor: int, context: int) -> None:
-    graph = layer_graph(config)
-    reason = graph.refuse_tensor(tensor) or graph.refuse_context(context, config.sequence)
-    if reason is not None:
-        raise InputError(Violation(f"model {config.name}", reason))
 
 
 def _require_layers(config: ModelConfig, layers: Sequence[int]) -> None:

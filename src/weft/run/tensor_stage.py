@@ -8,11 +8,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from weft.describe.plan import context_groups_of, tensor_groups_of
+from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.program.program import Program
 from weft.run.bucket import FlatLayout
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.replica_ranks import ReplicaRanks
 from weft.run.tensor_layers import Division
 from weft.run.tensor_parallel import TensorRanks
@@ -63,30 +62,20 @@ def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor
 
 
 def connect_stages(
-    program: Program,
-    rank: int,
-    stages: Mapping[int, nn.Module],
-    groups: Mapping[tuple[int, ...], Group],
-    context_parallel: int,
+    plan: Plan, rank: int, stages: Mapping[int, nn.Module], groups: Mapping[tuple[int, ...], Group]
 ) -> None:
     """Let the stages of a rank exchange over the groups of their replicas.
 
     Args:
         groups: by their ranks, those that divide layers and those that divide tokens.
-        context_parallel: the plan's.
 
     Raises:
-        InputError: one line for every stage that is not the share which the program gives to this rank.
+        InputError: one line for every stage that is not the share which the plan gives to this rank.
     """
     problems = []
-    for (stage, _), ranks in program.obligations.owners.items():
-        if rank not in ranks:
-            continue
-        found = (
-            next(group for group in groups_of(ranks, context_parallel) if rank in group)
-            for groups_of in (tensor_groups_of, context_groups_of)
-        )
-        for given, group in zip(_axes(stages[stage]), found, strict=True):
+    for stage, ranks in plan.stages_of(rank).items():
+        for given, along in zip(_axes(stages[stage]), plan.grid(stage).groups(ranks), strict=True):
+            group = next(one for one in along if rank in one)
             place, size = group.index(rank), len(group)
             if (given.place, given.size) != (place, size):
                 problem = f"rank {rank} was given {given.name} share {given.place} of {given.size}"

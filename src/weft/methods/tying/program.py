@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, context_groups_of
+from weft.describe.plan import Plan
+from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import Violation
 from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
 from weft.predict.cost.memory import gradient_element_bytes
@@ -45,13 +46,10 @@ class TiedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """The weights that stages share; all of them are trained.
-
-    `context_parallel` is how many ranks of a replica hold the same weights and compute other tokens.
-    """
+    """The weights that stages share, whose replicas are such grids; all of them are trained."""
 
     weights: tuple[TiedWeights, ...]
-    context_parallel: int = 1
+    grid: ReplicaGrid
 
 
 def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
@@ -64,7 +62,7 @@ def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
         if len(stages) > 1:
             parameters = round(one.parameters(plan.shape(stages[0])))
             weights.append(TiedWeights(stages, element * parameters))
-    return Tied(tuple(weights), plan.cp) if weights else None
+    return Tied(tuple(weights), plan.grid(0)) if weights else None
 
 
 def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:
@@ -75,7 +73,7 @@ def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> lis
         for one in tied.weights
         if not _are_trained_stages(one.stages, trained)
     ]
-    lanes, parts = len(layout.stages[0].replicas[0]), tied.context_parallel
+    lanes, parts = len(layout.stages[0].replicas[0]), tied.grid.context
     if parts < 1 or lanes % parts:
         problem = f"replicas of {lanes} ranks are not whole groups of {parts} context ranks"
         problems.append(Violation("layout", problem))
@@ -88,14 +86,13 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
     """The ranks with a copy of each weight; lanes that divide the tokens are in one group."""
-    shares = len(layout.stages[0].replicas[0]) // tied.context_parallel
     found = []
     for one in tied.weights:
         replicas = (ranks for stage in one.stages for ranks in layout.stages[stage].replicas)
-        alike = zip(*(context_groups_of(ranks, tied.context_parallel) for ranks in replicas), strict=True)
+        alike = zip(*map(tied.grid.context_groups, replicas), strict=True)
         found += [tuple(dict.fromkeys(chain.from_iterable(copies))) for copies in alike]
-    table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), shares)
-    whole = np.tile(table, (1, tied.context_parallel))
+    table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), -1)
+    whole = np.tile(table, (1, tied.grid.context))
     return (GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=("part",), table=whole),)
 
 

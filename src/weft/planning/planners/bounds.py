@@ -218,7 +218,7 @@ class Bounds:
         return np.array([joined[word][stage] for stage, word in enumerate(words)])
 
     def _cut_key(self, layout: Layout) -> _CutKey:
-        return self.shape(layout), layout.stages, layout.layers_per_stage
+        return layout.shape(self._problem.job.sequence), layout.stages, layout.layers_per_stage
 
     def _cuts(self, layout: Layout) -> Ints:
         """First layer of every stage, then the number of layers; stages are as `build_plan` cuts them."""
@@ -232,10 +232,6 @@ class Bounds:
     def element_bytes(self) -> int:
         """Bytes of one element of a message."""
         return PRECISION_BYTES[self._problem.job.precision]
-
-    def shape(self, layout: Layout) -> Shape:
-        """What a rank of the layout computes of a micro-batch."""
-        return self._costs.shape(layout)
 
 
 class _Kept(NamedTuple):

@@ -11,6 +11,7 @@ from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError, Violation
 from weft.moves.partition import uniform_partition
+from weft.planning.planners.space import meshes
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
 
@@ -31,7 +32,7 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
     degrees = [pins.tp] if pins.tp is not None else _tensor_degrees(problem)
     besides = pins.besides(_BY_DEGREES)
     for tp in degrees:
-        for dp, pp in _meshes(problem, tp):
+        for pp, dp in reversed([*meshes(problem.job.cluster.ranks, tp, pins)]):
             sizes = divisors(batch // dp) if batch % dp == 0 else []
             for size in sizes if pins.micro_batch_size is None else [pins.micro_batch_size]:
                 yield Layout(
@@ -113,16 +114,3 @@ def divisors(number: int) -> list[int]:
 
 def _tensor_degrees(problem: Problem) -> list[int]:
     return divisors(gcd(*(group.devices for group in problem.job.cluster.groups)))
-
-
-def _meshes(problem: Problem, tp: int) -> Iterator[tuple[int, int]]:
-    """(dp, pp), rising in dp."""
-    pins, (places, rest) = problem.pins, divmod(problem.job.cluster.ranks, tp)
-    if pins.dp is not None and pins.pp is not None:
-        yield pins.dp, pins.pp
-        return
-    for dp in divisors(places) if not rest else []:
-        mesh = dp, places // dp
-        wanted = pins.dp, pins.pp
-        if all(pin in (None, degree) for pin, degree in zip(wanted, mesh, strict=True)):
-            yield mesh

@@ -64,18 +64,13 @@ class LeastCosts:
         self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
         self._layers: dict[Shape, LayerCosts] = {}
 
-    def shape(self, layout: Layout) -> Shape:
-        """What a rank of the layout computes of a micro-batch."""
-        sequence, degrees = self._problem.job.sequence, (layout.tp, layout.cp)
-        return Shape(layout.micro_batch_size, sequence, *degrees)
-
     def of(self, layout: Layout) -> LayerCosts:
         """The costs of a micro-batch of the layout.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
-        shape = self.shape(layout)
+        shape = layout.shape(self._problem.job.sequence)
         if shape not in self._layers:
             self._layers[shape] = self._evaluated(shape)
         return self._layers[shape]

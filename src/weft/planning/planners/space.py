@@ -40,8 +40,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     opened = overlaps(job.cluster)
     unsearched = pins.besides(_SEARCHED)
     for tp in _tensor_degrees(job.cluster, pins, opened=opened):
-        width = tp * (pins.cp or 1)
-        for pp, dp in _meshes(job.cluster.ranks, width, pins):
+        for pp, dp in meshes(job.cluster.ranks, pins.replaced(tp=tp).width, pins):
             for micro_batch_size in _micro_batch_sizes(job, dp, pins):
                 mesh = pp, dp
                 for schedule, options, loops in _orders(problem, mesh, opened=opened):
@@ -95,10 +94,10 @@ def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> I
             return
 
 
-def _meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, int]]:
-    """(pp, dp) with pp x dp x `width` = ranks; fewer ranks only when the user pins both degrees.
+def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, int]]:
+    """(pp, dp) with pp x dp x `width` = ranks, rising in pp; fewer ranks only when both degrees are pinned.
 
-    The width is how many ranks a replica of a stage has: cp x tp.
+    The width is how many ranks a replica of a stage has.
     """
     if pins.pp is not None and pins.dp is not None:
         yield pins.pp, pins.dp
@@ -110,10 +109,7 @@ def _meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, 
         if places % pp:
             continue
         dp = places // pp
-        if pins.pp in (None, pp) and pins.dp in (
-            None,
-            dp,
-        ):
+        if pins.pp in (None, pp) and pins.dp in (None, dp):
             yield pp, dp
 
 

@@ -255,10 +255,8 @@ class ComputeModel:
         kept = 0.0
         for layer, count in self._distinct(graph, layers):
             kept += count * profiled_kept_bytes(self.profile, layer, shape, device.name)
-        if (ranks := shape.context_parallel) > 1:
-            more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
-            kept = kept / ranks + more * PRECISION_BYTES[precision]
-        return round(kept)
+        more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
+        return round(shape.own_part(kept) + more * PRECISION_BYTES[precision])
 
     def instruction_s(self, device: Device) -> float:
         """Host time that the executor adds to every compute instruction, where it was measured."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan, context_groups_of, tensor_groups_of
+from weft.describe.plan import Plan
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.program.program import Ints
@@ -40,7 +40,7 @@ class Exchanges(NamedTuple):
 
 def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:
     """Bytes of the keys and values of a layer that all context ranks together gather on each of them."""
-    return round(shape.context_parallel * graph.amounts("gathered", shape)[layer] * element_bytes)
+    return round(shape.all_parts(graph.amounts("gathered", shape)[layer]) * element_bytes)
 
 
 class StageExchanges(NamedTuple):
@@ -72,15 +72,12 @@ def stage_exchanges(
     """
     found: dict[int, StageExchanges] = {}
     for stage, ranks in enumerate(ranks_of_stage):
-        shape = plan.shape(stage)
-        axes = [
-            one(plan, graph, network, stage)
-            for one, size in ((_tensor, shape.tensor_parallel), (_context, shape.context_parallel))
-            if size > 1
-        ]
+        grid = plan.grid(stage)
+        sizes = zip((_tensor, _context), grid, strict=True)
+        axes = [one(plan, graph, network, stage) for one, size in sizes if size > 1]
         if not axes:
             continue
-        without_tensor = axes[1:] if shape.tensor_parallel > 1 else axes
+        without_tensor = axes[1:] if grid.tensor > 1 else axes
         first, of_replica = _places(network, ranks)
         parts = (
             [
@@ -121,7 +118,7 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
             sizes[size] += exchanges[layer]
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = tensor_groups_of(ranks, plan.cp)
+        groups = plan.grid(stage).tensor_groups(ranks)
         seconds = sum(
             count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
         )
@@ -131,14 +128,14 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
 
 
 def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
-    shape, layers = plan.shape(stage), plan.stages[stage].layers
+    shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
-    loss_bytes = LOSS_BYTES * plan.cp if len(graph.layers) - 1 in layers else 0
+    loss_bytes = LOSS_BYTES * grid.context if len(graph.layers) - 1 in layers else 0
     gradient_bytes = gradient_element_bytes(plan) * own_parameters(graph, layers, shape)
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = context_groups_of(ranks, plan.cp)
+        groups = grid.context_groups(ranks)
         gathers_s, scatters_s = (
             sum(count * _at_once(network, exchange, groups, size) for size, count in sizes.items())
             for exchange in (network.all_gather, network.reduce_scatter)

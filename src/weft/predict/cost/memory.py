@@ -197,8 +197,9 @@ def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pre
 
 def context_kept(layer: Layer, shape: Shape) -> float:
     """Elements that a layer keeps because context ranks divide the tokens: all keys and values foremost."""
-    ranks = shape.context_parallel
-    return ranks * layer.gathered(shape) + layer.context_kept(shape) if ranks > 1 else 0.0
+    if not shape.divides_tokens:
+        return 0.0
+    return shape.all_parts(layer.gathered(shape)) + layer.context_kept(shape)
 
 
 def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:

@@ -43,7 +43,7 @@ class Pricing:
     def completes_gradient(self) -> Ints:
         """By instruction, 1 where context ranks add up their stage's gradient at its end, else 0."""
         completes = np.zeros(len(self.program), dtype=np.int64)
-        if self.plan.cp > 1:
+        if self.placed.shape(0).divides_tokens:
             for rank in range(self.program.ranks):
                 completes[list(last_gradients(self.program, rank))] = 1
         return completes

@@ -94,9 +94,8 @@ def profiled_times(
     rows = profile_rows(profile, layer, shape, device.name)
     size = float(shape.micro_batch_size)
     # Whole sequences are profiled, of which a context rank computes its tokens.
-    ranks = shape.context_parallel
-    forward_s = value_at([(row.micro_batch_size, row.forward_s) for row in rows], size) / ranks
-    backward_s = value_at([(row.micro_batch_size, row.backward_s) for row in rows], size) / ranks
+    forward_s = shape.own_part(value_at([(row.micro_batch_size, row.forward_s) for row in rows], size))
+    backward_s = shape.own_part(value_at([(row.micro_batch_size, row.backward_s) for row in rows], size))
     if len(rows) == 1 and rows[0].micro_batch_size != shape.micro_batch_size:
         one = rows[0]
         now, then = (
@@ -104,8 +103,8 @@ def profiled_times(
             for count in (shape.micro_batch_size, one.micro_batch_size)
         )
         if then.forward_s and then.backward_s:
-            forward_s = one.forward_s * now.forward_s / then.forward_s / ranks
-            backward_s = one.backward_s * now.backward_s / then.backward_s / ranks
+            forward_s = shape.own_part(one.forward_s * now.forward_s / then.forward_s)
+            backward_s = shape.own_part(one.backward_s * now.backward_s / then.backward_s)
     share = weight_share(layer, shape)
     return LayerTimes(
         forward_s,

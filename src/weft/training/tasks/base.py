@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from weft.describe.run_tables.training import BYTES
+from weft.run.context.divided_tokens import DividedTokens
 from weft.run.divided_logits import IGNORED, DividedLogits
-from weft.run.divided_tokens import DividedTokens
 
 Ints = npt.NDArray[np.int64]
 # Of a last stage: all of it, or a tensor or context rank's share of the logits.

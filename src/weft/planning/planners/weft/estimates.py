@@ -26,7 +26,7 @@ class StepEstimates:
     """Of the layouts of one problem."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
-        self._graph, self._bounds = problem.job.graph, bounds
+        self._job, self._bounds = problem.job, bounds
         self._network = problem.cost_model.network
 
     def step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
@@ -39,9 +39,8 @@ class StepEstimates:
             found: its stages and shares.
         """
         reduced_s, all_s = self._exchanged_s(layout, devices, found)
-        shape = self._bounds.shape(layout)
-        middle = self._graph.layers[len(self._graph.layers) // 2]
-        sent = round(middle.sent(shape) * self._bounds.element_bytes)
+        shape, layers = layout.shape(self._job.sequence), self._job.graph.layers
+        sent = round(layers[len(layers) // 2].sent(shape) * self._bounds.element_bytes)
         firsts = devices[:, 0, 0].tolist()
         hops = (self._network.message_s(rank, peer, sent) for rank, peer in pairwise(firsts))
         hops_s = 2.0 * layout.loops * sum(map(sum, hops))

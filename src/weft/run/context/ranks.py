@@ -1,7 +1,7 @@
 """`ContextRanks`: the ranks that divide the tokens of every sample.
 
 Every rank has the same weights, all of the stage's or the same tensor rank's share, and computes its own
-tokens. Attention alone reads other tokens (`weft.run.context_attention`). Of 2c chunks of a sample, rank r of
+tokens. Attention alone reads other tokens (`weft.run.context.attention`). Of 2c chunks of a sample, rank r of
 c has the chunks r and 2c - 1 - r, so that with causal attention all ranks have the same work (Llama 3, arXiv
 2407.21783, section 3.3.2).
 """

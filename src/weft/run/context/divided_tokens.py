@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import IGNORED, DividedLogits
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from pool import WorkerPool
 
-from weft.describe.plan import context_groups_of, tensor_groups_of
-from weft.run.context_parallel import ContextRanks
+from weft.describe.replica_grid import ReplicaGrid
+from weft.run.context.divided_tokens import DividedTokens
+from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
-from weft.run.divided_tokens import DividedTokens
 from weft.run.tensor_parallel import TensorRanks
 from weft.run.transport import HostGroup
 from weft.training.tasks.base import cross_entropy, most_likely
@@ -25,10 +25,11 @@ def compare(rank: int, ranks: int, tp: int) -> float:
 
     Of the ranks `tp` neighbours divide the vocabulary.
     """
-    place, share = divmod(rank, tp)
-    group, columns = ContextRanks(place, ranks // tp), TensorRanks(share, tp)
-    for axis, groups_of in ((group, context_groups_of), (columns, tensor_groups_of)):
-        made = {members: dist.new_group(members) for members in groups_of(range(ranks), ranks // tp)}
+    grid = ReplicaGrid(tp, ranks // tp)
+    tensor_share, context_share = grid.shares(rank)
+    group, columns = ContextRanks(*context_share), TensorRanks(*tensor_share)
+    for axis, groups in zip((columns, group), grid.groups(range(ranks)), strict=True):
+        made = {members: dist.new_group(members) for members in groups}
         axis.connect(HostGroup(next(one for members, one in made.items() if rank in members)))
     mine = slice(columns.share(5).start, columns.share(5).stop)
     worst = 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.run.context_attention import ContextAttention
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.attention import ContextAttention
+from weft.run.context.ranks import ContextRanks
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

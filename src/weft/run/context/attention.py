@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from weft.run.context_parallel import ContextRanks
+from weft.run.context.ranks import ContextRanks
 
 # Under this name the modules of `transformers` find the attention that gathers.
 _NAME = "weft_context"
