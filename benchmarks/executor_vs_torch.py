@@ -33,7 +33,7 @@ from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.run.recorder import Recorder
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.worker_start import start_worker
 
 MICRO_BATCHES = 8
@@ -160,11 +160,11 @@ def weft_plan(case: Case, ranks: int) -> Plan:
 
 def weft_runtime(
     case: Case, rank: int, ranks: int, folder: Path, generation: int
-) -> tuple[Runtime, Recorder]:
+) -> tuple[RankRuntime, Recorder]:
     plan, program = weft_plan(case, ranks), weft_program(case, ranks)
     recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
     stages = {stage: Layers(case, stage) for stage in range(rank, ranks * case.loops, ranks)}
-    runtime = Runtime(
+    runtime = RankRuntime(
         plan,
         program,
         stages,
@@ -178,7 +178,7 @@ def weft_runtime(
     return runtime, recorder
 
 
-def weft_trainer(case: Case, runtime: Runtime) -> Trainer:
+def weft_trainer(case: Case, runtime: RankRuntime) -> Trainer:
     inputs, targets = samples_of(case)
     parts = list(zip(inputs.split(case.samples), targets.split(case.samples), strict=True))
     done = 0

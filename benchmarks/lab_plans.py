@@ -220,7 +220,7 @@ def trained_s(path: Path, generation: int) -> list[float]:
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
-    from weft.run.runtime import Runtime
+    from weft.run.runtime import RankRuntime
     from weft.run.stages import build_stage
 
     config, plan = model(), load_plan(path)
@@ -229,7 +229,7 @@ def trained_s(path: Path, generation: int) -> list[float]:
         for index, stage in enumerate(plan.stages)
         if any(dist.get_rank() in replica.ranks for replica in stage.replicas)
     }
-    runtime = Runtime(
+    runtime = RankRuntime(
         plan,
         compile_plan(plan, layer_graph(config)),
         stages,

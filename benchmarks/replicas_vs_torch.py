@@ -34,7 +34,7 @@ from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.run.recorder import Recorder
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.worker_start import start_worker
 
 RANKS, LAYERS, MICRO_BATCHES = 2, 4, 4
@@ -181,7 +181,7 @@ def weft_plan(case: Case) -> tuple[Plan, Program]:
     return plan, program
 
 
-def weft_trainer(case: Case, runtime: Runtime) -> Trainer:
+def weft_trainer(case: Case, runtime: RankRuntime) -> Trainer:
     parts, done = samples_of(case), 0
 
     def train(steps: int) -> float | None:
@@ -200,7 +200,7 @@ def measure(case: Case, rank: int, generation: int) -> None:
         recorder = Recorder(Path(name), program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
         stages = {number: LayersOfStage(case, part) for number, part in enumerate(parts_of(case))}
         options = {"device": "cpu", "seed": SEED, "recorder": recorder, "generation": generation}
-        runtime = Runtime(plan, program, stages, loss_of, descent, **options)
+        runtime = RankRuntime(plan, program, stages, loss_of, descent, **options)
         times = side_by_side(weft_trainer(case, runtime), theirs)
         runtime.close()
         recorder.close()

@@ -25,7 +25,7 @@ from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.run.recorder import Recorder
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.slots import read_slots
 
 # A late wake-up shorter than this does not move the next deadline.
@@ -181,7 +181,7 @@ class Sleepers:
             if any(rank in copy.ranks for copy in stage.replicas)
         }
         recorder = Recorder(folder, program=self.program, rank=rank, plan_id=self.plan.plan_id, steps=steps)
-        runtime = Runtime(
+        runtime = RankRuntime(
             self.plan,
             self.program,
             stages,

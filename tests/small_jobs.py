@@ -16,7 +16,7 @@ from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.run.precision import PRECISIONS, STEPPED
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage, build_stages
 
 LEARNING_RATE = 0.5
@@ -113,14 +113,14 @@ def descent(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
 
 
-def make_runtime(rank: int, config: ModelConfig, plan: Plan, program: Program, **options: Any) -> Runtime:
+def make_runtime(rank: int, config: ModelConfig, plan: Plan, program: Program, **options: Any) -> RankRuntime:
     stages = build_stages(plan, config, rank, SEED, STEPPED[plan.precision])
     factory = options.pop("optimizer_factory", descent)
     loss_fn = options.pop("loss_fn", loss_of)
-    return Runtime(plan, program, stages, loss_fn, factory, device="cpu", seed=SEED, **options)
+    return RankRuntime(plan, program, stages, loss_fn, factory, device="cpu", seed=SEED, **options)
 
 
-def parameters_of(runtime: Runtime) -> dict[str, torch.Tensor]:
+def parameters_of(runtime: RankRuntime) -> dict[str, torch.Tensor]:
     return {
         name: parameter.detach().clone()
         for module in runtime.stages.values()

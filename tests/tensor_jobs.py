@@ -12,7 +12,7 @@ from small_jobs import batch_of, make_plan, tiny
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.divided_logits import DividedLogits
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 
 
 def divisible(family: str, *, sequence: int = 8, heads: int = 2, tied: bool = False) -> ModelConfig:
@@ -83,7 +83,7 @@ def whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def whole_parameters(runtime: Runtime) -> dict[str, torch.Tensor]:
+def whole_parameters(runtime: RankRuntime) -> dict[str, torch.Tensor]:
     """This rank's parameters, joined where it has shares; every rank calls it."""
     runtime.gather_weights()
     found = {}

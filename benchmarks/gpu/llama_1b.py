@@ -43,7 +43,7 @@ from weft.program.program import Program
 from weft.run.compiled import compile_stage
 from weft.run.precision import PRECISIONS, STEPPED
 from weft.run.recorder import Recorder
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stages
 from weft.run.worker_start import start_worker
 
@@ -179,7 +179,7 @@ def measure(
             if records
             else None
         )
-        runtime = Runtime(
+        runtime = RankRuntime(
             plan,
             program,
             {0: stage},

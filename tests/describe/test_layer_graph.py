@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.describe.amount import Amount, Shape
 from weft.describe.families import layer_graph
-from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph, TiedParameters, chain_edges
 from weft.describe.models import PRESETS
 from weft.errors import InputError
@@ -24,7 +24,7 @@ def small_graph() -> LayerGraph:
         name="block.0",
         kind="block",
         parameters=Amount.of(128, tensor=1),
-        forward=Pass((matmul,), memory=tokens * 8, kernels=3),
+        forward=PassWork((matmul,), memory=tokens * 8, kernels=3),
         kept=tokens * 8,
         sent=tokens * 16,
     )

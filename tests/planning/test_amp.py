@@ -23,7 +23,7 @@ from weft.planning.planners.amp import (
     slower_of_both,
 )
 from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import StageTimes
+from weft.predict.stage_times import PassTimes
 
 DEGREES = (1, 2, 4)
 
@@ -179,7 +179,7 @@ def test_a_simulated_pipeline_is_no_longer_than_the_estimate_says(
         round(1000 * size * sum(busy[tp][start:end]))
         for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
-    times = [StageTimes(Fraction(one), Fraction(2 * one)) for one in forward]
+    times = [PassTimes(Fraction(one), Fraction(2 * one)) for one in forward]
     simulated = simulate_schedule("1f1b", devices=pp, micro_batches=micro_batches, stage_times=times).makespan
     estimate = 3 * (sum(forward) + (micro_batches - 1) * max(forward))
     assert 3 * max(micro_batches * max(forward), sum(forward)) <= simulated <= estimate

@@ -17,7 +17,7 @@ from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import by_count
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, metis_form_s, shared_by_speed
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem, problem_of
@@ -141,7 +141,7 @@ def test_shares_follow_the_speeds(speeds: list[float], more: int) -> None:
 
 def test_metis_form_is_the_closed_form_where_devices_are_alike() -> None:
     problem = posed("4xa100-80gb", pp=4, tp=1)
-    times = LayerTimes(problem)
+    times = ProblemLayerTimes(problem)
     for one in get_planner("metis-form").search(problem).fitting:
         layout = one.layout
         assert layout.rank_order is layout.micro_batches_per_replica is None

@@ -27,7 +27,7 @@ from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
-from weft.predict.stage_times import StageTimes
+from weft.predict.stage_times import PassTimes
 
 FREE = Link(1e30, 0.0)
 A100 = Device(
@@ -208,7 +208,7 @@ def test_the_common_closed_form_over_charges_unequal_stages_and_its_bounds_hold(
             stages, micro_batches = int(random.integers(2, 7)), int(random.integers(2, 13))
             forward = fractions(random.integers(1, 21, stages))
             multiples = [Fraction(2)] * stages if alike else fractions(random.integers(1, 4, stages))
-            times = [StageTimes(one, one * more) for one, more in zip(forward, multiples, strict=True)]
+            times = [PassTimes(one, one * more) for one, more in zip(forward, multiples, strict=True)]
             both = [one.forward + one.backward for one in times]
             simulated = simulate_schedule(
                 "1f1b", devices=stages, micro_batches=micro_batches, stage_times=times

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.errors import InputError
 from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import StageTimes
+from weft.predict.stage_times import PassTimes
 
 ratios = st.sampled_from(
     [(Fraction(1), Fraction(1)), (Fraction(1), Fraction(2)), (Fraction(3, 7), Fraction(5, 4))]
@@ -172,13 +172,13 @@ def test_a_golden_overhead_of_depth_first_with_a_ragged_group() -> None:
 
 
 stage_lists = st.lists(
-    st.builds(StageTimes, *[st.fractions(Fraction(1, 4), 4, max_denominator=8)] * 2), min_size=3, max_size=9
+    st.builds(PassTimes, *[st.fractions(Fraction(1, 4), 4, max_denominator=8)] * 2), min_size=3, max_size=9
 )
 
 
 @given(stage_lists, st.integers(3, 6), st.sampled_from(["breadth-first", "depth-first", "hybrid"]))
 def test_unequal_stages_take_at_least_the_busiest_device_and_the_critical_path(
-    stages: list[StageTimes], micro_batches: int, name: str
+    stages: list[PassTimes], micro_batches: int, name: str
 ) -> None:
     options = {"group_size": micro_batches} if name == "depth-first" else {}
     figures = simulate_schedule(
@@ -191,7 +191,7 @@ def test_unequal_stages_take_at_least_the_busiest_device_and_the_critical_path(
 
 
 def test_equal_stage_times_are_uniform_stages() -> None:
-    one = StageTimes(Fraction(1, 2), Fraction(1))
+    one = PassTimes(Fraction(1, 2), Fraction(1))
     listed = simulate_schedule("zb-v", devices=3, micro_batches=5, stage_times=[one] * 6)
     assert listed.makespan == simulate_schedule("zb-v", devices=3, micro_batches=5, loops=2).makespan
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from weft.errors import InputError
-from weft.predict.stage_times import StageTimes, read_stage_times
+from weft.predict.stage_times import PassTimes, read_stage_times
 
 
 def test_stages_are_read_in_order_and_exactly(tmp_path: Path) -> None:
     path = tmp_path / "stages.csv"
     path.write_text("Forward, backward\n0.1,0.2\n1/3, 2\n")
     assert read_stage_times(path) == (
-        StageTimes(Fraction(1, 10), Fraction(1, 5)),
-        StageTimes(Fraction(1, 3), Fraction(2)),
+        PassTimes(Fraction(1, 10), Fraction(1, 5)),
+        PassTimes(Fraction(1, 3), Fraction(2)),
     )
 
 

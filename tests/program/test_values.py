@@ -6,9 +6,9 @@ import pytest
 
 from weft.errors import InputError
 from weft.program.kinds import KINDS, Kind, KindRegistry
-from weft.program.values import PER_RANK, PER_STAGE, VALUES, Read, Use, Value, ValueRegistry
+from weft.program.values import PER_RANK, PER_STAGE, VALUES, Read, Use, ValueKind, ValueRegistry
 
-FACTOR = Value(name="factor", scope=PER_STAGE, until="step")
+FACTOR = ValueKind(name="factor", scope=PER_STAGE, until="step")
 
 
 def registries() -> tuple[ValueRegistry, KindRegistry]:
@@ -21,13 +21,13 @@ def test_a_value_may_be_registered_again_but_not_differently() -> None:
     values, _ = registries()
     assert values.register(FACTOR) is FACTOR
     with pytest.raises(InputError, match="'factor' is already registered differently"):
-        values.register(Value(name="factor", scope=PER_RANK, until="step"))
+        values.register(ValueKind(name="factor", scope=PER_RANK, until="step"))
 
 
 def test_a_value_cannot_add_up_and_be_carried() -> None:
     values, _ = registries()
     with pytest.raises(InputError, match="'average' adds up until it is written again"):
-        values.register(Value(name="average", scope=PER_RANK, until="written", accumulates=True))
+        values.register(ValueKind(name="average", scope=PER_RANK, until="written", accumulates=True))
 
 
 @pytest.mark.parametrize(

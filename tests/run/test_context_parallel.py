@@ -27,7 +27,7 @@ from weft.program.kinds import MESSAGES
 from weft.run.channels import Outbox
 from weft.run.context.ranks import ContextRanks
 from weft.run.failures import PeerLostError
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport import HostGroup
@@ -185,7 +185,7 @@ def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool) -> None:
 def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
     stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
     with pytest.raises(InputError) as caught:
-        Runtime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
+        RankRuntime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
     return str(caught.value)
 
 

@@ -15,7 +15,7 @@ from weft.describe.plan import Plan
 from weft.planning.compile import compile_evaluation
 from weft.program.verify import require_valid
 from weft.run.precision import PRECISIONS
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -34,7 +34,7 @@ def train(
     }
     program = make_program(config, plan)
     require_valid(program)
-    runtime = Runtime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
     evaluation = compile_evaluation(plan, layer_graph(config))
     losses = []
     for step in range(STEPS):

@@ -19,7 +19,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.families.bert import bert_config
 from weft.run.families.vit import vit_config
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
 FAMILIES = ("bert", "vit")
@@ -152,7 +152,7 @@ def train(
         if any(rank in replica.ranks for replica in stage.replicas)
     }
     program = make_program(config, plan)
-    runtime = Runtime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
     size = plan.micro_batch_size
     losses = [
         runtime.step(step, lambda number, step=step: batch(config, size, 100 * step + number)).loss  # type: ignore[misc]

@@ -13,7 +13,7 @@ from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program
 from weft.describe.plan import Plan, Sharding
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.verify import require_valid
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 from weft.training import checkpoints
 from weft.training.optimizer_states import optimizer_tensors
@@ -50,7 +50,7 @@ def plan_of(sharding: Sharding, island: int | None = 2, *, clips: bool = False, 
     return plan.model_copy(update={"sharding": sharding, "island": island, "methods": CLIPS if clips else ()})
 
 
-def state_of(runtime: Runtime) -> Tensors:
+def state_of(runtime: RankRuntime) -> Tensors:
     """Whole parameters and states that begin in the ranges that this rank steps."""
     weights = model_tensors(runtime.stages, runtime.stepped)
     states = optimizer_tensors(runtime.stages, runtime.optimizers, runtime.stepped)
@@ -151,7 +151,7 @@ def begin_apart(rank: int, ranks: int, plan: Plan) -> bool:
     """Whether replicas that are given other values each begin with those of the first."""
     stages = {0: build_stage(CONFIG, plan.stages[0].layers, SEED + rank, torch.float64)}
     expected = build_stage(CONFIG, plan.stages[0].layers, SEED, torch.float64).state_dict()
-    runtime = Runtime(plan, make_program(CONFIG, plan), stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, make_program(CONFIG, plan), stages, loss_of, descent, device="cpu", seed=SEED)
     runtime.gather_weights()
     found = runtime.stages[0].state_dict()
     runtime.close()
@@ -162,7 +162,7 @@ def test_islands_begin_with_the_values_of_the_first_replica(worker_pool: WorkerP
     assert worker_pool.run(begin_apart, plan_of("zero-3"), ranks=4) == [True] * 4
 
 
-def runtime_of(rank: int, plan: Plan, generation: int) -> Runtime:
+def runtime_of(rank: int, plan: Plan, generation: int) -> RankRuntime:
     return make_runtime(
         rank,
         CONFIG,

@@ -29,7 +29,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import problem_of_model
 from weft.run.precision import PRECISIONS
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -63,7 +63,7 @@ def train_with_dropout(
         for part in (part for module in stages.values() for part in module.modules()):
             if isinstance(part, nn.Dropout):
                 part.p = rate
-        runtime = Runtime(
+        runtime = RankRuntime(
             plan,
             make_program(config, plan),
             stages,
@@ -88,7 +88,7 @@ def count_losses(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> int:
 
     stage = build_stage(config, plan.stages[0].layers, SEED, PRECISIONS[plan.precision])
     program = make_program(config, plan)
-    runtime = Runtime(plan, program, {0: stage}, counted_loss, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, program, {0: stage}, counted_loss, descent, device="cpu", seed=SEED)
     runtime.step(0, batch_of(config, plan, 0))
     runtime.close()
     assert all(calls)

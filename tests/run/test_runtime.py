@@ -24,7 +24,7 @@ from weft.run.executor import require_supported
 from weft.run.handlers import HANDLERS
 from weft.run.precision import PRECISIONS
 from weft.run.recorder import Recorder, collect_timeline
-from weft.run.runtime import Runtime, require_runnable
+from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
@@ -118,14 +118,14 @@ class DroppingStage(nn.Module):
         return self.stage.output_shape(micro_batch_size, sequence)
 
 
-def custom_runtime(rank: int, plan: Plan, wrap: Any, loss: Any = loss_of, seed: int = 7) -> Runtime:
+def custom_runtime(rank: int, plan: Plan, wrap: Any, loss: Any = loss_of, seed: int = 7) -> RankRuntime:
     program = make_program(CONFIG, plan)
     stages = {
         index: wrap(build_stage(CONFIG, stage.layers, seed, PRECISIONS[plan.precision]))
         for index, stage in enumerate(plan.stages)
         if any(rank in replica.ranks for replica in stage.replicas)
     }
-    return Runtime(
+    return RankRuntime(
         plan, program, stages, loss, lambda m: torch.optim.SGD(m.parameters(), 0.1), device="cpu", seed=3
     )
 
@@ -182,7 +182,7 @@ def refuse(rank: int, ranks: int, plan: Plan, stages: list[int]) -> str:
     program = make_program(CONFIG, plan)
     modules = {stage: build_stage(CONFIG, plan.stages[stage].layers, 0, torch.float64) for stage in stages}
     with pytest.raises(InputError) as caught:
-        Runtime(
+        RankRuntime(
             plan, program, modules, loss_of, lambda m: torch.optim.SGD(m.parameters()), device="cpu", seed=0
         )
     return str(caught.value)

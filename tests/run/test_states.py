@@ -22,7 +22,7 @@ from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters
 from weft.program.program import NONE, Instruction
 from weft.run.executor import all_handlers
 from weft.run.handlers.base import WEIGHTS, Handler, Issue
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
@@ -46,7 +46,7 @@ def looped(sharding: str, precision: str = "fp32", optimizer: OptimizerWork = AD
     return plan.model_copy(update={"sharding": sharding, "optimizer": optimizer})
 
 
-def tensors_of(runtime: Runtime) -> Iterator[torch.Tensor]:
+def tensors_of(runtime: RankRuntime) -> Iterator[torch.Tensor]:
     """Weights, gradients, masters and states of the optimizer; scalars are no part of any prediction."""
     for stage, module in runtime.stages.items():
         yield from (parameter.detach() for parameter in module.parameters())

@@ -23,7 +23,7 @@ from weft.planning.compile import compile_evaluation
 from weft.predict.cost.memory import stage_kept_bytes
 from weft.program.verify import require_valid
 from weft.run.failures import PeerLostError
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 from weft.run.tensor_parallel import TensorRanks
 from weft.run.transport import HostGroup
@@ -207,7 +207,7 @@ def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool, sequence: i
 def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
     stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
     with pytest.raises(InputError) as caught:
-        Runtime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
+        RankRuntime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
     return str(caught.value)
 
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.training.learning_rates import DECAYS, Schedule
+from weft.training.learning_rates import DECAYS, LearningRateSchedule
 
 
-def schedule_of(**changes: object) -> Schedule:
+def schedule_of(**changes: object) -> LearningRateSchedule:
     values = {"name": "constant", "peak": 0.5, "final": 0.0, "warm_up_steps": 4, "decay_steps": 20}
-    return Schedule(**{**values, **changes})  # type: ignore[arg-type]
+    return LearningRateSchedule(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 50), st.integers(0, 200))

@@ -9,7 +9,7 @@ import torch
 from pool import WorkerPool
 from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
 
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.training import checkpoints
 from weft.training.checkpoints import TrainingState
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
@@ -30,13 +30,13 @@ STATE = TrainingState(
 PLAN = make_plan(CONFIG, dp=2, micro_batches=2).model_copy(update={"sharding": "zero-1"})
 
 
-def runtime_of(rank: int, settings: OptimizerSettings) -> Runtime:
+def runtime_of(rank: int, settings: OptimizerSettings) -> RankRuntime:
     return make_runtime(
         rank, CONFIG, PLAN, make_program(CONFIG, PLAN), optimizer_factory=optimizer_factory(settings)
     )
 
 
-def trained(runtime: Runtime, steps: range) -> dict[str, torch.Tensor]:
+def trained(runtime: RankRuntime, steps: range) -> dict[str, torch.Tensor]:
     for step in steps:
         runtime.step(step, batch_of(CONFIG, PLAN, step))
     runtime.gather_weights()

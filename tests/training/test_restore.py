@@ -10,7 +10,7 @@ from pool import WorkerPool
 from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
 
 from weft.describe.plan import Plan
-from weft.run.runtime import Runtime
+from weft.run.runtime import RankRuntime
 from weft.training import checkpoints
 from weft.training.checkpoints import TrainingState
 from weft.training.optimizer_states import optimizer_tensors
@@ -64,20 +64,20 @@ PLANS = {
 }
 
 
-def runtime_of(rank: int, plan: Plan) -> Runtime:
+def runtime_of(rank: int, plan: Plan) -> RankRuntime:
     return make_runtime(
         rank, CONFIG, plan, make_program(CONFIG, plan), optimizer_factory=optimizer_factory(ADAMW)
     )
 
 
-def state_of(runtime: Runtime) -> Tensors:
+def state_of(runtime: RankRuntime) -> Tensors:
     """Every tensor of the model and its optimizers that this rank answers for."""
     weights = model_tensors(runtime.stages, runtime.stepped)
     states = optimizer_tensors(runtime.stages, runtime.optimizers, runtime.stepped)
     return {name: value.clone() for name, value in (weights | states).items()}
 
 
-def advance(runtime: Runtime, plan: Plan) -> tuple[float, Tensors]:
+def advance(runtime: RankRuntime, plan: Plan) -> tuple[float, Tensors]:
     loss = runtime.step(STEPS, batch_of(CONFIG, plan, STEPS)).loss
     return loss, state_of(runtime)
 

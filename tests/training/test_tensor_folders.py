@@ -16,17 +16,17 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 from weft.errors import InputError
-from weft.training.tensor_folders import Piece, SafetensorsFolder, assembled, whole_shapes
+from weft.training.tensor_folders import FilePiece, SafetensorsFolder, assembled, whole_shapes
 from weft.training.weight_files import INDEX
 
 FILE = Path("file")
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Piece]]:
+def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[FilePiece]]:
     """A shape, and boxes that make it up: cut in two again and again, in any direction."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
-    pieces = [Piece((0,) * len(shape), shape, FILE)]
+    pieces = [FilePiece((0,) * len(shape), shape, FILE)]
     for _ in range(draw(st.integers(0, 6))):
         piece = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
         axis = draw(st.integers(0, len(shape) - 1))
@@ -35,16 +35,16 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Piece]]:
         low[axis], high[axis] = at, piece.sizes[axis] - at
         offset = list(piece.offsets)
         offset[axis] += at
-        pieces += [Piece(piece.offsets, tuple(low), FILE), Piece(tuple(offset), tuple(high), FILE)]
+        pieces += [FilePiece(piece.offsets, tuple(low), FILE), FilePiece(tuple(offset), tuple(high), FILE)]
     return shape, draw(st.permutations(pieces))
 
 
-def filled(piece: Piece) -> bool:
+def filled(piece: FilePiece) -> bool:
     return bool(np.prod(piece.sizes))
 
 
 @given(cuts())
-def test_pieces_that_make_up_a_tensor_are_put_together(cut: tuple[tuple[int, ...], list[Piece]]) -> None:
+def test_pieces_that_make_up_a_tensor_are_put_together(cut: tuple[tuple[int, ...], list[FilePiece]]) -> None:
     shape, pieces = cut
     assert whole_shapes("here", {"weight": pieces}) == {"weight": shape}
     whole = torch.arange(int(np.prod(shape))).reshape(shape)
@@ -58,7 +58,7 @@ def test_pieces_that_make_up_a_tensor_are_put_together(cut: tuple[tuple[int, ...
 
 @given(cuts(), st.data())
 def test_a_piece_twice_is_refused_and_so_is_a_gap(
-    cut: tuple[tuple[int, ...], list[Piece]], data: st.DataObject
+    cut: tuple[tuple[int, ...], list[FilePiece]], data: st.DataObject
 ) -> None:
     shape, pieces = cut
     chosen = data.draw(st.sampled_from([piece for piece in pieces if filled(piece)]))
@@ -74,15 +74,15 @@ def test_a_piece_twice_is_refused_and_so_is_a_gap(
 @pytest.mark.parametrize(
     "pieces",
     [
-        [Piece((0,), (4,), FILE), Piece((9,), (0,), FILE)],
-        [Piece((-1,), (4,), FILE)],
-        [Piece((0,), (1 << 63,), FILE)],
-        [Piece((1,), (4,), FILE)],
-        [Piece((0,), (4, 4), FILE)],
-        [Piece((), (), FILE), Piece((), (), FILE)],
+        [FilePiece((0,), (4,), FILE), FilePiece((9,), (0,), FILE)],
+        [FilePiece((-1,), (4,), FILE)],
+        [FilePiece((0,), (1 << 63,), FILE)],
+        [FilePiece((1,), (4,), FILE)],
+        [FilePiece((0,), (4, 4), FILE)],
+        [FilePiece((), (), FILE), FilePiece((), (), FILE)],
     ],
 )
-def test_pieces_that_are_no_boxes_of_one_tensor_are_refused(pieces: list[Piece]) -> None:
+def test_pieces_that_are_no_boxes_of_one_tensor_are_refused(pieces: list[FilePiece]) -> None:
     with pytest.raises(InputError, match="overlap or do not make up a whole"):
         whole_shapes("here", {"weight": pieces})
 

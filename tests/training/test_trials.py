@@ -16,7 +16,7 @@ from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
 from weft.predict.ledger import Ledger
 from weft.training import trials
-from weft.training.trials import Outcome, Trial, job_of_trial, measure_best, trial
+from weft.training.trials import Trial, TrialOutcome, job_of_trial, measure_best, trial
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,9 @@ class Trainer:
         self.asked.append((name, steps))
         step_s = self.steps_s[name]
         if step_s is None:
-            return Trial(candidate=candidate, outcome=Outcome.FAILED, steps=steps, reason="it fell over")
+            return Trial(candidate=candidate, outcome=TrialOutcome.FAILED, steps=steps, reason="it fell over")
         seconds = (step_s, step_s * 1.1, step_s * 0.9)
-        return Trial(candidate=candidate, outcome=Outcome.MEASURED, steps=steps, seconds=seconds)
+        return Trial(candidate=candidate, outcome=TrialOutcome.MEASURED, steps=steps, seconds=seconds)
 
 
 def test_few_plans_all_train_to_the_end_and_the_fastest_is_first(planned: PlannedJob) -> None:
@@ -61,7 +61,7 @@ def test_few_plans_all_train_to_the_end_and_the_fastest_is_first(planned: Planne
     assert [one.step_s for one in found] == [0.2, 0.3, 0.4, None]
     assert {steps for _, steps in trainer.asked} == {trials.STEPS}
     assert found[0].spread == pytest.approx(0.1)
-    assert found[-1].outcome is Outcome.FAILED
+    assert found[-1].outcome is TrialOutcome.FAILED
     with Ledger() as ledger:
         assert ledger.honesty()["step_s"].scored == 3
 
@@ -88,11 +88,11 @@ def test_plans_of_which_none_runs_are_a_failed_run(planned: PlannedJob) -> None:
     [
         (
             RunError("rank 1: OutOfMemoryError: CUDA out of memory (log: /x/y.log)"),
-            Outcome.OUT_OF_MEMORY,
+            TrialOutcome.OUT_OF_MEMORY,
             "rank 1: OutOfMemoryError: CUDA out of memory",
         ),
-        (RunError("rank 0 was killed (log: /x)"), Outcome.FAILED, "rank 0 was killed"),
-        (InputError(Violation("task.data", "is not there")), Outcome.REFUSED, "task.data: is not there"),
+        (RunError("rank 0 was killed (log: /x)"), TrialOutcome.FAILED, "rank 0 was killed"),
+        (InputError(Violation("task.data", "is not there")), TrialOutcome.REFUSED, "task.data: is not there"),
     ],
 )
 def test_what_goes_wrong_is_a_result_and_leaves_no_files(
@@ -100,7 +100,7 @@ def test_what_goes_wrong_is_a_result_and_leaves_no_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
-    outcome: Outcome,
+    outcome: TrialOutcome,
     reason: str,
 ) -> None:
     def fail(*_: object) -> None:

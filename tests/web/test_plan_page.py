@@ -15,7 +15,7 @@ from weft.planning.advice import advised, mapped
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
 from weft.planning.what_if import what_if
-from weft.training.trials import Outcome, Trial
+from weft.training.trials import Trial, TrialOutcome
 from weft.web.plan_page import plan_page
 from weft.web.trials import trial_record, trials_table
 
@@ -35,8 +35,8 @@ def page() -> str:
     forecasts = what_if(job, "uniform", ["memory 40 GB"])
     first, second = job.ranking.fitting[:2]
     trials = [
-        Trial(candidate=first, outcome=Outcome.MEASURED, steps=10, seconds=(1.0, 1.2, 1.1)),
-        Trial(candidate=second, outcome=Outcome.OUT_OF_MEMORY, steps=10, reason="CUDA out of memory"),
+        Trial(candidate=first, outcome=TrialOutcome.MEASURED, steps=10, seconds=(1.0, 1.2, 1.1)),
+        Trial(candidate=second, outcome=TrialOutcome.OUT_OF_MEMORY, steps=10, reason="CUDA out of memory"),
     ]
     return plan_page(job, advised(job.ranking, 12), forecasts, trials)
 
@@ -82,10 +82,10 @@ def test_trials_as_figures() -> None:
     ranking = planned().ranking
     assert ranking is not None
     best = ranking.fitting[0]
-    failed = Trial(candidate=best, outcome=Outcome.FAILED, steps=10, reason="it fell over")
+    failed = Trial(candidate=best, outcome=TrialOutcome.FAILED, steps=10, reason="it fell over")
     record = trial_record(failed)
     assert (record["measured_step_s"], record["spread"], record["reason"]) == (None, None, "it fell over")
-    ran = trial_record(replace(failed, outcome=Outcome.MEASURED, seconds=(2.0, 4.0, 3.0), reason=""))
+    ran = trial_record(replace(failed, outcome=TrialOutcome.MEASURED, seconds=(2.0, 4.0, 3.0), reason=""))
     assert (ran["measured_step_s"], ran["spread"]) == (3.0, pytest.approx(1 / 3))
     assert trials_table([failed]).row_count == 1
 

@@ -90,7 +90,7 @@ class BlockModel:
 
 def _costed(index: int, make: Callable[[], nn.Module], inputs: torch.Tensor) -> tuple[Layer, torch.Tensor]:
     """One layer's costs for one sample, and its output."""
-    work, kept = _Work(), _Kept()
+    work, kept = _Work(), _KeptElements()
     try:
         with torch.device("meta"):
             module = make()
@@ -133,7 +133,7 @@ def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int
         raise InputError(Violation("model.build", problem))
 
 
-class _Kept:
+class _KeptElements:
     """Counts the elements that autograd saves, every storage once and no parameter."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachinePart:
     """One part of the machine. `needed` says whether training is impossible without it."""
 
     part: str
@@ -46,14 +46,16 @@ class Finding:
         return asdict(self)
 
 
-def examine() -> list[Finding]:
+def examine() -> list[MachinePart]:
     """Look at Python, packages, devices, shared memory and the places weft writes to."""
     cluster = this_machine()
     group = cluster.groups[0]
     return [
-        Finding("python", ".".join(str(part) for part in sys.version_info[:3]), sys.version_info >= (3, 11)),
+        MachinePart(
+            "python", ".".join(str(part) for part in sys.version_info[:3]), sys.version_info >= (3, 11)
+        ),
         *(_package(*entry) for entry in PACKAGES),
-        Finding(
+        MachinePart(
             "devices",
             f"{cluster.ranks} x {group.device.name}, {format_bytes(group.device.memory_bytes)} each",
             True,
@@ -61,7 +63,7 @@ def examine() -> list[Finding]:
         _measured(group.device.name),
         _honesty(),
         _writable(),
-        Finding(
+        MachinePart(
             "network namespaces",
             "ip found" if shutil.which("ip") else "no ip command",
             shutil.which("ip") is not None,
@@ -71,40 +73,42 @@ def examine() -> list[Finding]:
     ]
 
 
-def _package(name: str, needed: bool, remedy: str) -> Finding:
+def _package(name: str, needed: bool, remedy: str) -> MachinePart:
     try:
-        return Finding(name, version(name), True, needed)
+        return MachinePart(name, version(name), True, needed)
     except PackageNotFoundError:
-        return Finding(name, "not installed", False, needed, remedy)
+        return MachinePart(name, "not installed", False, needed, remedy)
 
 
-def _measured(device: str) -> Finding:
+def _measured(device: str) -> MachinePart:
     if load_machine(device, weft_home()) is not None:
-        return Finding("measurements", f"of {device}", True, needed=False)
-    return Finding("measurements", "none", False, needed=False, remedy="weft measure")
+        return MachinePart("measurements", f"of {device}", True, needed=False)
+    return MachinePart("measurements", "none", False, needed=False, remedy="weft measure")
 
 
-def _honesty() -> Finding:
+def _honesty() -> MachinePart:
     """How true the predictions of this machine's runs have been."""
     path = weft_home() / "ledger.sqlite"
     if not path.exists():
-        return Finding("predictions", "none scored", True, needed=False)
+        return MachinePart("predictions", "none scored", True, needed=False)
     with Ledger(path) as ledger:
         scores = ledger.honesty()
     if "step_s" not in scores:
-        return Finding("predictions", "none scored", True, needed=False)
+        return MachinePart("predictions", "none scored", True, needed=False)
     step = scores["step_s"]
     found = (
         f"{step.scored} steps scored, {step.inside:.0%} inside their interval, "
         f"median error {error_text(step.median_error)}"
     )
-    return Finding("predictions", found, True, needed=False)
+    return MachinePart("predictions", found, True, needed=False)
 
 
-def _writable() -> Finding:
+def _writable() -> MachinePart:
     home = weft_home()
     existing = home
     while not existing.exists():
         existing = existing.parent
     good = os.access(existing, os.W_OK)
-    return Finding("WEFT_HOME", str(home), good, remedy="" if good else "set WEFT_HOME to a folder you own")
+    return MachinePart(
+        "WEFT_HOME", str(home), good, remedy="" if good else "set WEFT_HOME to a folder you own"
+    )

@@ -40,7 +40,7 @@ from weft.program.kinds import is_compute
 from weft.program.program import Program
 from weft.run.channels import open_channels
 from weft.run.recorder import Recorder
-from weft.run.runtime import TIMEOUT_S, Runtime
+from weft.run.runtime import TIMEOUT_S, RankRuntime
 from weft.run.slots import read_slots
 from weft.run.stage_module import StageModule
 from weft.run.stages import build_stage
@@ -169,7 +169,7 @@ def _recorded(
         recorder = Recorder(
             Path(folder), program=program, rank=dist.get_rank(), plan_id=plan.plan_id, steps=STEPS
         )
-        runtime = Runtime(
+        runtime = RankRuntime(
             plan,
             program,
             stages,

@@ -16,7 +16,7 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
-from weft.capture.subjects import Subject, TensorPlace, one_of_each_kind, subjects_of, tensor_place
+from weft.capture.subjects import CaptureSubject, TensorPlace, one_of_each_kind, subjects_of, tensor_place
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.families.own import FAMILY
 from weft.describe.layer_graph import LayerGraph
@@ -83,7 +83,7 @@ def profile_layers(
     )
 
 
-def _layer_timing(device_name: str, degree: int, subject: Subject, passes: _Passes) -> LayerTiming:
+def _layer_timing(device_name: str, degree: int, subject: CaptureSubject, passes: _Passes) -> LayerTiming:
     return LayerTiming(
         device=device_name,
         layer=subject.kind,
@@ -96,7 +96,7 @@ def _layer_timing(device_name: str, degree: int, subject: Subject, passes: _Pass
     )
 
 
-def _together(subjects: Sequence[Subject]) -> list[_Passes]:
+def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
     """All ranks begin every round at the same time; the first one of each look warms up."""
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
     for _ in range(LOOKS):
@@ -113,7 +113,7 @@ def _together(subjects: Sequence[Subject]) -> list[_Passes]:
     ]
 
 
-def _throttled(subjects: Sequence[Subject], tensor: TensorPlace) -> list[_Passes]:
+def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[_Passes]:
     """Rounds without a pause, in which a quota would recover, and many: most short passes meet no throttling
     and some a long one, so that nothing but the plain mean says what they take."""
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]

@@ -10,14 +10,14 @@ import torch
 from weft.describe.model import ModelConfig
 from weft.run.loss_input import DividesOutput
 from weft.run.precision import at_least_fp32
-from weft.run.stage_module import Stage
+from weft.run.stage_module import StageModule
 from weft.run.tensor_stage import SummedGradients
 
 IN_FLIGHT = 4
 
 
 def stage_inputs(
-    stage: Stage,
+    stage: StageModule,
     config: ModelConfig,
     first_layer: int,
     size: int,

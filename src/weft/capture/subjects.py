@@ -35,7 +35,7 @@ class TensorPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CaptureSubject:
     """Equal layers and their micro-batch; `ends` where they end in the head."""
 
     kind: str
@@ -84,7 +84,7 @@ def subjects_of(
     precision: str,
     micro_batch_sizes: Sequence[int],
     tensor: TensorPlace,
-) -> Iterator[list[Subject]]:
+) -> Iterator[list[CaptureSubject]]:
     """Layers of one kind with every micro-batch size, which share them."""
     kind = graph.layers[layers[0]].kind
     share = (tensor.place, tensor.size)
@@ -98,7 +98,7 @@ def subjects_of(
     ]
     try:
         yield [
-            Subject(
+            CaptureSubject(
                 kind=kind,
                 layers=len(layers),
                 micro_batch_size=size,

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.capture.asked import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
-from weft.capture.doctor import Finding, examine
+from weft.capture.doctor import MachinePart, examine
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
 from weft.cli.output import Json, console, print_json
@@ -39,7 +39,7 @@ def doctor(*, json: Json = False) -> int:
     return 1 if any(finding.needed and not finding.good for finding in findings) else 0
 
 
-def _mark(finding: Finding) -> str:
+def _mark(finding: MachinePart) -> str:
     if finding.good:
         return "[green]ok[/green]"
     return "[red]missing[/red]" if finding.needed else "[yellow]optional[/yellow]"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, Pass
+from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -117,14 +117,16 @@ def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> 
     rest = layer.kept + Amount.of(-config.hidden, batch=1, sequence=1, stream=1)
     stored = _STORED_SCORES.get(attention)
     if stored is None:
-        layer = replace(layer, products=rest, product_bytes=layer.kept_bytes, again=Pass(attends, kernels=1))
+        layer = replace(
+            layer, products=rest, product_bytes=layer.kept_bytes, again=PassWork(attends, kernels=1)
+        )
         return _each_pass(layer, lambda work: replace(work, matmuls=_renamed(work.matmuls, attention)))
     scores = Amount.of(config.heads, batch=1, sequence=2, tensor=1)
     core = _renamed(attends, "scores")
-    again = Pass(matmuls=core, memory=scores * stored.memory, kernels=len(core) + stored.kernels)
+    again = PassWork(matmuls=core, memory=scores * stored.memory, kernels=len(core) + stored.kernels)
 
-    def computed(work: Pass, times: float) -> Pass:
-        return Pass(
+    def computed(work: PassWork, times: float) -> PassWork:
+        return PassWork(
             matmuls=_renamed(work.matmuls, "scores"),
             memory=work.memory + scores * (times * stored.memory),
             kernels=work.kernels + round(times * stored.kernels),
@@ -175,7 +177,7 @@ def _with_fused_accumulation(layer: Layer) -> Layer:
     """Reading and writing the sums hides behind the product while a micro-batch has some 1000 tokens: an A100
     then computes longer on a weight than it takes to move 8 bytes."""
     work = layer.backward_weight
-    return replace(layer, backward_weight=Pass(work.matmuls, kernels=len(work.matmuls)))
+    return replace(layer, backward_weight=PassWork(work.matmuls, kernels=len(work.matmuls)))
 
 
 def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:
@@ -225,11 +227,11 @@ def _with_stream(layer: Layer, config: ModelConfig, *, divided: bool) -> Layer:
     )
 
 
-def _more(work: Pass, memory: Amount, kernels: int) -> Pass:
+def _more(work: PassWork, memory: Amount, kernels: int) -> PassWork:
     return replace(work, memory=work.memory + memory, kernels=work.kernels + kernels)
 
 
-def _each_pass(layer: Layer, edit: Callable[[Pass], Pass]) -> Layer:
+def _each_pass(layer: Layer, edit: Callable[[PassWork], PassWork]) -> Layer:
     return replace(
         layer,
         forward=edit(layer.forward),

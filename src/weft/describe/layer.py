@@ -32,7 +32,7 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassWork:
     """The work of one pass of one micro-batch through one layer.
 
     `memory` counts the elements read and written by memory-bound kernels (norms, activations, residuals,
@@ -73,14 +73,14 @@ class Layer:
     name: str
     kind: str
     parameters: Amount = ZERO
-    forward: Pass = Pass()
-    backward_input: Pass = Pass()
-    backward_weight: Pass = Pass()
+    forward: PassWork = PassWork()
+    backward_input: PassWork = PassWork()
+    backward_weight: PassWork = PassWork()
     kept: Amount = ZERO
     kept_bytes: Amount = ZERO
     products: Amount | None = None
     product_bytes: Amount = ZERO
-    again: Pass | None = None
+    again: PassWork | None = None
     sent: Amount = ZERO
     tensor_reduced: Amount = ZERO
     gathered: Amount = ZERO

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from weft.describe.amount import Amount
-from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, Pass
+from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
 
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
@@ -41,7 +41,7 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
 def layer_from(record: dict[str, Any]) -> Layer:
     # Typed loosely because Layer takes both kinds of value by name.
     passes: dict[str, Any] = {
-        key: Pass(
+        key: PassWork(
             matmuls=tuple(_matmul_from(item) for item in record[key]["matmuls"]),
             memory=Amount.parse(record[key]["memory"]),
             kernels=int(record[key]["kernels"]),

@@ -13,7 +13,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
-from weft.predict.cost.places import Places
+from weft.predict.cost.places import ClusterPlaces
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
@@ -72,14 +72,14 @@ def compile_folded(
     """
     layout = _layout(plan, graph, micro_batches)
     layout.require_valid()
-    places, ranks = Places(cluster), np.stack(layout.rank_tables)
+    places, ranks = ClusterPlaces(cluster), np.stack(layout.rank_tables)
     foldable = len(set(layout.micro_batches)) == 1 and _one_is_slowest(plan, places, ranks)
     program = _training_program(plan, layout, asked_by(plan, graph), 0 if foldable else None)
     equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
     return fold_lanes(program) if equal else program
 
 
-def _one_is_slowest(plan: Plan, places: Places, ranks: Ints) -> bool:
+def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
     """Whether some pipeline has, in each of its stages, devices as slow as those of any other pipeline.
 
     `ranks` are those of (stage, replica, lane).

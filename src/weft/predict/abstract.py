@@ -19,7 +19,7 @@ import numpy as np
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
-from weft.predict.stage_times import Number, StageTimes, exact
+from weft.predict.stage_times import Number, PassTimes, exact
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
 from weft.program.build import build_training_program
 from weft.program.exchange import program_orders
@@ -113,7 +113,7 @@ def simulate_schedule(
     backward: Number | None = None,
     hop: Number = 0,
     weight_share: Number = "1/2",
-    stage_times: Sequence[StageTimes] | None = None,
+    stage_times: Sequence[PassTimes] | None = None,
     frozen_stages: int = 0,
     options: Options | None = None,
 ) -> ScheduleFigures:
@@ -168,7 +168,7 @@ def simulate_schedule(
 class _Times:
     """Exact times of every stage and of a crossing; `weight_share` is the weight part of a backward."""
 
-    stages: tuple[StageTimes, ...]
+    stages: tuple[PassTimes, ...]
     weight_share: Fraction
     hop: Fraction
 
@@ -182,7 +182,7 @@ class _Times:
         backward: Number | None,
         hop: Number,
         weight_share: Number,
-        stage_times: Sequence[StageTimes] | None,
+        stage_times: Sequence[PassTimes] | None,
     ) -> _Times:
         """Refuse, all at once, counts and times that no pipeline has."""
         counts = {"ranks": devices, "loops": 1 if loops is None else loops, "micro-batches": micro_batches}
@@ -216,7 +216,7 @@ class _Times:
             problems.append(Violation("weight share", f"{weight_share} must be less than 1", "0.5"))
         if problems:
             raise InputError(problems)
-        one = StageTimes(times["forward"] / counts["loops"], times["backward"] / counts["loops"])
+        one = PassTimes(times["forward"] / counts["loops"], times["backward"] / counts["loops"])
         stages = (one,) * (devices * counts["loops"]) if stage_times is None else tuple(stage_times)
         return cls(stages, times["weight share"], times["hop"])
 

@@ -47,11 +47,11 @@ Key = tuple[PartKind, str]
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class _Record(BaseModel):
+class _CorrectionRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Part(_Record):
+class Part(_CorrectionRecord):
     """What one kind of instruction had to do with a step.
 
     `share` is the part of the predicted step that it makes: by how many per cent the step grows for each per
@@ -69,7 +69,7 @@ class Part(_Record):
         return self.kind, self.device
 
 
-class Observation(_Record):
+class Observation(_CorrectionRecord):
     """A plan's step: predicted without any correction, and measured.
 
     `sources` says for each kind of device what its times came from; `half_width` is the relative half-width

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from weft.predict.cycle.compiled import compiled_run_cycle
 from weft.predict.cycle.run import run_cycle
 from weft.predict.cycle.state import Tasks
-from weft.predict.tasks import TaskTable
+from weft.predict.tasks import SimulatedTasks
 from weft.program.program import Ints
 
 # Work above which loading the compiled engine pays for itself: plain Python takes about 0.2 us for each
@@ -45,7 +45,7 @@ class CycleGraph:
     delay: Ints
     occupancy: Ints
     meeting: Ints
-    tasks: TaskTable
+    tasks: SimulatedTasks
 
     def __len__(self) -> int:
         return len(self.occupancy)

@@ -15,7 +15,7 @@ COLUMNS = ["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class StageTimes:
+class PassTimes:
     """Times of one micro-batch on one stage: forward, and backward with its weight gradient."""
 
     forward: Fraction
@@ -38,7 +38,7 @@ def exact(where: str, value: Number, *, zero: bool = False) -> Fraction:
     return time
 
 
-def read_stage_times(path: Path) -> tuple[StageTimes, ...]:
+def read_stage_times(path: Path) -> tuple[PassTimes, ...]:
     """Read a CSV file with the heading `forward,backward` and one row per stage, first stage first.
 
     Raises:
@@ -50,7 +50,7 @@ def read_stage_times(path: Path) -> tuple[StageTimes, ...]:
         given = ",".join(heading) or "nothing"
         raise InputError(Violation(f"{path}, line 1", f"{given!r} is not the heading", ",".join(COLUMNS)))
     problems: list[Violation] = []
-    stages: list[StageTimes] = []
+    stages: list[PassTimes] = []
     for line, row in enumerate(rows[1:], start=2):
         where = f"{path}, line {line}"
         if len(row) != len(COLUMNS):
@@ -63,7 +63,7 @@ def read_stage_times(path: Path) -> tuple[StageTimes, ...]:
             except InputError as error:
                 problems += error.violations
         if len(times) == len(COLUMNS):
-            stages.append(StageTimes(*times))
+            stages.append(PassTimes(*times))
     if not problems and not stages:
         problems.append(Violation(str(path), "has no stage; one row per stage is needed"))
     if problems:

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskTable:
+class SimulatedTasks:
     """The instructions that must be served in order of time.
 
     Attributes:
@@ -92,7 +92,7 @@ class TaskTable:
         )
 
 
-def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> TaskTable:
+def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> SimulatedTasks:
     """The tasks of a program.
 
     Args:
@@ -119,7 +119,7 @@ def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> 
         of_row = of_row[leader]
     ranks, dense = np.unique(rank, return_inverse=True)
     order = np.lexsort((dense, of_row[row]))
-    return TaskTable(
+    return SimulatedTasks(
         rows=rows,
         of_row=of_row,
         ticks=occupancy[rows],

@@ -24,7 +24,7 @@ Waits = Literal["each", "first", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class ValueKind:
     """Something that instructions make and read.
 
     Attributes:
@@ -81,12 +81,12 @@ class Read(Use):
 class ValueRegistry:
     """Values by name."""
 
-    def __init__(self, *values: Value) -> None:
-        self._values: dict[str, Value] = {}
+    def __init__(self, *values: ValueKind) -> None:
+        self._values: dict[str, ValueKind] = {}
         for value in values:
             self.register(value)
 
-    def register(self, value: Value) -> Value:
+    def register(self, value: ValueKind) -> ValueKind:
         """Add a value and return it.
 
         Raises:
@@ -109,23 +109,23 @@ class ValueRegistry:
             problem = f"{user} {name!r}, a value that nobody has declared"
             raise InputError(Violation("kinds", problem, nearest(name, self._values)))
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> ValueKind:
         return self._values[name]
 
-    def __iter__(self) -> Iterator[Value]:
+    def __iter__(self) -> Iterator[ValueKind]:
         return iter(self._values.values())
 
 
 VALUES = ValueRegistry(
-    Value(name="activation", scope=(*PER_MICRO_BATCH, "part"), until="read"),
-    Value(name="output", scope=PER_MICRO_BATCH, until="step"),
-    Value(name="saved", scope=PER_MICRO_BATCH, until="freed"),
-    Value(name="output_gradient", scope=(*PER_MICRO_BATCH, "part"), until="read"),
-    Value(name="input_gradient", scope=PER_MICRO_BATCH, until="step"),
-    Value(name="saved_for_weight", scope=PER_MICRO_BATCH, until="freed"),
-    Value(name="message", scope=("peer", "stage", "part", "micro_batch"), until="freed"),
+    ValueKind(name="activation", scope=(*PER_MICRO_BATCH, "part"), until="read"),
+    ValueKind(name="output", scope=PER_MICRO_BATCH, until="step"),
+    ValueKind(name="saved", scope=PER_MICRO_BATCH, until="freed"),
+    ValueKind(name="output_gradient", scope=(*PER_MICRO_BATCH, "part"), until="read"),
+    ValueKind(name="input_gradient", scope=PER_MICRO_BATCH, until="step"),
+    ValueKind(name="saved_for_weight", scope=PER_MICRO_BATCH, until="freed"),
+    ValueKind(name="message", scope=("peer", "stage", "part", "micro_batch"), until="freed"),
     # What a step makes: a share of the weights, or all where replicas share nothing out.
-    Value(name="weights", scope=PER_STAGE, until="written"),
-    Value(name="weight_gradient", scope=PER_STAGE, until="freed", accumulates=True),
-    Value(name="reduced_gradient", scope=PER_STAGE, until="freed", accumulates=True),
+    ValueKind(name="weights", scope=PER_STAGE, until="written"),
+    ValueKind(name="weight_gradient", scope=PER_STAGE, until="freed", accumulates=True),
+    ValueKind(name="reduced_gradient", scope=PER_STAGE, until="freed", accumulates=True),
 )

@@ -28,7 +28,7 @@ from weft.planning.compile import compile_plan
 from weft.program.verify import require_valid
 from weft.run.precision import STEPPED
 from weft.run.resources import LossFunction, OptimizerFactory
-from weft.run.runtime import Runtime as ProgramRuntime
+from weft.run.runtime import RankRuntime as ProgramRuntime
 from weft.run.runtime import require_runnable
 from weft.run.stages import build_stages
 from weft.run.worker_start import start_worker
@@ -42,7 +42,7 @@ def adamw(stage: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True)
 
 
-class Runtime:
+class RankRuntime:
     """One rank of a plan; every rank of the job makes one and calls `step` equally often.
 
     Args:
@@ -52,7 +52,8 @@ class Runtime:
             micro-batch.
         optimizer_factory: makes the optimizer of one stage; default AdamW at 1e-3.
         stage_builder: makes a stage's module from the positions of its layers, instead of weft's own; the
-            module must have `forward`, `input_shape` and `output_shape` as `weft.run.stage_module.Stage`.
+            module must have `forward`, `input_shape` and `output_shape` as
+            `weft.run.stage_module.RunnableStage` has.
         seed: of the initial parameters and of dropout.
         clip_norm: the largest norm of the whole gradient to step with.
         skip_non_finite: leave out a step whose gradient is not finite; both need a plan with the method

@@ -1,4 +1,4 @@
-"""`Runtime`: executes a plan's Program step by step on this rank, under `weft train` or a user's own loop."""
+"""`RankRuntime`: executes a plan's Program step by step on one rank, for `weft train` or a loop of users."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class StepResult:
         return sum(share.item() for share in self._shares)
 
 
-class Runtime:
+class RankRuntime:
     """One rank of a running plan.
 
     Every rank of the job's default process group makes one, with the same plan and program.
 
     Args:
         plan, program: the plan and the training program compiled from it.
-        stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.Stage` in the
+        stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.RunnableStage` in the
             precision that its optimizer steps (`weft.run.precision.STEPPED`); their parameters get that of
             the plan. Replicas begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.

@@ -16,11 +16,11 @@ from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
 from weft.run.layers import LayerFunction
 from weft.run.randomness import counter_seed
-from weft.run.tensor_layers import DividedTable, Division, Held, enter_before, replace_rows
+from weft.run.tensor_layers import DividedTable, Division, HeldByTensorRanks, enter_before, replace_rows
 from weft.run.tensor_parallel import TensorRanks
 
 
-class Stage(Protocol):
+class RunnableStage(Protocol):
     """What the runtime asks of a stage; any `nn.Module` with these methods can be run.
 
     A call takes the micro-batch's inputs (first stage) or the previous stage's output and returns the next
@@ -59,7 +59,7 @@ class StageModule(nn.Module, ABC):
     token_table: ClassVar[str] = ""
 
     # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
-    held: ClassVar[Mapping[str, Held]] = {}
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
     # Of a block: what begins with products divided by columns, and the products divided by rows.
     regions: ClassVar[tuple[str, ...]] = ()
     row_products: ClassVar[tuple[str, ...]] = ()
@@ -137,8 +137,8 @@ class StageModule(nn.Module, ABC):
         """Tokens that this rank has of a sample between layers."""
         return self.tensor.stream_tokens(sequence // self.context.size)
 
-    def _held(self, name: str) -> Held:
-        return next((held for end, held in self.held.items() if name.endswith(end)), Held())
+    def _held(self, name: str) -> HeldByTensorRanks:
+        return next((held for end, held in self.held.items() if name.endswith(end)), HeldByTensorRanks())
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
         """Parameters whose gradient is the sum of what the tensor ranks have, each of its own tokens."""

@@ -19,7 +19,7 @@ from weft.run.tensor_parallel import TensorRanks
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldByTensorRanks:
     """How tensor ranks hold a parameter.
 
     Attributes:

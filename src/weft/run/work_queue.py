@@ -44,7 +44,7 @@ class Promise(Reports):
 
 
 @dataclass(slots=True)
-class Job:
+class QueuedWork:
     """What a queue's thread does once all that it reads is there. Nobody changes it."""
 
     label: str
@@ -61,14 +61,14 @@ class WorkQueue:
         self.name = name
         self._free_ns = 0
         self._failure: RunError | None = None
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, label: str, work: Callable[[], None], *reads: Value) -> Completion:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"weft-{self.name}", daemon=True)
             self._thread.start()
-        job = Job(label, work, reads)
+        job = QueuedWork(label, work, reads)
         self._jobs.put(job)
         return job.promise
 
@@ -94,7 +94,7 @@ class WorkQueue:
             job.promise.fail(self._failure)
         return True
 
-    def _finish(self, job: Job) -> RunError | None:
+    def _finish(self, job: QueuedWork) -> RunError | None:
         try:
             # The work may have begun before this thread was woken up.
             start_ns = max(job.posted_ns, self._free_ns)

@@ -19,7 +19,7 @@ import torch
 
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
-from weft.training.tensor_folders import Piece, Shape, assembled, whole_shapes
+from weft.training.tensor_folders import FilePiece, Shape, assembled, whole_shapes
 
 METADATA = ".metadata"
 _CHECKPOINTING = "torch.distributed.checkpoint.metadata"
@@ -46,7 +46,7 @@ _PRECISIONS = frozenset(
 )
 
 
-class _Record:
+class _PickledCall:
     """What a pickle made of an admitted name: its name, what it was called with, and its state."""
 
     name = ""
@@ -72,16 +72,16 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._classes: dict[tuple[str, str], type[_Record]] = {}
+        self._classes: dict[tuple[str, str], type[_PickledCall]] = {}
 
-    def find_class(self, module: str, name: str) -> type[_Record]:
+    def find_class(self, module: str, name: str) -> type[_PickledCall]:
         key = (module, name)
         if key not in _RECORDS and not (module == "torch" and name in _PRECISIONS):
             raise _RefusedName(
                 f"it names {shown(f'{module}.{name}')}, which is no part of a checkpoint's metadata"
             )
         if key not in self._classes:
-            self._classes[key] = type("Record", (_Record,), {"name": name})
+            self._classes[key] = type("Record", (_PickledCall,), {"name": name})
         return self._classes[key]
 
     def persistent_load(self, pid: object) -> NoReturn:
@@ -103,7 +103,7 @@ class DcpFolder:
         self.path = path
         metadata = _load_metadata(path / METADATA)
         self._places: dict[tuple[str, Shape], tuple[int, int]] = {}
-        self._pieces: dict[str, list[Piece]] = {}
+        self._pieces: dict[str, list[FilePiece]] = {}
         try:
             self.others = self._read(metadata)
         except InputError:
@@ -116,10 +116,10 @@ class DcpFolder:
         parts = [(piece, self._read_piece(name, piece)) for piece in self._pieces[name]]
         return assembled(self.shapes[name], parts)
 
-    def _read(self, metadata: _Record) -> int:
+    def _read(self, metadata: _PickledCall) -> int:
         """Take over the pieces of all tensors; returns how many entries are none."""
         state = _state(metadata, "Metadata")
-        entries: dict[str, _Record] = dict(state["state_dict_metadata"])
+        entries: dict[str, _PickledCall] = dict(state["state_dict_metadata"])
         files: dict[tuple[str, Shape], str] = {}
         for index, info in dict(state["storage_data"]).items():
             key, place = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
@@ -136,7 +136,7 @@ class DcpFolder:
                 others += 1
                 continue
             self._pieces[name] = [
-                Piece(offsets, _size(chunk["sizes"]), self.path / files[name, offsets])
+                FilePiece(offsets, _size(chunk["sizes"]), self.path / files[name, offsets])
                 for chunk in (
                     _state(chunk, "ChunkStorageMetadata")
                     for chunk in _state(entry, "TensorStorageMetadata")["chunks"]
@@ -145,7 +145,7 @@ class DcpFolder:
             ]
         return others
 
-    def _read_piece(self, name: str, piece: Piece) -> torch.Tensor:
+    def _read_piece(self, name: str, piece: FilePiece) -> torch.Tensor:
         offset, length = self._places[name, piece.offsets]
         try:
             with open(piece.file, "rb") as file:
@@ -164,7 +164,7 @@ class DcpFolder:
         return value
 
 
-def _load_metadata(path: Path) -> _Record:
+def _load_metadata(path: Path) -> _PickledCall:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -175,20 +175,20 @@ def _load_metadata(path: Path) -> _Record:
         raise InputError(Violation(str(path), f"refused: {error}")) from None
     except Exception as error:  # whatever broken bytes make of the machine that reads pickles
         raise _broken(path, f"a damaged pickle ({type(error).__name__})") from None
-    if not isinstance(record, _Record):
+    if not isinstance(record, _PickledCall):
         raise _broken(path, "not the metadata of a checkpoint")
     return record
 
 
 def _state(record: Any, name: str) -> dict[str, Any]:
-    if not isinstance(record, _Record) or record.name != name or not isinstance(record.state, dict):
+    if not isinstance(record, _PickledCall) or record.name != name or not isinstance(record.state, dict):
         raise TypeError(name)
     return record.state
 
 
 def _size(record: Any) -> Shape:
     """The integers of a `torch.Size`."""
-    if not isinstance(record, _Record) or record.name != "Size":
+    if not isinstance(record, _PickledCall) or record.name != "Size":
         raise TypeError("Size")
     (values,) = record.arguments
     if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):

@@ -18,7 +18,7 @@ DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class LearningRateSchedule:
     """A linear rise to `peak` over `warm_up_steps`, then a decay to `final`, reached after `decay_steps`.
 
     The warm-up counts among the decay's steps; a cosine is that of Loshchilov and Hutter, arXiv 1608.03983,

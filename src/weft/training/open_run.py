@@ -17,7 +17,7 @@ from weft.program.program import Program
 from weft.program.verify import require_valid
 from weft.run.precision import STEPPED
 from weft.run.recorder import Recorder
-from weft.run.runtime import Runtime, require_runnable
+from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stages import build_stages
 from weft.run.worker_start import WorkerContext
 from weft.training import checkpoints
@@ -49,7 +49,7 @@ class OpenRun:
     task: Task
     meter: Meter
     evaluation: Program
-    runtime: Runtime
+    runtime: RankRuntime
     recorder: Recorder | None
     journal: Journal
 
@@ -113,7 +113,7 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
     if records and context.rank == 0:
         journal.report_to(open_feeds(job, run_dir, saved.step, journal.event))
     meter = Meter(task)
-    runtime = Runtime(
+    runtime = RankRuntime(
         plan,
         job.program,
         stages,

@@ -16,7 +16,7 @@ from torch import nn
 from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
-from weft.training.learning_rates import Schedule
+from weft.training.learning_rates import LearningRateSchedule
 
 # What a key of the run file that is left out means.
 BETAS = (0.9, 0.95)
@@ -39,9 +39,9 @@ class OptimizerSettings:
     decay_all: bool = False
 
     @property
-    def rates(self) -> Schedule:
+    def rates(self) -> LearningRateSchedule:
         """The learning rate of every step."""
-        return Schedule(
+        return LearningRateSchedule(
             name=self.schedule,
             peak=self.learning_rate,
             final=self.final_learning_rate,

@@ -47,7 +47,7 @@ class TensorFolder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """A box of a tensor: where it starts, how large it is, and the file that holds it."""
 
     offsets: Shape
@@ -68,7 +68,7 @@ class SafetensorsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         problems: list[Violation] = []
-        self._pieces: dict[str, list[Piece]] = {}
+        self._pieces: dict[str, list[FilePiece]] = {}
         for file in weight_files(path):
             try:
                 for name, piece in _pieces_of(file):
@@ -89,7 +89,7 @@ class SafetensorsFolder:
             raise InputError(Violation(str(self.path), f"{name} cannot be read: {error}")) from None
 
 
-def assembled(shape: Shape, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
+def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) -> torch.Tensor:
     """A tensor of that shape out of the pieces that make it up."""
     whole = torch.empty(shape, dtype=pieces[0][1].dtype)
     for piece, value in pieces:
@@ -100,7 +100,7 @@ def assembled(shape: Shape, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> tor
     return whole
 
 
-def whole_shapes(where: str, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, Shape]:
+def whole_shapes(where: str, pieces: Mapping[str, Sequence[FilePiece]]) -> dict[str, Shape]:
     """Shape by name of tensors that come in pieces.
 
     Raises:
@@ -122,7 +122,7 @@ def whole_shapes(where: str, pieces: Mapping[str, Sequence[Piece]]) -> dict[str,
     return shapes
 
 
-def _exact_cover(parts: Sequence[Piece]) -> bool:
+def _exact_cover(parts: Sequence[FilePiece]) -> bool:
     """Whether boxes fill the box from zero to their farthest end once; counted on the grid of borders."""
     starts = np.array([part.offsets for part in parts], dtype=np.int64)
     ends = starts + np.array([part.sizes for part in parts], dtype=np.int64)
@@ -139,7 +139,7 @@ def _exact_cover(parts: Sequence[Piece]) -> bool:
     return bool((count == 1).all())
 
 
-def _pieces_of(file: Path) -> list[tuple[str, Piece]]:
+def _pieces_of(file: Path) -> list[tuple[str, FilePiece]]:
     with safe_open(file, framework="pt") as tensors:
         sharding = json.loads((tensors.metadata() or {}).get(_SHARDING, "{}"))
         found = []
@@ -148,11 +148,11 @@ def _pieces_of(file: Path) -> list[tuple[str, Piece]]:
             offsets = (
                 tuple(int(start) for start in sharding[name][_OFFSETS]) if sharding else (0,) * len(sizes)
             )
-            found.append((name, Piece(offsets, sizes, file)))
+            found.append((name, FilePiece(offsets, sizes, file)))
         return found
 
 
-def _read_piece(piece: Piece, name: str) -> torch.Tensor:
+def _read_piece(piece: FilePiece, name: str) -> torch.Tensor:
     with safe_open(piece.file, framework="pt") as tensors:
         value: torch.Tensor = tensors.get_tensor(name)
         return value

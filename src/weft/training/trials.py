@@ -35,7 +35,7 @@ FINALISTS = 4
 _OUT_OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "can't allocate memory")
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """What became of a trial."""
 
     MEASURED = "measured"
@@ -52,7 +52,7 @@ class Trial:
     """
 
     candidate: Candidate
-    outcome: Outcome
+    outcome: TrialOutcome
     steps: int
     seconds: tuple[float, ...] = ()
     reason: str = ""
@@ -131,13 +131,13 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
                 launch_workers(path, job.plan.ranks, WORKER_MODULE)
             return _measured(job, candidate, directory)
         except InputError as error:
-            return _without_steps(candidate, steps, Outcome.REFUSED, str(error.violations[0]))
+            return _without_steps(candidate, steps, TrialOutcome.REFUSED, str(error.violations[0]))
         except RunError as error:
             # The log that the message names is gone with the folder.
             reason = str(error).partition(" (log: ")[0]
             logged = reason.lower()
             ran_out = any(word in logged for word in _OUT_OF_MEMORY)
-            outcome = Outcome.OUT_OF_MEMORY if ran_out else Outcome.FAILED
+            outcome = TrialOutcome.OUT_OF_MEMORY if ran_out else TrialOutcome.FAILED
             return _without_steps(candidate, steps, outcome, reason)
 
 
@@ -161,19 +161,19 @@ def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) ->
     steps = job.run.train.steps
     seconds = tuple(row["step_s"] for row in directory.metrics()[1:])
     if not seconds:
-        return _without_steps(candidate, steps, Outcome.FAILED, "no step was taken after the first one")
+        return _without_steps(candidate, steps, TrialOutcome.FAILED, "no step was taken after the first one")
     measured = collect_timeline(directory.path, job.program, job.plan.plan_id, directory.name)
     step_s = statistics.median(seconds)
     return Trial(
         candidate=candidate,
-        outcome=Outcome.MEASURED,
+        outcome=TrialOutcome.MEASURED,
         steps=steps,
         seconds=seconds,
         observation=observe(job, measured, step_s=step_s, warm_up=1, time_s=time.time()),
     )
 
 
-def _without_steps(candidate: Candidate, steps: int, outcome: Outcome, reason: str) -> Trial:
+def _without_steps(candidate: Candidate, steps: int, outcome: TrialOutcome, reason: str) -> Trial:
     return Trial(candidate=candidate, outcome=outcome, steps=steps, reason=reason)
 
 

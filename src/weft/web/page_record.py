@@ -104,14 +104,14 @@ def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _JoinedTimelines:
     """The instructions of all shown timelines, each once; `ids` are sorted."""
 
     ids: Ids
     record: Record
 
 
-def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _Joined:
+def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _JoinedTimelines:
     every = {
         name: np.concatenate([getattr(timeline, name) for timeline in shown]) for name in _STATIC_COLUMNS
     }
@@ -131,7 +131,7 @@ def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _Joined:
         "shade": [round(value, 2) for value in shade[first].tolist()],
     }
     record |= {_JSON_NAME.get(name, name): every[name][first].tolist() for name in _STATIC_COLUMNS[1:]}
-    return _Joined(ids, record)
+    return _JoinedTimelines(ids, record)
 
 
 _STATIC_COLUMNS = ("id", "kind", "stage", "micro_batch", "bytes", "position")

@@ -18,7 +18,7 @@ from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
 from weft.doors.peers.program import PeerProgram
 from weft.errors import InputError, RunError
 from weft.planning.planners import Verdict
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.memory import stage_kept_bytes
 
@@ -61,7 +61,7 @@ def test_what_it_is_told_of_layers() -> None:
     told = profiles["DeviceType.T4_tp2_bs3.json"]
     job, shape = problem.job, Shape(3, problem.job.sequence, 2)
     times = told["execution_time"]
-    expected = LayerTimes(problem).of_group(1, 3, 2).both_s
+    expected = ProblemLayerTimes(problem).of_group(1, 3, 2).both_s
     assert times["layer_compute_total_ms"] == pytest.approx((1e3 * expected).tolist())
     assert times["forward_backward_time_ms"] == pytest.approx(1e3 * expected.sum() + 1e-3)
     # Mixed precision holds 18 bytes for each parameter.

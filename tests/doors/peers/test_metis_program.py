@@ -12,7 +12,7 @@ from oracles import metis as oracle
 from weft.describe.amount import Shape
 from weft.describe.cluster import Link
 from weft.doors.peers.metis import Metis
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 
 LINK = Link(12e9, 1e-5)
@@ -32,7 +32,7 @@ def equal() -> Problem:
 
 def test_costs_of_its_plans_are_those_of_the_closed_form() -> None:
     problem = equal()
-    job, times = problem.job, LayerTimes(problem)
+    job, times = problem.job, ProblemLayerTimes(problem)
     (group,) = job.cluster.groups
     layers = len(job.graph.layers)
     estimated = [

@@ -9,7 +9,7 @@ from predict.cost.machines import CPU, GPU, MACHINE, MODEL, profile_of
 
 from weft.describe.amount import Amount, Shape
 from weft.describe.families import layer_graph
-from weft.describe.layer import Matmul, Pass
+from weft.describe.layer import Matmul, PassWork
 from weft.describe.plan import RECOMPUTES
 from weft.errors import InputError
 from weft.methods.recomputation.costs import made_again_bytes
@@ -96,7 +96,7 @@ def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:
 
 def test_launches_are_a_floor_where_the_host_runs_ahead_and_an_addend_where_it_computes() -> None:
     one = Amount.of(1)
-    work = Pass(matmuls=(Matmul(one, Amount.of(100), Amount.of(100), Amount.of(100)),), kernels=50)
+    work = PassWork(matmuls=(Matmul(one, Amount.of(100), Amount.of(100), Amount.of(100)),), kernels=50)
     speeds = DataSheetSpeeds(CPU)
     assert (
         pass_s(work, SHAPE, "fp32", replace(GPU, launch_s=1.0), DataSheetSpeeds(replace(GPU, launch_s=1.0)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from predict.cost.machines import BETWEEN, CPU, GPU, INSIDE
 
 from weft.describe.cluster import Cluster, NodeGroup
-from weft.predict.cost.places import Places
+from weft.predict.cost.places import ClusterPlaces
 
 CLUSTER = Cluster(
     name="mixed",
@@ -20,7 +20,7 @@ CLUSTER = Cluster(
     ),
     links={("a", "a"): BETWEEN, ("a", "b"): BETWEEN, ("b", "b"): BETWEEN},
 )
-PLACES = Places(CLUSTER)
+PLACES = ClusterPlaces(CLUSTER)
 RANKS = range(CLUSTER.ranks)
 some_ranks = st.sets(st.sampled_from(RANKS), min_size=1).map(sorted)
 

@@ -20,7 +20,7 @@ from weft.program.fold import fold_lanes
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, STEP, Kind
 from weft.program.program import Edges, Program
 from weft.program.schedules import get_schedule
-from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Value
+from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, ValueKind
 from weft.program.verify import verify
 
 
@@ -112,9 +112,9 @@ def curvature(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(KINDS, "_kinds", list(KINDS._kinds))
     monkeypatch.setattr(KINDS, "_codes", dict(KINDS._codes))
     monkeypatch.setattr(VALUES, "_values", dict(VALUES._values))
-    VALUES.register(Value(name="factor", scope=PER_STAGE, until="freed", accumulates=True))
-    VALUES.register(Value(name="inverse", scope=PER_STAGE, until="written"))
-    VALUES.register(Value(name="sketch", scope=PER_MICRO_BATCH, until="read"))
+    VALUES.register(ValueKind(name="factor", scope=PER_STAGE, until="freed", accumulates=True))
+    VALUES.register(ValueKind(name="inverse", scope=PER_STAGE, until="written"))
+    VALUES.register(ValueKind(name="sketch", scope=PER_MICRO_BATCH, until="read"))
     kinds = (
         Kind(name="curvature", symbol="C", stream="compute", reads=("saved",), writes=("factor",)),
         Kind(name="curvature_beside", symbol="D", stream="side", reads=("saved",), writes=("factor",)),

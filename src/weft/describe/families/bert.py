@@ -23,7 +23,7 @@ from weft.describe.families.transformer import (
     repeated,
     token_product,
 )
-from weft.describe.layer import Layer, Pass
+from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -61,8 +61,8 @@ def _embedding(config: ModelConfig) -> Layer:
     return replace(
         tables,
         parameters=tables.parameters + added,
-        forward=Pass(memory=forward.memory + memory, kernels=forward.kernels + 3),
-        backward_weight=Pass(
+        forward=PassWork(memory=forward.memory + memory, kernels=forward.kernels + 3),
+        backward_weight=PassWork(
             memory=backward.memory + 2.0 * memory + 3.0 * added, kernels=backward.kernels + 5
         ),
         kept=per_stream_token(width),

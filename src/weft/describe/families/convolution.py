@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from weft.describe.amount import ZERO, Amount
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, ONE, TOKEN_BYTES, passes
-from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
@@ -153,12 +153,12 @@ class LayerWork:
             parameters=parameters,
         )
         if first:
-            work["backward_weight"] = Pass(
+            work["backward_weight"] = PassWork(
                 matmuls=work["backward_weight"].matmuls,
                 memory=work["backward_weight"].memory + work["backward_input"].memory,
                 kernels=work["backward_weight"].kernels + 2 * kernels,
             )
-            work["backward_input"] = Pass()
+            work["backward_input"] = PassWork()
         return Layer(
             name=name,
             kind=kind,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph, TiedParameters, chain_edges
 from weft.describe.model import ModelConfig
 
@@ -71,9 +71,9 @@ def attention_products(heads: int, head_size: int, *, causal: bool) -> tuple[Mat
 class Passes(TypedDict):
     """The work of a layer, as `Layer` takes it."""
 
-    forward: Pass
-    backward_input: Pass
-    backward_weight: Pass
+    forward: PassWork
+    backward_input: PassWork
+    backward_weight: PassWork
 
 
 def passes(
@@ -93,15 +93,15 @@ def passes(
     """
     weights, attention = tuple(weights), tuple(attention)
     return {
-        "forward": Pass(
+        "forward": PassWork(
             matmuls=weights + attention, memory=memory, kernels=kernels + len(weights) + len(attention)
         ),
-        "backward_input": Pass(
+        "backward_input": PassWork(
             matmuls=tuple(transposed_weight(product) for product in weights) + attention + attention,
             memory=2.0 * memory,
             kernels=2 * kernels + len(weights) + 2 * len(attention),
         ),
-        "backward_weight": Pass(
+        "backward_weight": PassWork(
             matmuls=tuple(transposed_input(product) for product in weights),
             memory=3.0 * parameters,
             kernels=2 * len(weights),
@@ -134,8 +134,8 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
         name="embedding",
         kind="embedding",
         parameters=tables,
-        forward=Pass(memory=lookups, kernels=3 if learned_positions else 1),
-        backward_weight=Pass(memory=lookups + 4.0 * tables, kernels=6 if learned_positions else 3),
+        forward=PassWork(memory=lookups, kernels=3 if learned_positions else 1),
+        backward_weight=PassWork(memory=lookups + 4.0 * tables, kernels=6 if learned_positions else 3),
         kept_bytes=per_token(TOKEN_BYTES),
         products=ZERO,
         sent=per_stream_token(width),

@@ -20,7 +20,7 @@ from weft.describe.families.transformer import (
     repeated,
     transposed_input,
 )
-from weft.describe.layer import Layer, Matmul, Pass
+from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -60,8 +60,8 @@ def _embedding(config: ModelConfig) -> Layer:
         name="embedding",
         kind="embedding",
         parameters=parameters,
-        forward=Pass(matmuls=(product,), memory=memory, kernels=4),
-        backward_weight=Pass(
+        forward=PassWork(matmuls=(product,), memory=memory, kernels=4),
+        backward_weight=PassWork(
             matmuls=(transposed_input(product),), memory=memory + 3.0 * parameters, kernels=6
         ),
         kept=Amount.of(config.channels * config.image_size**2, batch=1),

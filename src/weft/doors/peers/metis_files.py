@@ -17,7 +17,7 @@ from typing import Any
 from weft.describe.amount import Shape
 from weft.describe.cluster import NodeGroup
 from weft.errors import InputError, Violation
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import stage_kept_bytes, state_bytes
 
@@ -139,7 +139,7 @@ class MetisInputs:
 
     def profiles(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(name of a file, what is in it) for each kind of device, tensor degree and number of samples."""
-        times = LayerTimes(self.problem)
+        times = ProblemLayerTimes(self.problem)
         places: dict[str, int] = {}
         for place, group in enumerate(self.problem.job.cluster.groups):
             places.setdefault(group.device.name, place)
@@ -150,7 +150,7 @@ class MetisInputs:
                     name = f"DeviceType.{self.labels[kind]}_tp{degree}_bs{size}.json"
                     yield name, self._profile(times, place, degree, size)
 
-    def _profile(self, times: LayerTimes, place: int, degree: int, size: int) -> dict[str, Any]:
+    def _profile(self, times: ProblemLayerTimes, place: int, degree: int, size: int) -> dict[str, Any]:
         job = self.problem.job
         layers = range(len(job.graph.layers))
         both_ms = (1e3 * times.of_group(place, size, degree).both_s).tolist()

@@ -18,7 +18,7 @@ from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
 from weft.moves.layout import refuse
 from weft.planning.planners.degrees import with_layers
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
 from weft.program.schedules import get_schedule
 
@@ -104,8 +104,8 @@ class Translation:
     inputs: MetisInputs
 
     @cached_property
-    def _times(self) -> LayerTimes:
-        return LayerTimes(self.inputs.problem)
+    def _times(self) -> ProblemLayerTimes:
+        return ProblemLayerTimes(self.inputs.problem)
 
     def of(self, plan: MetisPlan) -> Translated:
         """The layout of a plan, or that of its first stage's degrees with the reason why it is another."""

@@ -31,7 +31,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TraceGroup:
     """A process group of the trace: its number of ranks, what it is for, and which collectives it ran."""
 
     name: str
@@ -70,7 +70,7 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
-    groups: tuple[Group, ...] = ()
+    groups: tuple[TraceGroup, ...] = ()
     device: str = ""
 
 
@@ -264,7 +264,7 @@ def _stream(event: Mapping[str, Any], labels: Mapping[tuple[str, str], str], on_
     return f"{of_process} {labels.get((process, thread), f'thread {thread}')}"
 
 
-def _groups(info: Mapping[str, Any]) -> Iterator[Group]:
+def _groups(info: Mapping[str, Any]) -> Iterator[TraceGroup]:
     configured = info.get("pg_config")
     if not isinstance(configured, list):
         return
@@ -272,7 +272,7 @@ def _groups(info: Mapping[str, Any]) -> Iterator[Group]:
         size = _count(one.get("pg_size")) if isinstance(one, Mapping) else None
         if size is not None:
             purpose = str(one.get("pg_desc", ""))
-            yield Group(name=str(one.get("pg_name", "")), purpose=purpose, size=size)
+            yield TraceGroup(name=str(one.get("pg_name", "")), purpose=purpose, size=size)
 
 
 def _count(value: object) -> int | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, stepped_on_rank
 from weft.program.program import Ints, Owed, Program
-from weft.program.values import PER_RANK, VALUES, Read, Value
+from weft.program.values import PER_RANK, VALUES, Read, ValueKind
 
-VALUES.register(Value(name="gradient_norm", scope=PER_RANK, until="read"))
+VALUES.register(ValueKind(name="gradient_norm", scope=PER_RANK, until="read"))
 
 NORM = KINDS.register(
     Kind(

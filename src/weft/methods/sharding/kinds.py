@@ -13,10 +13,10 @@ from weft.describe.plan import Sharding
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, stepped_on_rank
 from weft.program.program import Ints, Owed, Program
-from weft.program.values import PER_STAGE, VALUES, Read, Value
+from weft.program.values import PER_STAGE, VALUES, Read, ValueKind
 
-VALUES.register(Value(name="gathered_weights", scope=PER_STAGE, until="read"))
-VALUES.register(Value(name="island_sum", scope=PER_STAGE, until="freed"))
+VALUES.register(ValueKind(name="gathered_weights", scope=PER_STAGE, until="read"))
+VALUES.register(ValueKind(name="island_sum", scope=PER_STAGE, until="freed"))
 
 GATHER = KINDS.register(
     Kind(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, join, of_links, table_of
 from weft.program.program import Ints, Owed, Program
-from weft.program.values import VALUES, Read, Use, Value
+from weft.program.values import VALUES, Read, Use, ValueKind
 
 # Of a weight that several stages of a rank may have; its number is the part.
-VALUES.register(Value(name="tied_gradient", scope=("part",), until="freed", accumulates=True))
-VALUES.register(Value(name="reduced_tied_gradient", scope=("part",), until="read"))
+VALUES.register(ValueKind(name="tied_gradient", scope=("part",), until="freed", accumulates=True))
+VALUES.register(ValueKind(name="reduced_tied_gradient", scope=("part",), until="read"))
 
 REDUCE_TIED = KINDS.register(
     Kind(

@@ -25,7 +25,7 @@ from weft.sync.base import Group, Synchroniser
 
 
 @runtime_checkable
-class Tied(Protocol):
+class TiedStage(Protocol):
     """A stage that has copies of weights of other stages."""
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -93,7 +93,7 @@ def copies_of(
     for stage in (stage for stage in tied[part] if stage in stages):
         module = stages[stage]
         own = [other for other, holders in enumerate(tied) if stage in holders]
-        parameters = module.tied_parameters() if isinstance(module, Tied) else ()
+        parameters = module.tied_parameters() if isinstance(module, TiedStage) else ()
         if len(parameters) != len(own):
             problem = f"has {len(parameters)} tied parameters, the program gives it {len(own)}"
             raise InputError(Violation(f"stage {stage}", problem))

@@ -16,7 +16,7 @@ from weft.planning.problem import Problem
 Floats = npt.NDArray[np.float64]
 
 
-class Passes(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of one micro-batch in each layer, all of shape (layers,): forward, backward, and of what is run
     again to recompute selectively (0 where it is not known)."""
 
@@ -36,15 +36,15 @@ class Passes(NamedTuple):
         return self.forward_s if recompute == "full" else self.selected_s
 
 
-class LayerTimes:
+class ProblemLayerTimes:
     """Times of one problem's layers; each kind of layer is evaluated once per device, speed and shape."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
-        self._known: dict[tuple[int, Shape], Passes] = {}
+        self._known: dict[tuple[int, Shape], PassSeconds] = {}
 
-    def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> Passes:
+    def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> PassSeconds:
         """Times on the devices of a group of nodes, on those of its `device`'s own speed.
 
         Raises:
@@ -54,7 +54,7 @@ class LayerTimes:
         if (group, shape) not in self._known:
             alike = self._problem.job.graph.alike
             known = {index: self._evaluated(index, group, shape) for index in dict.fromkeys(alike)}
-            self._known[group, shape] = Passes(*np.array([known[index] for index in alike]).T)
+            self._known[group, shape] = PassSeconds(*np.array([known[index] for index in alike]).T)
         return self._known[group, shape]
 
     def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float, float]:

@@ -31,7 +31,7 @@ from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
 from weft.planning.planners.estimated import rank_by_estimate
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
 
 Floats = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ class MetisFormPlanner:
             InputError: for pins that the closed form does not know.
         """
         require_closed_form(problem, self.name)
-        tables, times = cache(partial(profiled, problem)), LayerTimes(problem)
+        tables, times = cache(partial(profiled, problem)), ProblemLayerTimes(problem)
         judged = []
         for layout in self.space(problem):
             reason = refuse(problem.job, layout)
@@ -102,7 +102,7 @@ class _Tables(NamedTuple):
     grid: Ints
 
 
-def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> _Tables:
+def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> _Tables:
     """Raises InputError where a profile was not measured at the layout's micro-batch size."""
     order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
     ranks = order.reshape(layout.pp, layout.dp, layout.width)
@@ -113,7 +113,7 @@ def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTim
     return _Tables(work_s, np.outer(per_byte_s, sent), grid)
 
 
-def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: LayerTimes) -> Candidate:
+def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> Candidate:
     refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     try:
         work_s, cut_s, grid = _tables(problem, layout, inputs, times)
@@ -145,7 +145,7 @@ def metis_form_s(problem: Problem, layout: Layout) -> float:
         raise InputError(inputs)
     counts = layout.layers_per_stage or (len(problem.job.graph.layers),)
     assert len(counts) == layout.pp, "several stages say how many layers each has"
-    work_s, cut_s, grid = _tables(problem, layout, inputs, LayerTimes(problem))
+    work_s, cut_s, grid = _tables(problem, layout, inputs, ProblemLayerTimes(problem))
     shares = shares_of(problem.job, layout)
     return _pipeline_s(_stage_s(work_s, counts), cut_s, counts, shares) + reduction_s(inputs, grid, counts)
 
@@ -183,7 +183,7 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
     return float(filled_s.max() + crossed_s)
 
 
-def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: LayerTimes) -> Floats:
+def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTimes) -> Floats:
     """Seconds of a micro-batch, forward and backward, in each layer on the devices of each stage and replica:
     (stages, replicas, layers)."""
     size, degree = layout.micro_batch_size, layout.tp

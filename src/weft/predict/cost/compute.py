@@ -12,7 +12,7 @@ from functools import cached_property
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer import Layer, Pass
+from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
@@ -28,7 +28,7 @@ from weft.predict.cost.memory import (
     state_bytes,
 )
 from weft.predict.cost.profiled import (
-    Measured,
+    Nearness,
     how_measured,
     profiled_kept_bytes,
     profiled_times,
@@ -45,9 +45,9 @@ MACHINE_HALF_WIDTH = 0.15
 PROFILE_HALF_WIDTH = 0.10
 # A profile of one micro-batch size says how fast layers are, and not how that grows.
 _PROFILED = {
-    Measured.EXACTLY: ("layer profile", PROFILE_HALF_WIDTH),
-    Measured.BETWEEN: ("layer profile, between its micro-batch sizes", PROFILE_HALF_WIDTH),
-    Measured.AT_ANOTHER_SIZE: ("layer profile of another micro-batch size", 0.20),
+    Nearness.EXACTLY: ("layer profile", PROFILE_HALF_WIDTH),
+    Nearness.BETWEEN: ("layer profile, between its micro-batch sizes", PROFILE_HALF_WIDTH),
+    Nearness.AT_ANOTHER_SIZE: ("layer profile of another micro-batch size", 0.20),
 }
 
 
@@ -139,7 +139,7 @@ class ComputeModel:
         profile, speeds = self.profile, self._speeds(device, precision)[0]
         assert profile is not None
         require_same_model(profile, graph, shape, precision)
-        total, nearness = LayerTimes(), Measured.EXACTLY
+        total, nearness = LayerTimes(), Nearness.EXACTLY
         for layer, count in self._distinct(graph, layers):
             taken = profiled_times(profile, layer, shape, precision, device, speeds)
             total = total.plus(taken, count)
@@ -200,7 +200,7 @@ class ComputeModel:
         speeds, total = self._speeds(device, precision)[0], 0.0
         for layer, count in self._distinct(graph, layers):
             work = layer.forward
-            again = layer.again or Pass(memory=work.memory, kernels=work.kernels - len(work.matmuls))
+            again = layer.again or PassWork(memory=work.memory, kernels=work.kernels - len(work.matmuls))
             seconds = pass_s(again, shape, precision, device, speeds)
             if self._profiles(device) and seconds:
                 assert self.profile is not None

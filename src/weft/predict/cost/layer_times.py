@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer import Layer, Pass
+from weft.describe.layer import Layer, PassWork
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.predict.cost.memory import state_bytes
 from weft.predict.cost.speeds import Speeds
@@ -34,7 +34,7 @@ class LayerTimes:
         )
 
 
-def pass_s(work: Pass, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
+def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
     """Seconds of one pass of one micro-batch through one layer."""
     seconds = sum(speeds.matmul_s(matmul.flops(shape), precision, matmul.kernel) for matmul in work.matmuls)
     moved = work.memory(shape) * PRECISION_BYTES[precision]

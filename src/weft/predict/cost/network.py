@@ -18,7 +18,7 @@ from typing import NamedTuple
 from weft.describe.cluster import Cluster, Link
 from weft.describe.one_line import one_line
 from weft.predict.corrections import Correction
-from weft.predict.cost.places import Places, Spread
+from weft.predict.cost.places import ClusterPlaces, Spread
 from weft.predict.cost.tables import value_at
 from weft.predict.profile import MachineMeasurement
 
@@ -56,9 +56,9 @@ class Network:
     __repr__ = one_line
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> ClusterPlaces:
         """Where the ranks are."""
-        return Places(self.cluster)
+        return ClusterPlaces(self.cluster)
 
     def message_s(self, rank: int, peer: int, sent_bytes: int, sharing: int = 1) -> tuple[float, float]:
         """(seconds the link is busy, further seconds until the message has arrived).

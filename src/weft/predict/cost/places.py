@@ -48,7 +48,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Places:
+class ClusterPlaces:
     """Columns over the ranks of a cluster, all of shape (ranks,), made when first asked for."""
 
     cluster: Cluster

@@ -16,7 +16,7 @@ from weft.predict.cost.tables import value_at
 from weft.predict.profile import LayerProfile, LayerTiming
 
 
-class Measured(IntEnum):
+class Nearness(IntEnum):
     """How near a profile's rows are to what is asked for, best first."""
 
     EXACTLY = 0
@@ -126,7 +126,7 @@ def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, devic
     return value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], shape.micro_batch_size)
 
 
-def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Measured:
+def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Nearness:
     """How near the measured rows are to the shape.
 
     Raises:
@@ -134,5 +134,5 @@ def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str)
     """
     sizes = {row.micro_batch_size for row in profile_rows(profile, layer, shape, device)}
     if shape.micro_batch_size in sizes:
-        return Measured.EXACTLY
-    return Measured.BETWEEN if len(sizes) > 1 else Measured.AT_ANOTHER_SIZE
+        return Nearness.EXACTLY
+    return Nearness.BETWEEN if len(sizes) > 1 else Nearness.AT_ANOTHER_SIZE

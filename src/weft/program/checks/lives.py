@@ -13,7 +13,7 @@ from weft.program.checks.order import Order
 from weft.program.checks.report import name, violations
 from weft.program.checks.uses import EACH, FIRST, LAST, Uses
 from weft.program.program import Ints, Program
-from weft.program.values import Value
+from weft.program.values import ValueKind
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -23,7 +23,7 @@ _WHERE = "values"
 class _Words:
     """Names uses of one value, by their index."""
 
-    def __init__(self, program: Program, value: Value, uses: Uses) -> None:
+    def __init__(self, program: Program, value: ValueKind, uses: Uses) -> None:
         self._program, self._value, self._uses = program, value, uses
 
     def row(self, use: int) -> str:
@@ -70,7 +70,7 @@ class _Words:
         return f"{self.row(use)} does not wait for {self.row(int(read[pair]))}, which reads {self.value(use)}"
 
 
-def check_lives(program: Program, order: Order, value: Value, uses: Uses) -> list[Violation]:
+def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
     """A value that its step makes and ends."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)
@@ -107,7 +107,7 @@ def _before(latest: Ints, first: Ints) -> Ints:
 
 
 def _unused(
-    value: Value, words: _Words, index: Ints, uses: Uses, born: _Mask, latest: Ints, last_read: Ints
+    value: ValueKind, words: _Words, index: Ints, uses: Uses, born: _Mask, latest: Ints, last_read: Ints
 ) -> Iterator[tuple[_Mask, Callable[[int], str]]]:
     """What is made and then not read, or not consumed."""
     if value.until == "freed":
@@ -166,7 +166,7 @@ def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return which, begin[which] + step
 
 
-def check_carried(program: Program, order: Order, value: Value, uses: Uses) -> list[Violation]:
+def check_carried(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
     """A value that lasts until it is written again, in this step, a later one or the next cycle."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)

@@ -21,7 +21,7 @@ from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.places import Places
 from weft.program.program import Ints, Program
-from weft.program.values import VALUES, Read, Value
+from weft.program.values import VALUES, Read, ValueKind
 
 
 class _Used(NamedTuple):
@@ -77,7 +77,9 @@ def _chosen(
     return chosen
 
 
-def _made_at(program: Program, value: Value, writes: list[Places], places: Places) -> npt.NDArray[np.bool_]:
+def _made_at(
+    program: Program, value: ValueKind, writes: list[Places], places: Places
+) -> npt.NDArray[np.bool_]:
     """Whether the value is made at each place."""
     made = sum(len(one.rows) for one in writes)
     if not made:
@@ -87,7 +89,7 @@ def _made_at(program: Program, value: Value, writes: list[Places], places: Place
     return found
 
 
-def _coordinates(program: Program, value: Value, places: list[Places]) -> dict[str, Ints]:
+def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> dict[str, Ints]:
     """The columns that tell the values at these places from each other."""
     names = ("rank", *value.scope) if value.carried else ("rank", *value.scope, "iteration")
     return {
@@ -101,7 +103,7 @@ def _coordinates(program: Program, value: Value, places: list[Places]) -> dict[s
     }
 
 
-def _in_order(program: Program, value: Value, used: list[_Used]) -> Uses:
+def _in_order(program: Program, value: ValueKind, used: list[_Used]) -> Uses:
     """The uses by coordinates and, at the same ones, in their order."""
     columns = program.columns
     row = np.concatenate([one.places.rows for one in used])

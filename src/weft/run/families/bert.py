@@ -14,7 +14,7 @@ from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
-from weft.run.tensor_layers import Held
+from weft.run.tensor_layers import HeldByTensorRanks
 
 
 def bert_config(config: ModelConfig) -> BertConfig:
@@ -41,20 +41,20 @@ class BertStage(StageModule):
     """Every token attends to all tokens of its sample; all of them are of the first segment."""
 
     token_table = "bert.embeddings.word_embeddings"
-    held: ClassVar[Mapping[str, Held]] = {
-        "attention.self.query.weight": Held(axis=0),
-        "attention.self.query.bias": Held(axis=0),
-        "attention.self.key.weight": Held(axis=0),
-        "attention.self.key.bias": Held(axis=0),
-        "attention.self.value.weight": Held(axis=0),
-        "attention.self.value.bias": Held(axis=0),
-        "output.dense.weight": Held(axis=1),
-        "intermediate.dense.weight": Held(axis=0),
-        "intermediate.dense.bias": Held(axis=0),
-        "word_embeddings.weight": Held(axis=0),
-        "predictions.bias": Held(axis=0),
-        "predictions.decoder.weight": Held(axis=0),
-        "predictions.decoder.bias": Held(axis=0),
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "attention.self.query.weight": HeldByTensorRanks(axis=0),
+        "attention.self.query.bias": HeldByTensorRanks(axis=0),
+        "attention.self.key.weight": HeldByTensorRanks(axis=0),
+        "attention.self.key.bias": HeldByTensorRanks(axis=0),
+        "attention.self.value.weight": HeldByTensorRanks(axis=0),
+        "attention.self.value.bias": HeldByTensorRanks(axis=0),
+        "output.dense.weight": HeldByTensorRanks(axis=1),
+        "intermediate.dense.weight": HeldByTensorRanks(axis=0),
+        "intermediate.dense.bias": HeldByTensorRanks(axis=0),
+        "word_embeddings.weight": HeldByTensorRanks(axis=0),
+        "predictions.bias": HeldByTensorRanks(axis=0),
+        "predictions.decoder.weight": HeldByTensorRanks(axis=0),
+        "predictions.decoder.bias": HeldByTensorRanks(axis=0),
     }
     regions = ("attention.self", "intermediate")
     row_products = ("attention.output.dense", "output.dense")

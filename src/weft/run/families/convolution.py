@@ -10,7 +10,7 @@ from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.run.stage_module import Initial, StageModule
-from weft.run.tensor_layers import Held
+from weft.run.tensor_layers import HeldByTensorRanks
 
 HEAD_DEVIATION = 0.01
 
@@ -21,7 +21,7 @@ class ConvolutionalStage(StageModule):
     Convolutions and linear layers begin as He et al. say (arXiv 1502.01852), the last one small, biases at 0.
     """
 
-    held: ClassVar[Mapping[str, Held]] = {}
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
     regions = ()
     row_products = ()
     # The name of the last linear layer.

@@ -14,7 +14,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
-from weft.run.tensor_layers import Held
+from weft.run.tensor_layers import HeldByTensorRanks
 
 
 def gpt_config(config: ModelConfig) -> GPT2Config:
@@ -45,15 +45,15 @@ class GptStage(StageModule):
 
     token_table = "transformer.wte"
     # `transformers` keeps these products' weights as (inner, columns).
-    held: ClassVar[Mapping[str, Held]] = {
-        "attn.c_attn.weight": Held(axis=1, blocks=3),
-        "attn.c_attn.bias": Held(axis=0, blocks=3),
-        "attn.c_proj.weight": Held(axis=0),
-        "mlp.c_fc.weight": Held(axis=1),
-        "mlp.c_fc.bias": Held(axis=0),
-        "mlp.c_proj.weight": Held(axis=0),
-        "wte.weight": Held(axis=0),
-        "lm_head.weight": Held(axis=0),
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "attn.c_attn.weight": HeldByTensorRanks(axis=1, blocks=3),
+        "attn.c_attn.bias": HeldByTensorRanks(axis=0, blocks=3),
+        "attn.c_proj.weight": HeldByTensorRanks(axis=0),
+        "mlp.c_fc.weight": HeldByTensorRanks(axis=1),
+        "mlp.c_fc.bias": HeldByTensorRanks(axis=0),
+        "mlp.c_proj.weight": HeldByTensorRanks(axis=0),
+        "wte.weight": HeldByTensorRanks(axis=0),
+        "lm_head.weight": HeldByTensorRanks(axis=0),
     }
     regions = ("attn", "mlp")
     row_products = ("attn.c_proj", "mlp.c_proj")

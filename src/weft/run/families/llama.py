@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
-from weft.run.tensor_layers import Held
+from weft.run.tensor_layers import HeldByTensorRanks
 
 
 def llama_config(config: ModelConfig) -> LlamaConfig:
@@ -44,16 +44,16 @@ class LlamaStage(StageModule):
     """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
 
     token_table = "model.embed_tokens"
-    held: ClassVar[Mapping[str, Held]] = {
-        "q_proj.weight": Held(axis=0),
-        "k_proj.weight": Held(axis=0),
-        "v_proj.weight": Held(axis=0),
-        "o_proj.weight": Held(axis=1),
-        "gate_proj.weight": Held(axis=0),
-        "up_proj.weight": Held(axis=0),
-        "down_proj.weight": Held(axis=1),
-        "embed_tokens.weight": Held(axis=0),
-        "lm_head.weight": Held(axis=0),
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "q_proj.weight": HeldByTensorRanks(axis=0),
+        "k_proj.weight": HeldByTensorRanks(axis=0),
+        "v_proj.weight": HeldByTensorRanks(axis=0),
+        "o_proj.weight": HeldByTensorRanks(axis=1),
+        "gate_proj.weight": HeldByTensorRanks(axis=0),
+        "up_proj.weight": HeldByTensorRanks(axis=0),
+        "down_proj.weight": HeldByTensorRanks(axis=1),
+        "embed_tokens.weight": HeldByTensorRanks(axis=0),
+        "lm_head.weight": HeldByTensorRanks(axis=0),
     }
     regions = ("self_attn", "mlp")
     row_products = ("self_attn.o_proj", "mlp.down_proj")

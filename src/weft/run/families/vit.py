@@ -13,7 +13,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
 from weft.run.stage_module import Initial, StageModule
-from weft.run.tensor_layers import Held
+from weft.run.tensor_layers import HeldByTensorRanks
 
 
 def vit_config(config: ModelConfig) -> ViTConfig:
@@ -40,19 +40,19 @@ class ViTStage(StageModule):
     Tensor ranks divide the blocks; patches, and the classes of the class token, are computed on each in full.
     """
 
-    held: ClassVar[Mapping[str, Held]] = {
-        "q_proj.weight": Held(axis=0),
-        "q_proj.bias": Held(axis=0),
-        "k_proj.weight": Held(axis=0),
-        "k_proj.bias": Held(axis=0),
-        "v_proj.weight": Held(axis=0),
-        "v_proj.bias": Held(axis=0),
-        "o_proj.weight": Held(axis=1),
-        "fc1.weight": Held(axis=0),
-        "fc1.bias": Held(axis=0),
-        "fc2.weight": Held(axis=1),
-        "classifier.weight": Held(on_stream=False),
-        "classifier.bias": Held(on_stream=False),
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "q_proj.weight": HeldByTensorRanks(axis=0),
+        "q_proj.bias": HeldByTensorRanks(axis=0),
+        "k_proj.weight": HeldByTensorRanks(axis=0),
+        "k_proj.bias": HeldByTensorRanks(axis=0),
+        "v_proj.weight": HeldByTensorRanks(axis=0),
+        "v_proj.bias": HeldByTensorRanks(axis=0),
+        "o_proj.weight": HeldByTensorRanks(axis=1),
+        "fc1.weight": HeldByTensorRanks(axis=0),
+        "fc1.bias": HeldByTensorRanks(axis=0),
+        "fc2.weight": HeldByTensorRanks(axis=1),
+        "classifier.weight": HeldByTensorRanks(on_stream=False),
+        "classifier.bias": HeldByTensorRanks(on_stream=False),
     }
     regions = ("attention", "mlp")
     row_products = ("attention.o_proj", "mlp.fc2")

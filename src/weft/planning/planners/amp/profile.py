@@ -11,7 +11,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.device import PRECISION_BYTES
 from weft.planning.planners.amp.inputs import AmpInputs, Floats
 from weft.planning.planners.degrees import beside_blocks
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import state_bytes
 
@@ -25,7 +25,7 @@ def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
     Raises:
         InputError: when a profile was not measured at one of the degrees.
     """
-    job, times = problem.job, LayerTimes(problem)
+    job, times = problem.job, ProblemLayerTimes(problem)
     degrees = tuple(tensor_degrees)
     shapes = {degree: Shape(1, job.sequence, degree) for degree in degrees}
     element, gradient = PRECISION_BYTES[job.precision], state_bytes(job.precision).gradients
@@ -57,7 +57,7 @@ def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
     )
 
 
-def _averaged(problem: Problem, times: LayerTimes, tensor_parallel: int) -> Floats:
+def _averaged(problem: Problem, times: ProblemLayerTimes, tensor_parallel: int) -> Floats:
     """Seconds of the forward pass of one sample in each layer, of all kinds of devices by nodes."""
     cluster = problem.job.cluster
     nodes = sum(group.count for group in cluster.groups)

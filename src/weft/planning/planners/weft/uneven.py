@@ -20,7 +20,7 @@ from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.layer_times import LayerTimes
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.estimates import LIGHT, StepEstimates
 from weft.planning.planners.weft.ideal import ideal_step_s
@@ -60,7 +60,7 @@ class UnevenSpace:
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
-        self._times = LayerTimes(problem)
+        self._times = ProblemLayerTimes(problem)
         self._seconds_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
         self._estimates = StepEstimates(problem, bounds)
         cluster = problem.job.cluster
