@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.units import shown
+from weft.doors.keys import Names
 from weft.errors import InputError, Violation
 
 # More entries than any configuration has; nested aliases of YAML can stand for any number.
@@ -91,11 +92,7 @@ class Configuration:
         return self.keys.get(name, name)
 
 
-# Which keys a value is read from, by the name it has here; the first that is given counts.
-Keys = Mapping[str, Sequence[str]]
-
-
-def counts(given: Mapping[str, Any], table: Keys, file: str) -> tuple[dict[str, Any], dict[str, str]]:
+def counts(given: Mapping[str, Any], table: Names, file: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Attributes that are counts, all of them integers, and the keys they come from.
 
     `auto` and null are not given, and neither is -1, which stands for what is left over.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from weft.doors.checks import context
 from weft.doors.checks.base import Finding, Rule, idle, nearest_multiple, number, on, slow, wrong
 from weft.doors.configuration import Configuration
+from weft.doors.explain.accelerate import plugin
+from weft.doors.keys import ACCELERATE, IN_DEEPSPEED, IN_MEGATRON, IN_SIZES, ULYSSES
 
-_SIZES = "parallelism_config.parallelism_config_"
-_MEGATRON = "megatron_lm_config.megatron_lm_"
 _FSDP = "fsdp_config.fsdp_"
-_AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 # Each plugin's section.
 _SECTIONS = {
     "FSDP": "fsdp_config",
@@ -28,59 +28,43 @@ _ONLY_FIRST = (
 )
 
 
-def _kind(configuration: Configuration) -> str:
-    return str(configuration.given.get("distributed_type", "NO")).upper()
-
-
-def _sizes(configuration: Configuration) -> dict[str, int]:
-    return {axis: number(configuration.given, f"{_SIZES}{axis}", 1) or 1 for axis in _AXES}
-
-
 def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
     """Every machine starts as many processes."""
     machines = number(configuration.given, "num_machines", 1) or 1
     devices = configuration.devices
     if devices is not None and devices % machines:
         near = str(nearest_multiple(devices, machines))
-        yield wrong("num_processes", f"{devices} processes on {machines} machines, not as many on each", near)
-    if devices is not None and devices > 1 and _kind(configuration) == "NO":
+        problem = f"{devices} processes on {machines} machines, not as many on each"
+        yield wrong(ACCELERATE.key("devices"), problem, near)
+    if devices is not None and devices > 1 and plugin(configuration.given) == "NO":
         yield wrong("distributed_type", f"NO with {devices} processes", "MULTI_GPU")
 
 
 def sizes_make_processes(configuration: Configuration) -> Iterator[Finding]:
     """The product of the axes is the number of processes."""
-    sizes, devices = _sizes(configuration), configuration.devices
-    if devices is None or not any(key.startswith(_SIZES) for key in configuration.given):
+    given, devices = configuration.given, configuration.devices
+    if devices is None or not any(key.startswith(IN_SIZES) for key in given):
         return
+    sizes = {key: number(given, key, 1) or 1 for key in (*ACCELERATE.written_in(IN_SIZES).values(), ULYSSES)}
     product = prod(sizes.values())
     if product != devices:
-        terms = " x ".join(f"{axis.removesuffix('_size')} {size}" for axis, size in sizes.items())
-        yield wrong("num_processes", f"{devices}; {terms} = {product}", str(product))
-
-
-def replicas_of_tensor_groups_share(configuration: Configuration) -> Iterator[Finding]:
-    """Accelerate refuses whole replicas of tensor or context groups."""
-    sizes = _sizes(configuration)
-    divided = sizes["tp_size"] > 1 or sizes["cp_size"] > 1
-    if divided and sizes["dp_replicate_size"] > 1 and sizes["dp_shard_size"] == 1:
-        problem = f"{sizes['dp_replicate_size']} with tp or cp and nothing shared out"
-        near = f"1, and {_SIZES}dp_shard_size {sizes['dp_replicate_size']}"
-        yield wrong(f"{_SIZES}dp_replicate_size", problem, near)
+        axes = (f"{key.removeprefix(IN_SIZES).removesuffix('_size')} {size}" for key, size in sizes.items())
+        yield wrong(ACCELERATE.key("devices"), f"{devices}; {' x '.join(axes)} = {product}", str(product))
 
 
 def sections_of_other_plugins(configuration: Configuration) -> Iterator[Finding]:
     """Only the section of the plugin in use is read."""
-    kind = _kind(configuration)
-    for plugin, section in _SECTIONS.items():
+    kind = plugin(configuration.given)
+    for name, section in _SECTIONS.items():
         used = any(key.startswith(f"{section}.") for key in configuration.given)
-        if used and kind != plugin:
-            yield idle(section, f"read with distributed_type {plugin} only; it is {kind}", plugin)
+        if used and kind != name:
+            yield idle(section, f"read with distributed_type {name} only; it is {kind}", name)
 
 
 def keys_of_the_version(configuration: Configuration) -> Iterator[Finding]:
     """FSDP2 has one way to shard; FSDP1 has no resharding and no further axes."""
     given = configuration.given
-    if _kind(configuration) != "FSDP":
+    if plugin(given) != "FSDP":
         return
     version = number(given, f"{_FSDP}version", 1)
     if version == 2:
@@ -89,33 +73,28 @@ def keys_of_the_version(configuration: Configuration) -> Iterator[Finding]:
                 near = f"{_FSDP}reshard_after_forward" if key.endswith("strategy") else "leave it out"
                 yield idle(key, "FSDP1's; fsdp_version is 2", near)
         return
-    if any(key.startswith(_SIZES) for key in given):
+    if any(key.startswith(IN_SIZES) for key in given):
         yield wrong("parallelism_config", f"needs FSDP2; fsdp_version is {version}", f"{_FSDP}version: 2")
     key = f"{_FSDP}reshard_after_forward"
     if key in given and str(given[key]).lower() in ("true", "false"):
         yield idle(key, f"FSDP2's; fsdp_version is {version}", f"{_FSDP}version: 2")
 
 
-def defaults_of_megatron(configuration: Configuration) -> Iterator[Finding]:
-    """Since Accelerate 1.13 the plugin has two context ranks and full recomputation where nothing is said."""
-    if _kind(configuration) != "MEGATRON_LM":
-        return
-    key = f"{_MEGATRON}context_parallel_size"
-    if key not in configuration.given:
-        yield slow(key, "not given; Accelerate 1.13 and later then take 2 context ranks", f"{key}: 1")
-    key = f"{_MEGATRON}recompute_granularity"
-    if key not in configuration.given:
+def recomputation_by_default(configuration: Configuration) -> Iterator[Finding]:
+    """Since Accelerate 1.13 Megatron-LM's plugin recomputes everything where nothing is said."""
+    key = f"{IN_MEGATRON}recompute_granularity"
+    if plugin(configuration.given) == "MEGATRON_LM" and key not in configuration.given:
         problem = "not given; Accelerate 1.13 and later then recompute everything"
         yield slow(key, problem, "other_megatron_args={'recompute_granularity': None} in the program")
 
 
 def one_source_for_deepspeed(configuration: Configuration) -> Iterator[Finding]:
     """Keys that the named DeepSpeed file holds must not be given again."""
-    section = "deepspeed_config."
+    section = IN_DEEPSPEED
     if f"{section}deepspeed_config_file" not in configuration.given:
         return
-    twice = ("zero_stage", "gradient_accumulation_steps", "gradient_clipping", "offload_optimizer_device")
-    for key in (f"{section}{name}" for name in twice):
+    words = (f"{section}{word}" for word in ("gradient_clipping", "offload_optimizer_device"))
+    for key in (f"{section}zero_stage", *ACCELERATE.written_in(section).values(), *words):
         if key in configuration.given:
             yield wrong(key, "given beside deepspeed_config_file, which says it", "leave it out")
 
@@ -130,10 +109,11 @@ def products_in_low_precision(configuration: Configuration) -> Iterator[Finding]
 RULES: tuple[Rule, ...] = (
     processes_fill_machines,
     sizes_make_processes,
-    replicas_of_tensor_groups_share,
+    context.replicas_of_groups_share,
     sections_of_other_plugins,
     keys_of_the_version,
-    defaults_of_megatron,
+    context.ranks_by_default,
+    recomputation_by_default,
     one_source_for_deepspeed,
     products_in_low_precision,
 )

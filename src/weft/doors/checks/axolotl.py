@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.doors.checks import context
 from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
 from weft.doors.configuration import Configuration
+from weft.doors.keys import AXOLOTL
 
 
 def one_precision(configuration: Configuration) -> Iterator[Finding]:
@@ -25,8 +27,9 @@ def one_way_to_shard(configuration: Configuration) -> Iterator[Finding]:
 def one_batch(configuration: Configuration) -> Iterator[Finding]:
     """Accumulation follows from a batch, or a batch from accumulation."""
     given = configuration.given
-    if given.get("batch_size") and given.get("gradient_accumulation_steps"):
-        problem = "given beside gradient_accumulation_steps, which it would decide"
+    key = AXOLOTL.key("micro_batches")
+    if given.get("batch_size") and given.get(key):
+        problem = f"given beside {key}, which it would decide"
         yield wrong("batch_size", problem, "leave it out")
 
 
@@ -58,13 +61,9 @@ def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
     named = str(given.get("attn_implementation") or "")
     backends = ("flash_attention", "xformers_attention", "sdp_attention", "flex_attention")
     masks = named not in ("", "eager") or any(on(given, key) for key in backends)
-    near = "attn_implementation: flash_attention_2"
     if on(given, "sample_packing") and not masks:
         problem = "true without an attention that masks packed samples"
-        yield wrong("sample_packing", problem, near)
-    flash = on(given, "flash_attention") or "flash" in named
-    if (configuration.layout.cp or 1) > 1 and not flash:
-        yield wrong(configuration.key("cp"), "needs flash attention", near)
+        yield wrong("sample_packing", problem, "attn_implementation: flash_attention_2")
 
 
 def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
@@ -81,7 +80,7 @@ def tensor_ranks_need_fsdp2(configuration: Configuration) -> Iterator[Finding]:
         configuration.given, "fsdp_version", number(configuration.given, "fsdp_config.fsdp_version")
     )
     if (configuration.layout.tp or 1) > 1 and configuration.given.get("fsdp") and version != 2:
-        yield wrong("tensor_parallel_size", "needs FSDP2", "fsdp_version: 2")
+        yield wrong(AXOLOTL.key("tp"), "needs FSDP2", "fsdp_version: 2")
 
 
 RULES: tuple[Rule, ...] = (
@@ -90,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     one_batch,
     adapters_and_bits,
     packing_needs_masks,
+    context.flash_attention_is_used,
     samples_are_filled,
     tensor_ranks_need_fsdp2,
 )

@@ -9,6 +9,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.units import format_count
 from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
 from weft.doors.configuration import Configuration
+from weft.doors.keys import DEEPSPEED
 
 _ZERO = "zero_optimization."
 _STAGE = f"{_ZERO}stage"
@@ -25,7 +26,7 @@ _REMOVED = (
     "quantize_training",
     "sparse_attention",
     "sparse_gradients",
-    f"{_ZERO}mics_shard_size",
+    DEEPSPEED.key("shard"),
     f"{_ZERO}mics_hierarchical_params_gather",
     f"{_ZERO}zeropp_loco_param",
 )
@@ -47,9 +48,9 @@ def one_precision(configuration: Configuration) -> Iterator[Finding]:
 
 def batch_is_given(configuration: Configuration) -> Iterator[Finding]:
     """Of the three batch sizes at least one is needed that is no accumulation."""
-    keys = ("train_batch_size", "train_micro_batch_size_per_gpu")
-    if not any(key in configuration.given for key in keys):
-        yield wrong("train_batch_size", f"neither {keys[0]} nor {keys[1]} is given", keys[1])
+    batch, size = DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size")
+    if not {batch, size} & set(configuration.given):
+        yield wrong(batch, f"neither {batch} nor {size} is given", size)
 
 
 def stage_is_known(configuration: Configuration) -> Iterator[Finding]:

@@ -18,13 +18,14 @@ from weft.doors.checks.base import (
     wrong,
 )
 from weft.doors.configuration import Configuration
+from weft.doors.keys import MEGATRON_LM
 
 _SPLITS = (
     "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank",
     "--pipeline-model-parallel-layout",
 )
-_PIPELINE = "--pipeline-model-parallel-size"
+_PIPELINE = MEGATRON_LM.key("pp")
 _UNEVEN = (
     "--decoder-first-pipeline-num-layers",
     "--decoder-last-pipeline-num-layers",
@@ -100,7 +101,7 @@ def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
     elif 0 < count % group < stages:
         near = nearest_multiple(count, group) * size * replicas
         problem = f"{count} micro-batches in groups of {group} leave {count % group}, fewer than pp {stages}"
-        yield wrong("--global-batch-size", problem, str(near))
+        yield wrong(MEGATRON_LM.key("global_batch"), problem, str(near))
 
 
 def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.doors.checks import context
 from weft.doors.checks.base import (
     Finding,
     Rule,
@@ -16,26 +17,21 @@ from weft.doors.checks.base import (
     wrong,
 )
 from weft.doors.configuration import Configuration
+from weft.doors.explain.torchtitan import LOOPED, SCHEDULE, schedule_name
+from weft.doors.keys import NOT_LEFT_OVER, TORCHTITAN
 
-_AXES = "parallelism."
 _SINGLE = ("gpipe", "1f1b")
-_LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 _V_SHAPED = ("zbvzerobubble", "dualpipev")
-
-
-def _schedule(configuration: Configuration) -> str:
-    name = str(configuration.given.get(f"{_AXES}pipeline_parallel_schedule", "1F1B"))
-    return name.lower().removeprefix("schedule")
 
 
 def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
     """The local batch of a pipeline is whole micro-batches."""
     if (configuration.layout.pp or 1) == 1:
         return
-    keys = ("training.local_batch_size", "training.batch_size")
+    keys = TORCHTITAN.only("local_batch")["local_batch"]
     key = next((key for key in keys if key in configuration.given), keys[0])
     local = number(configuration.given, key)
-    size = number(configuration.given, f"{_AXES}pipeline_parallel_microbatch_size", 1) or 1
+    size = number(configuration.given, TORCHTITAN.key("micro_batch_size"), 1) or 1
     if local is not None and local % size:
         problem = f"{local} samples are no multiple of micro-batches of {size}"
         yield wrong(key, problem, str(nearest_multiple(local, size)))
@@ -44,34 +40,23 @@ def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
 def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
     """Schedules and the stages they run."""
     if (configuration.layout.pp or 1) == 1:
-        if f"{_AXES}pipeline_parallel_schedule" in configuration.given:
-            key = f"{_AXES}pipeline_parallel_schedule"
-            yield idle(key, "read with a pipeline only; its degree is 1", "leave it out")
+        if SCHEDULE in configuration.given:
+            yield idle(SCHEDULE, "read with a pipeline only; its degree is 1", "leave it out")
         return
-    name, loops = _schedule(configuration), configuration.layout.loops or 1
-    key = f"{_AXES}pipeline_parallel_schedule"
+    name, loops = schedule_name(configuration.given), configuration.layout.loops or 1
     if name in _SINGLE and loops > 1:
-        yield wrong(key, f"{name} runs one stage per device, {loops} are listed", "Interleaved1F1B")
-    elif name in _LOOPED and loops == 1:
-        yield wrong(key, f"{name} runs several stages per device, 1 is listed", "1F1B")
+        yield wrong(SCHEDULE, f"{name} runs one stage per device, {loops} are listed", "Interleaved1F1B")
+    elif name in LOOPED and loops == 1:
+        yield wrong(SCHEDULE, f"{name} runs several stages per device, 1 is listed", "1F1B")
     elif name in _V_SHAPED and loops != 2:
-        yield wrong(key, f"{name} runs two stages per device, {loops} are listed", "Interleaved1F1B")
-    elif name not in _SINGLE + _LOOPED:
-        yield wrong(key, f"{configuration.given.get(key)!r} is not a schedule", "Interleaved1F1B")
-
-
-def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
-    """Tensor and context ranks divide the tokens of a sample."""
-    tokens = configuration.sequence
-    unit = (configuration.layout.tp or 1) * 2 * (configuration.layout.cp or 1)
-    if tokens is not None and configuration.layout.width > 1 and tokens % unit:
-        problem = f"{tokens} tokens are no multiple of tp x 2 cp = {unit}"
-        yield wrong("training.seq_len", problem, str(nearest_multiple(tokens, unit)))
+        yield wrong(SCHEDULE, f"{name} runs two stages per device, {loops} are listed", "Interleaved1F1B")
+    elif name not in _SINGLE + LOOPED:
+        yield wrong(SCHEDULE, f"{configuration.given.get(SCHEDULE)!r} is not a schedule", "Interleaved1F1B")
 
 
 def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
     """Asynchronous tensor parallelism is made by the compiler."""
-    key = f"{_AXES}enable_async_tensor_parallel"
+    key = "parallelism.enable_async_tensor_parallel"
     if not on(configuration.given, key):
         return
     if not on(configuration.given, "training.compile") and not on(configuration.given, "compile.enable"):
@@ -82,13 +67,9 @@ def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
 
 def one_degree_is_left_over(configuration: Configuration) -> Iterator[Finding]:
     """Only the sharding degree can be what is left over."""
-    for axis in ("tensor", "pipeline", "context"):
-        key = f"{_AXES}{axis}_parallel_degree"
+    for key in map(TORCHTITAN.key, NOT_LEFT_OVER):
         if number(configuration.given, key) == -1:
             yield wrong(key, "-1; only data_parallel_shard_degree can be what is left over", "1")
-    key = f"{_AXES}data_parallel_replicate_degree"
-    if number(configuration.given, key) == -1:
-        yield wrong(key, "-1; only data_parallel_shard_degree can be what is left over", "1")
 
 
 def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
@@ -104,13 +85,13 @@ def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
     if count > 1 and configuration.layout.sharding == "zero-3" and configuration.sequence is not None:
         problem = f"{count} micro-batches of {size}: weights are gathered twice for each of them"
         near = nearest_divisor(2 * size, size * count)
-        yield slow("training.local_batch_size", problem, f"{near}, where it fits")
+        yield slow(TORCHTITAN.key("local_batch"), problem, f"{near}, where it fits")
 
 
 RULES: tuple[Rule, ...] = (
     local_batch_is_split,
     schedule_is_known,
-    tokens_are_divided,
+    context.tokens_are_divided,
     overlap_is_compiled,
     one_degree_is_left_over,
     batch_is_accumulated,

@@ -13,11 +13,12 @@ import yaml
 
 from weft.describe.plan import Recompute
 from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
+from weft.doors.keys import ACCELERATE, IN_DEEPSPEED, IN_MEGATRON, IN_SIZES
+from weft.doors.replicas import group_counts, replica_counts
 from weft.planning.planned import PlannedJob
 
 NAME = "accelerate"
 STACK = "Accelerate"
-_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 _BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer", "vit": "ViTLayer"}
 
 
@@ -32,7 +33,7 @@ def emit(planned: PlannedJob) -> Emitted:
         **plugin,
         "mixed_precision": precision if precision in ("bf16", "fp16") else "no",
         "num_machines": decided.nodes,
-        "num_processes": decided.layout.ranks,
+        **ACCELERATE.values({"devices": decided.layout.ranks}),
         "machine_rank": 0,
         "main_process_port": 29500,
         "rdzv_backend": "static",
@@ -65,7 +66,7 @@ def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         return _deepspeed(decided)
     if shares_weights:
         return _fsdp(decided)
-    losses = unexpressed(layout, STACK, _EXPRESSED)
+    losses = unexpressed(layout, STACK, ACCELERATE.in_words)
     return {"distributed_type": "MULTI_GPU" if layout.ranks > 1 else "NO"}, losses
 
 
@@ -73,11 +74,8 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
     layout, losses = decided.layout, []
     values: dict[str, Any] = {
-        "tp_degree": layout.tp,
-        "pp_degree": layout.pp,
-        "num_micro_batches": decided.micro_batches,
-        # Left out, the plugin of Accelerate 1.13 and later takes two context ranks.
-        "context_parallel_size": layout.cp,
+        # Where degrees of 1 are left out, the plugin of Accelerate 1.13 and later takes two context ranks.
+        **ACCELERATE.values(decided.decisions | decided.batch, IN_MEGATRON),
         "sequence_parallelism": layout.tp > 1,
         "recompute_activations": layout.recompute == "selective",
         "use_distributed_optimizer": layout.sharding != "zero-0",
@@ -88,7 +86,7 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         losses.append(Loss(what, "use_distributed_optimizer (zero-1)"))
     # Its pipelines wait for messages.
     waits = {"blocking"} if layout.pp > 1 and layout.blocking == ("messages",) else set()
-    losses += unexpressed(layout, "the Megatron-LM plugin", _EXPRESSED | waits)
+    losses += unexpressed(layout, "the Megatron-LM plugin", ACCELERATE.expressed(IN_MEGATRON) | waits)
     if layout.recompute == "full":
         values |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     else:
@@ -118,20 +116,20 @@ def _recomputed(recompute: Recompute) -> Loss:
 def _deepspeed(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     values: dict[str, Any] = {
         "zero_stage": 1,
-        "gradient_accumulation_steps": decided.micro_batches,
+        **ACCELERATE.values(decided.batch, IN_DEEPSPEED),
         "offload_optimizer_device": "none",
         "offload_param_device": "none",
         "zero3_init_flag": False,
     }
     if decided.run.optimizer.clip_norm is not None:
         values["gradient_clipping"] = decided.run.optimizer.clip_norm
-    losses = unexpressed(decided.layout, "the DeepSpeed plugin", _EXPRESSED)
+    losses = unexpressed(decided.layout, "the DeepSpeed plugin", ACCELERATE.expressed(IN_DEEPSPEED))
     return {"distributed_type": "DEEPSPEED", "deepspeed_config": values}, losses
 
 
 def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     layout = decided.layout
-    losses = unexpressed(layout, f"{STACK}'s FSDP2", _EXPRESSED | {"island"})
+    losses = unexpressed(layout, f"{STACK}'s FSDP2", ACCELERATE.expressed(IN_SIZES))
     values: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": layout.sharding == "zero-3",
@@ -150,18 +148,12 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     if layout.sharding == "zero-2":
         what = f"zero-2: {STACK}'s FSDP2 shares out weights, too, between steps"
         losses.append(Loss(what, "fsdp_reshard_after_forward: false, which gathers them once per step"))
-    shard = layout.island or layout.dp
-    sizes = {
-        "dp_replicate_size": layout.dp // shard,
-        "dp_shard_size": shard,
-        "tp_size": layout.tp,
-        "cp_size": layout.cp,
-    }
+    sizes = ACCELERATE.values(decided.decisions | replica_counts(layout), IN_SIZES)
     plugin: dict[str, Any] = {
         "distributed_type": "FSDP",
         "fsdp_config": {f"fsdp_{key}": value for key, value in values.items()},
     }
-    if layout.width > 1 or layout.island is not None:
+    if layout.width > 1 or group_counts(layout):
         plugin["parallelism_config"] = {f"parallelism_config_{key}": size for key, size in sizes.items()}
     return plugin, losses
 

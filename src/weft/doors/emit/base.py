@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from weft.describe.layout import USUAL, Layout
 from weft.describe.layout_text import decision_text
@@ -90,6 +91,21 @@ class Decided:
     def global_batch(self) -> int:
         """Samples per step where all pipelines have equally many micro-batches."""
         return self.micro_batches * self.layout.dp * self.plan.micro_batch_size
+
+    @property
+    def decisions(self) -> dict[str, Any]:
+        """The layout's, by name, but for the samples of a micro-batch, which go with the batch."""
+        return {name: value for name, value in self.layout.record().items() if name not in self.batch}
+
+    @property
+    def batch(self) -> dict[str, int]:
+        """Counts of samples and of their tokens, by name."""
+        return {
+            "micro_batch_size": self.plan.micro_batch_size,
+            "micro_batches": self.micro_batches,
+            "global_batch": self.global_batch,
+            "sequence": self.plan.sequence,
+        }
 
     @property
     def blocks(self) -> list[int]:

@@ -12,36 +12,24 @@ from typing import Any
 
 from weft.describe.layout import Layout
 from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
+from weft.doors.keys import DEEPSPEED
 from weft.planning.planned import PlannedJob
 
 NAME = "deepspeed"
 STACK = "DeepSpeed"
-_EXPRESSED = {"tp", "cp", "sharding", "recompute"}
 
 
 def emit(planned: PlannedJob) -> Emitted:
     """The configuration of the plan."""
     decided = Decided(planned)
     stage, state_losses = _zero_stage(decided)
-    record: dict[str, Any] = {
-        "train_batch_size": decided.global_batch,
-        "train_micro_batch_size_per_gpu": decided.plan.micro_batch_size,
-        "gradient_accumulation_steps": decided.micro_batches,
-        "zero_optimization": _zero(stage, decided.layout),
-    }
-    layout, run = decided.layout, decided.run
+    record = DEEPSPEED.values(decided.batch) | {"zero_optimization": _zero(stage, decided.layout)}
+    run = decided.run
     if decided.plan.precision in ("bf16", "fp16"):
         record[decided.plan.precision] = {"enabled": True}
     if run.optimizer.clip_norm is not None:
         record["gradient_clipping"] = run.optimizer.clip_norm
-    if layout.pp > 1:
-        interval = 1 if layout.recompute == "full" else 0
-        record["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": interval}
-    if layout.tp > 1:
-        record["tensor_parallel"] = {"autotp_size": layout.tp}
-    if layout.cp > 1:
-        record["sequence_parallel_size"] = layout.cp
-    record["optimizer"] = _optimizer(decided)
+    record |= _degrees(decided) | {"optimizer": _optimizer(decided)}
     file = f"{NAME}.json"
     return Emitted(
         file=file,
@@ -49,6 +37,18 @@ def emit(planned: PlannedJob) -> Emitted:
         launch=_launch(decided, file),
         losses=(*decided.inequalities(STACK), *state_losses, *_losses(decided)),
     )
+
+
+def _degrees(decided: Decided) -> dict[str, Any]:
+    """Degrees of several ranks, in their tables; a pipeline's table says what is recomputed, too."""
+    record: dict[str, Any] = {}
+    for key, degree in DEEPSPEED.values(decided.decisions).items():
+        table, _, name = key.rpartition(".")
+        if degree > 1:
+            record |= {table: {name: degree}} if table else {name: degree}
+    if "pipeline" in record:
+        record["pipeline"]["activation_checkpoint_interval"] = int(decided.layout.recompute == "full")
+    return record
 
 
 def _launch(decided: Decided, file: str) -> str:
@@ -73,7 +73,7 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
         stage = 2
     # The engine of a pipeline waits for all communication.
     waits = {"blocking"} if layout.pp > 1 or (stage == 1 and layout.blocking == ("reductions",)) else set()
-    return stage, losses + unexpressed(layout, STACK, _EXPRESSED | waits)
+    return stage, losses + unexpressed(layout, STACK, DEEPSPEED.expressed() | waits)
 
 
 def _zero(stage: int, layout: Layout) -> dict[str, Any]:

@@ -7,14 +7,16 @@ then context ranks, replicas, and pipeline devices outermost.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
+from weft.doors.keys import MEGATRON_LM
+from weft.doors.replicas import group_counts
 from weft.planning.planned import PlannedJob
 
 NAME = "megatron"
 STACK = "Megatron-LM"
-_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute", "blocking"}
 _PROGRAM = "pretrain_gpt.py"
 # One option per entry, with its values, as typed.
 Options = list[tuple[str, ...]]
@@ -58,14 +60,13 @@ def _environment(decided: Decided) -> str:
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 
 
+def _counts(values: Mapping[str, Any]) -> Options:
+    return [(key, str(value)) for key, value in MEGATRON_LM.values(values).items()]
+
+
 def _degrees(decided: Decided) -> Options:
-    layout = decided.layout
-    options: Options = [
-        ("--tensor-model-parallel-size", str(layout.tp)),
-        ("--pipeline-model-parallel-size", str(layout.pp)),
-        ("--context-parallel-size", str(layout.cp)),
-    ]
-    if layout.tp > 1:
+    options = _counts(decided.decisions)
+    if decided.layout.tp > 1:
         options.append(("--sequence-parallel",))
     return options
 
@@ -137,7 +138,7 @@ def _batch(decided: Decided) -> Options:
     layout, size = decided.layout, decided.plan.micro_batch_size
     least = layout.pp if layout.loops > 1 else 1
     batch = max(decided.micro_batches, least) * layout.dp * size
-    return [("--micro-batch-size", str(size)), ("--global-batch-size", str(batch))]
+    return _counts({"micro_batch_size": size, "global_batch": batch})
 
 
 _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
@@ -148,7 +149,8 @@ def _states(decided: Decided) -> Options:
     layout = decided.layout
     options: Options = []
     overlapped = "reductions" not in layout.blocking
-    if layout.dp * layout.cp > 1 and overlapped:
+    # Ranks of the same stage and tensor rank have the same weights.
+    if layout.ranks > layout.pp * layout.tp and overlapped:
         options.append(("--overlap-grad-reduce",))
     if layout.sharding == "zero-0":
         return options
@@ -162,10 +164,7 @@ def _states(decided: Decided) -> Options:
             ("--data-parallel-sharding-strategy", _STRATEGIES[layout.sharding]),
             ("--ckpt-format", "fsdp_dtensor"),
         ]
-    if layout.island is not None:
-        count = layout.dp // layout.island
-        options.append(("--num-distributed-optimizer-instances", str(count)))
-    return options
+    return options + _counts(group_counts(layout))
 
 
 def _memory(decided: Decided) -> Options:
@@ -188,7 +187,7 @@ def _model(decided: Decided) -> Options:
         ("--hidden-size", str(model.hidden)),
         ("--ffn-hidden-size", str(model.feed_forward)),
         ("--num-attention-heads", str(model.heads)),
-        ("--seq-length", str(decided.plan.sequence)),
+        (MEGATRON_LM.key("sequence"), str(decided.plan.sequence)),
         ("--max-position-embeddings", str(max(model.sequence, decided.plan.sequence))),
         ("--tokenizer-type", "NullTokenizer"),
         ("--vocab-size", str(model.vocabulary)),
@@ -237,7 +236,7 @@ def _training(decided: Decided) -> Options:
 
 def _losses(decided: Decided) -> Sequence[Loss]:
     layout, losses = decided.layout, decided.optimizer_losses()
-    losses += unexpressed(layout, STACK, _EXPRESSED)
+    losses += unexpressed(layout, STACK, MEGATRON_LM.expressed())
     if layout.recompute == "selective":
         what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
         losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))

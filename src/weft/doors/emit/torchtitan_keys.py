@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.doors.emit.base import Decided, Loss, require_family, unexpressed
+from weft.doors.keys import TORCHTITAN
+from weft.doors.replicas import replica_counts
 from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
-_EXPRESSED = {"tp", "cp", "sharding", "island", "recompute"}
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -50,10 +51,9 @@ def flavor(decided: Decided) -> str:
 def training(decided: Decided) -> Table:
     """Without a pipeline the local batch is a micro-batch, with one it is all of a replica's."""
     layout, run = decided.layout, decided.run
+    local_batch = layout.micro_batch_size * (decided.micro_batches if layout.pp > 1 else 1)
     values: Table = {
-        "local_batch_size": layout.micro_batch_size * (decided.micro_batches if layout.pp > 1 else 1),
-        "global_batch_size": decided.global_batch,
-        "seq_len": decided.plan.sequence,
+        **TORCHTITAN.values(decided.batch | {"local_batch": local_batch}, "training."),
         "steps": run.train.steps,
         "mixed_precision_param": DTYPES.get(decided.plan.precision, "float32"),
     }
@@ -65,14 +65,7 @@ def training(decided: Decided) -> Table:
 def degrees(decided: Decided) -> Table:
     """Degrees of all axes, and whether weights are given up after each forward pass."""
     layout = decided.layout
-    shard = 1 if layout.sharding == "zero-0" else layout.island or layout.dp
-    values: Table = {
-        "data_parallel_replicate_degree": layout.dp // shard,
-        "data_parallel_shard_degree": shard,
-        "tensor_parallel_degree": layout.tp,
-        "context_parallel_degree": layout.cp,
-        "pipeline_parallel_degree": layout.pp,
-    }
+    values: Table = TORCHTITAN.values(decided.decisions | replica_counts(layout), "parallelism.")
     if layout.sharding != "zero-0":
         values["fsdp_reshard_after_forward"] = "always" if layout.sharding == "zero-3" else "never"
     return values
@@ -88,11 +81,8 @@ def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
     losses = []
     if layout.schedule not in SCHEDULES:
         losses.append(Loss(f"schedule {layout.schedule}, which {STACK} does not have", name))
-    values: Table = {
-        "pipeline_parallel_schedule": name,
-        "pipeline_parallel_microbatch_size": layout.micro_batch_size,
-    }
-    return values, losses
+    size = TORCHTITAN.values({"micro_batch_size": layout.micro_batch_size}, "parallelism.")
+    return {"pipeline_parallel_schedule": name} | size, losses
 
 
 def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]:
@@ -115,7 +105,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 def losses(decided: Decided) -> list[Loss]:
     """What neither can express, but for the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
-    found += unexpressed(layout, STACK, _EXPRESSED)
+    found += unexpressed(layout, STACK, TORCHTITAN.expressed())
     if layout.sharding in ("zero-1", "zero-2"):
         what = f"{layout.sharding}: {STACK} shares out weights, too, between steps"
         found.append(Loss(what, 'fsdp_reshard_after_forward = "never", which gathers them once per step'))

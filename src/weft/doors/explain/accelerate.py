@@ -9,19 +9,11 @@ from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, truth, whole
 from weft.doors.explain.deepspeed import SHARDINGS
 from weft.doors.explain.reading import yaml_mapping
+from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, IN_MEGATRON, ULYSSES
+from weft.doors.replicas import groups_of_accelerate
 
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
-_SIZES = "parallelism_config.parallelism_config_"
-_MEGATRON = "megatron_lm_config.megatron_lm_"
-_ULYSSES = f"{_SIZES}sp_size"
-_COUNTS = {
-    "devices": ("num_processes",),
-    "pp": (f"{_MEGATRON}pp_degree",),
-    "tp": (f"{_MEGATRON}tp_degree", f"{_SIZES}tp_size", "tp_config.tp_size"),
-    "cp": (f"{_SIZES}cp_size", f"{_MEGATRON}context_parallel_size"),
-    "micro_batches": (f"{_MEGATRON}num_micro_batches", "deepspeed_config.gradient_accumulation_steps"),
-}
 # FSDP1's strategies, by number and by name.
 _STRATEGIES: Mapping[str, Sharding] = {
     "1": "zero-3",
@@ -51,15 +43,13 @@ def read(text: str, name: str) -> Configuration:
     """
     given = flat(yaml_mapping(text) or {}, name)
     # Accelerate has two ways to divide a sample; a file that uses one says 1 of the other.
-    ulysses = whole(given.get(_ULYSSES)) not in (None, 1)
-    table = _COUNTS | {"cp": (_ULYSSES,)} if ulysses else _COUNTS
-    values, keys = counts(given, table, name)
-    kind = str(given.get("distributed_type", "NO")).upper()
+    table = ACCELERATE if whole(given.get(ULYSSES)) in (None, 1) else ACCELERATE_ULYSSES
+    values, keys = counts(given, table.counts, name)
+    kind = plugin(given)
     sharding = _sharding(given, kind)
     precision = str(given.get("mixed_precision", "no"))
     said = {
         "sharding": sharding,
-        "island": _island(given, sharding, name),
         "recompute": _recompute(given, kind),
         "schedule": "1f1b",
         "loops": 1,
@@ -73,7 +63,12 @@ def read(text: str, name: str) -> Configuration:
         clips=_clips(given),
         unpredicted=tuple(_unpredicted(given, kind)),
     )
-    return configuration.saying(said | values)
+    return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
+
+
+def plugin(given: Mapping[str, Any]) -> str:
+    """What distributes, in capital letters."""
+    return str(given.get("distributed_type", "NO")).upper()
 
 
 def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:
@@ -81,7 +76,7 @@ def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:
         stage = whole(given.get("deepspeed_config.zero_stage", 2))
         return SHARDINGS.get(stage) if isinstance(stage, int) else None
     if kind == "MEGATRON_LM":
-        return "zero-1" if truth(given.get(f"{_MEGATRON}use_distributed_optimizer")) else "zero-0"
+        return "zero-1" if truth(given.get(f"{IN_MEGATRON}use_distributed_optimizer")) else "zero-0"
     if kind != "FSDP":
         return "zero-0"
     resharded = given.get("fsdp_config.fsdp_reshard_after_forward")
@@ -91,27 +86,20 @@ def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:
     return "zero-2" if resharded is not None and not truth(resharded) else "zero-3"
 
 
-def _island(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> int | None:
-    axes = {axis: (f"{_SIZES}dp_{axis}_size",) for axis in ("replicate", "shard")}
-    sizes, _ = counts(given, axes, file)
-    replicated = sizes.get("replicate", 1) > 1 and sizes.get("shard", 1) > 1
-    return sizes["shard"] if replicated and sharding != "zero-0" else None
-
-
 def _recompute(given: Mapping[str, Any], kind: str) -> Recompute | None:
     """None where the program decides."""
     if kind == "MEGATRON_LM":
-        granularity = given.get(f"{_MEGATRON}recompute_granularity")
+        granularity = given.get(f"{IN_MEGATRON}recompute_granularity")
         if granularity in ("full", "selective"):
             return "full" if granularity == "full" else "selective"
-        return "selective" if truth(given.get(f"{_MEGATRON}recompute_activations")) else None
+        return "selective" if truth(given.get(f"{IN_MEGATRON}recompute_activations")) else None
     if kind == "FSDP" and "fsdp_config.fsdp_activation_checkpointing" in given:
         return "full" if truth(given["fsdp_config.fsdp_activation_checkpointing"]) else "none"
     return None
 
 
 def _clips(given: Mapping[str, Any]) -> bool:
-    norms = (given.get(f"{_MEGATRON}gradient_clipping"), given.get("deepspeed_config.gradient_clipping"))
+    norms = (given.get(f"{IN_MEGATRON}gradient_clipping"), given.get("deepspeed_config.gradient_clipping"))
     return any(norm not in (None, 0, 0.0, "none", "auto") for norm in norms)
 
 

@@ -7,16 +7,12 @@ from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, truth
+from weft.doors.explain.deepspeed import SHARDINGS
 from weft.doors.explain.reading import yaml_mapping
+from weft.doors.keys import AXOLOTL
+from weft.doors.replicas import replicas_of
 
 NAME = "Axolotl"
-_COUNTS = {
-    "micro_batch_size": ("micro_batch_size",),
-    "micro_batches": ("gradient_accumulation_steps",),
-    "sequence": ("sequence_len",),
-    "tp": ("tensor_parallel_size",),
-    "cp": ("context_parallel_size", "sequence_parallel_degree"),
-}
 _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset", "adapter", "rl")
 
 
@@ -33,11 +29,11 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a batch size or a degree is no count.
     """
     given = flat(yaml_mapping(text) or {}, name)
-    values, keys = counts(given, _COUNTS, name)
+    values, keys = counts(given, AXOLOTL.counts, name)
     values.setdefault("micro_batches", 1)
-    sharding, replicas = _replicas(given, name)
+    sizes, _ = counts(given, AXOLOTL.parts, name)
     said = {
-        "sharding": sharding,
+        "sharding": _sharding(given, sizes),
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
@@ -51,29 +47,16 @@ def read(text: str, name: str) -> Configuration:
         model=str(given["base_model"]) if given.get("base_model") else None,
         unpredicted=tuple(_unpredicted(given)),
     )
-    return configuration.saying(said | values | replicas)
+    return configuration.saying(said | values | replicas_of(sizes))
 
 
-def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding | None, dict[str, Any]]:
-    axes = {axis: (f"dp_{axis}_size",) for axis in ("shard", "replicate")}
-    sizes, _ = counts(given, axes, file)
-    found: dict[str, Any] = {}
-    if "shard" in sizes:
-        found["dp"] = sizes["shard"] * sizes.get("replicate", 1)
-        if sizes.get("replicate", 1) > 1:
-            found["island"] = sizes["shard"]
+def _sharding(given: Mapping[str, Any], sizes: Mapping[str, int]) -> Sharding | None:
     if given.get("deepspeed"):
-        stage = next((number for number in "3210" if f"zero{number}" in str(given["deepspeed"])), None)
-        return (None if stage is None else _zero(stage)), found
+        stages = (stage for stage in (3, 2, 1, 0) if f"zero{stage}" in str(given["deepspeed"]))
+        return SHARDINGS.get(next(stages, -1))
     if given.get("fsdp") or "fsdp_config" in given or sizes.get("shard", 1) > 1:
-        kept = given.get("fsdp_config.reshard_after_forward", True)
-        return ("zero-3" if truth(kept) else "zero-2"), found
-    return "zero-0", found
-
-
-def _zero(stage: str) -> Sharding:
-    shardings: dict[str, Sharding] = {"0": "zero-0", "1": "zero-1", "2": "zero-2", "3": "zero-3"}
-    return shardings[stage]
+        return "zero-3" if truth(given.get("fsdp_config.reshard_after_forward", True)) else "zero-2"
+    return "zero-0"
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute:

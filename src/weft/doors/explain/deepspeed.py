@@ -8,17 +8,11 @@ from typing import Any
 from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import AUTO, Configuration, counts, flat, truth, whole
 from weft.doors.explain.reading import json_mapping
+from weft.doors.keys import DEEPSPEED
+from weft.doors.replicas import groups_of_deepspeed
 
 NAME = "DeepSpeed"
-_MARKS = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
-_COUNTS = {
-    "micro_batch_size": ("train_micro_batch_size_per_gpu",),
-    "micro_batches": ("gradient_accumulation_steps",),
-    "global_batch": ("train_batch_size",),
-    "pp": ("pipeline.stages",),
-    "tp": ("tensor_parallel.autotp_size", "tensor_parallel.tp_size"),
-    "cp": ("sequence_parallel_size",),
-}
+_MARKS = (DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size"), "zero_optimization")
 SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 
 
@@ -35,14 +29,13 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a batch size or a degree is no count.
     """
     given = flat(json_mapping(text) or {}, name)
-    values, keys = counts(given, _COUNTS, name)
+    values, keys = counts(given, DEEPSPEED.counts, name)
     stage = whole(given.get("zero_optimization.stage", 0))
     if "global_batch" not in values:
         # The engine accumulates nothing unless it is told to.
         values.setdefault("micro_batches", 1)
     said = {
         "sharding": SHARDINGS.get(stage) if isinstance(stage, int) else None,
-        "island": _island(given, stage),
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
@@ -56,7 +49,7 @@ def read(text: str, name: str) -> Configuration:
         clips=given.get("gradient_clipping", 0) not in (0, 0.0),
         unpredicted=unpredicted(given),
     )
-    return configuration.saying(said | values)
+    return configuration.saying(said | values | groups_of_deepspeed(given, stage))
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:
@@ -66,11 +59,6 @@ def _precision(given: Mapping[str, Any]) -> str | None:
             return "fp16" if name == "fp16" else "bf16"
     left_open = AUTO in (given.get("bf16.enabled"), given.get("fp16.enabled"))
     return None if left_open else "fp32"
-
-
-def _island(given: Mapping[str, Any], stage: Any) -> int | None:
-    size = whole(given.get("zero_optimization.mics_shard_size", -1))
-    return size if stage == 3 and isinstance(size, int) and size > 1 else None
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute | None:

@@ -10,30 +10,22 @@ import ast
 import operator
 import re
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
-from weft.describe.layout import AXES
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, whole
+from weft.doors.keys import MEGATRON_LM
+from weft.doors.replicas import groups_of_megatron_lm
 
 NAME = "Megatron-LM"
 _MARKS = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
+    MEGATRON_LM.key("tp"),
+    MEGATRON_LM.key("pp"),
     "--num-layers-per-virtual-pipeline-stage",
     "--use-distributed-optimizer",
     "--num-attention-heads",
 )
-_COUNTS = {
-    "pp": ("--pipeline-model-parallel-size",),
-    "tp": ("--tensor-model-parallel-size", "--model-parallel-size"),
-    "cp": ("--context-parallel-size",),
-    "micro_batch_size": ("--micro-batch-size",),
-    "global_batch": ("--global-batch-size",),
-    "sequence": ("--seq-length",),
-}
 _STRATEGIES: Mapping[str, Sharding] = {
     "no_shard": "zero-0",
     "optim": "zero-1",
@@ -54,7 +46,7 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a degree or a batch size is no count.
     """
     given = options_of(text)
-    values, keys = counts(given, _COUNTS, name)
+    values, keys = counts(given, MEGATRON_LM.counts, name)
     if "global_batch" not in values and "micro_batch_size" in values:
         # One micro-batch per replica, if nothing else is said.
         values["micro_batches"] = 1
@@ -62,11 +54,11 @@ def read(text: str, name: str) -> Configuration:
     group = whole(given.get("--microbatch-group-size-per-virtual-pipeline-stage"))
     pipeline = values.get("pp", 1)
     looped = loops > 1 and pipeline > 1
+    devices, sharding = _devices(given), _sharding(given)
     said = {
         "loops": loops,
         "schedule": "depth-first" if looped else "1f1b",
-        "sharding": _sharding(given),
-        "island": _island(given, values),
+        "sharding": sharding,
         "recompute": _recompute(given),
         "blocking": _blocking(given, looped=looped, pipeline=pipeline),
     }
@@ -74,14 +66,14 @@ def read(text: str, name: str) -> Configuration:
         stack=NAME,
         given=given,
         keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
-        devices=_devices(given),
+        devices=devices,
         precision=next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32"),
         clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
     )
-    return configuration.saying(said | values)
+    return configuration.saying(said | values | groups_of_megatron_lm(given, values, sharding, devices))
 
 
 _VALUE = re.compile(r"^--[a-zA-Z]")
@@ -203,14 +195,6 @@ def _sharding(given: Mapping[str, Any]) -> Sharding:
     return "zero-1" if "--use-distributed-optimizer" in given else "zero-0"
 
 
-def _island(given: Mapping[str, Any], values: Mapping[str, int]) -> int | None:
-    instances, devices = whole(given.get("--num-distributed-optimizer-instances", 1)), _devices(given)
-    if not isinstance(instances, int) or instances < 2 or devices is None or _sharding(given) == "zero-0":
-        return None
-    ranks_of_replica = prod(values.get(axis, 1) for axis in AXES if axis != "dp")
-    return max(1, devices // ranks_of_replica // instances)
-
-
 def _recompute(given: Mapping[str, Any]) -> Recompute:
     granularity = given.get("--recompute-granularity")
     if granularity == "full":
@@ -235,7 +219,7 @@ _MOST_LAYERS = 4096
 
 def _model(given: Mapping[str, Any]) -> ModelConfig | None:
     """Sizes, where the options say all of them; `--vocab-size` may be left to the tokenizer."""
-    names = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length")
+    names = ("--num-layers", "--hidden-size", "--num-attention-heads", MEGATRON_LM.key("sequence"))
     sizes = [whole(given.get(name)) for name in names]
     if not all(isinstance(size, int) and 0 < size <= _LARGEST_SIZE for size in sizes):
         return None

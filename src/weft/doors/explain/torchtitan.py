@@ -9,16 +9,10 @@ from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, truth, whole
 from weft.doors.explain.reading import toml_mapping
 from weft.doors.explain.torchtitan_python import configured, python_tables
+from weft.doors.keys import TORCHTITAN
+from weft.doors.replicas import replicas_of
 
 NAME = "torchtitan"
-_COUNTS = {
-    "pp": ("parallelism.pipeline_parallel_degree",),
-    "tp": ("parallelism.tensor_parallel_degree",),
-    "cp": ("parallelism.context_parallel_degree",),
-    "global_batch": ("training.global_batch_size",),
-    "sequence": ("training.seq_len",),
-}
-_LOCAL_BATCH = ("training.local_batch_size", "training.batch_size")
 _SCHEDULES = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
@@ -28,8 +22,9 @@ _SCHEDULES = {
     "zbvzerobubble": "zb-v",
     "dualpipev": "zb-v",
 }
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
 # Schedules of several stages per device, which torchtitan gives two if nothing else is said.
-_LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
+LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 _FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b"}
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
@@ -54,7 +49,7 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a degree or a batch size is no count, or Python has several configurations.
     """
     given = flat(python_tables(text, name) if configured(text) else toml_mapping(text) or {}, name)
-    values, keys = counts(given, _COUNTS, name)
+    values, keys = counts(given, TORCHTITAN.counts, name)
     batch, batch_keys = _batch(given, values, name)
     sharding, replicas = _replicas(given, name)
     said = {
@@ -80,48 +75,40 @@ def _batch(
     given: Mapping[str, Any], values: Mapping[str, int], file: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The local batch is a micro-batch, or with a pipeline all that a replica runs in a step."""
-    local, keys = counts(given, {"local": _LOCAL_BATCH}, file)
-    size = local.get("local", 8)
+    local, keys = counts(given, TORCHTITAN.only("local_batch"), file)
+    size, key = local.get("local_batch", 8), keys.get("local_batch", TORCHTITAN.key("local_batch"))
     if values.get("pp", 1) == 1:
         batch = {"micro_batch_size": size}
         if "global_batch" not in values:
             batch["micro_batches"] = 1
-        return batch, {"micro_batch_size": keys.get("local", _LOCAL_BATCH[0])}
-    key = "parallelism.pipeline_parallel_microbatch_size"
-    micro, _ = counts(given, {"size": (key,)}, file)
-    each = micro.get("size", 1)
+        return batch, {"micro_batch_size": key}
+    micro, _ = counts(given, TORCHTITAN.only("micro_batch_size"), file)
+    each = micro.get("micro_batch_size", 1)
     return (
         {"micro_batch_size": each, "micro_batches": max(1, size // each)},
-        {"micro_batch_size": key, "micro_batches": keys.get("local", _LOCAL_BATCH[0])},
+        {"micro_batch_size": TORCHTITAN.key("micro_batch_size"), "micro_batches": key},
     )
 
 
 def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, Any]]:
     """What replicas share out, and how many there are where the file says it."""
-    keys = {axis: (f"parallelism.data_parallel_{axis}_degree",) for axis in ("replicate", "shard")}
-    degrees, _ = counts(given, keys, file)
+    degrees, _ = counts(given, TORCHTITAN.only("replicate", "shard"), file)
     # What is left over is shared out unless another degree is given.
-    shard, replicate = degrees.get("shard"), degrees.get("replicate", 1)
-    if shard == 1:
-        return "zero-0", {"dp": replicate}
+    if degrees.get("shard") == 1:
+        return "zero-0", {"dp": degrees.get("replicate", 1)}
     resharded = given.get("parallelism.fsdp_reshard_after_forward", "default")
-    pipeline = whole(given.get("parallelism.pipeline_parallel_degree", 1)) != 1
+    pipeline = whole(given.get(TORCHTITAN.key("pp"), 1)) != 1
     kept = resharded == "never" or (resharded == "default" and pipeline)
-    found: dict[str, Any] = {}
-    if shard is not None:
-        found["dp"] = shard * replicate
-        if replicate > 1:
-            found["island"] = shard
-    return "zero-2" if kept else "zero-3", found
+    return "zero-2" if kept else "zero-3", replicas_of(degrees)
 
 
-def _schedule_name(given: Mapping[str, Any]) -> str:
-    name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
-    return name.lower().removeprefix("schedule")
+def schedule_name(given: Mapping[str, Any]) -> str:
+    """The schedule in small letters, as torchtitan compares it."""
+    return str(given.get(SCHEDULE, "1F1B")).lower().removeprefix("schedule")
 
 
 def _schedule(given: Mapping[str, Any], pipeline: int) -> str | None:
-    return "1f1b" if pipeline == 1 else _SCHEDULES.get(_schedule_name(given))
+    return "1f1b" if pipeline == 1 else _SCHEDULES.get(schedule_name(given))
 
 
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:
@@ -134,7 +121,7 @@ def _loops(given: Mapping[str, Any], pipeline: int) -> int:
         return max(1, len(parts) // pipeline)
     if isinstance(points, list) and points:
         return max(1, (len(points) + 1) // pipeline)
-    return 2 if _schedule_name(given) in _LOOPED else 1
+    return 2 if schedule_name(given) in LOOPED else 1
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute:

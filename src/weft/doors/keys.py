@@ -1,0 +1,143 @@
+"""What each stack calls the counts of a run: one table, by which its files are read, written and checked.
+
+A stack has a block, and a count a row. What a stack does not say by a count (sharding, recomputation, the
+order of micro-batches) is code of its modules in `explain` and `emit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+# Names are those of a layout's decisions and a configuration's values, and two of stacks alone: replicas are
+# `replicate` groups of `shard` that share states out, and `local_batch` is what a replica takes.
+Ranks = Literal["devices", "pp", "tp", "cp", "replicate", "shard"]
+Samples = Literal["micro_batch_size", "micro_batches", "local_batch", "global_batch", "sequence"]
+Name = Ranks | Samples
+Names = Mapping[Name, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The keys of one stack, dotted; of several for one count the first that is given is read.
+
+    Attributes:
+        counts: what is read as it stands, in the order in which mistakes are listed.
+        parts: what the stack's own code reads, since its meaning depends on other keys.
+        written: what emitters write of both, by first key, in the order of the files; the rest is only read.
+        in_words: decisions that emitters write otherwise than as a count.
+    """
+
+    counts: Names
+    parts: Names
+    written: Sequence[Name] = ()
+    in_words: frozenset[str] = frozenset()
+
+    def only(self, *names: Name) -> Names:
+        """All keys of these counts."""
+        return {name: self.counts.get(name) or self.parts[name] for name in names}
+
+    def key(self, name: Name, section: str = "") -> str:
+        """The first key of a count, of those in a section of the file."""
+        return next(key for key in self.only(name)[name] if key.startswith(section))
+
+    def written_in(self, section: str = "") -> dict[Name, str]:
+        """The keys that are written in a section, by count."""
+        rows = self.only(*self.written).items()
+        found = {name: [key for key in row if key.startswith(section)] for name, row in rows}
+        return {name: keys[0] for name, keys in found.items() if keys}
+
+    def values(self, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+        """What is written of these values in a section, by the rest of the key; None is left out."""
+        keys = self.written_in(section).items()
+        return {key.removeprefix(section): values[name] for name, key in keys if values.get(name) is not None}
+
+    def expressed(self, section: str = "") -> frozenset[str]:
+        """Decisions that a file can say, or one with this section; groups of replicas are islands."""
+        written = {*self.written_in(section)}
+        return self.in_words | written | ({"island"} if "replicate" in written else set())
+
+
+DEEPSPEED = Keys(
+    counts={
+        "micro_batch_size": ("train_micro_batch_size_per_gpu",),
+        "micro_batches": ("gradient_accumulation_steps",),
+        "global_batch": ("train_batch_size",),
+        "pp": ("pipeline.stages",),
+        "tp": ("tensor_parallel.autotp_size", "tensor_parallel.tp_size"),
+        "cp": ("sequence_parallel_size",),
+    },
+    # Removed in DeepSpeed 0.19.8.
+    parts={"shard": ("zero_optimization.mics_shard_size",)},
+    written=("global_batch", "micro_batch_size", "micro_batches", "pp", "tp", "cp"),
+    in_words=frozenset({"sharding", "recompute"}),
+)
+
+# Sections of Accelerate's YAML, with what their keys begin with.
+IN_SIZES = "parallelism_config.parallelism_config_"
+IN_MEGATRON = "megatron_lm_config.megatron_lm_"
+IN_DEEPSPEED = "deepspeed_config."
+ACCELERATE = Keys(
+    counts={
+        "devices": ("num_processes",),
+        "pp": (f"{IN_MEGATRON}pp_degree",),
+        "tp": (f"{IN_MEGATRON}tp_degree", f"{IN_SIZES}tp_size", "tp_config.tp_size"),
+        "cp": (f"{IN_SIZES}cp_size", f"{IN_MEGATRON}context_parallel_size"),
+        "micro_batches": (f"{IN_MEGATRON}num_micro_batches", f"{IN_DEEPSPEED}gradient_accumulation_steps"),
+    },
+    parts={"replicate": (f"{IN_SIZES}dp_replicate_size",), "shard": (f"{IN_SIZES}dp_shard_size",)},
+    written=("devices", "replicate", "shard", "tp", "pp", "micro_batches", "cp"),
+    in_words=frozenset({"sharding", "recompute"}),
+)
+# Its other way to divide a sample.
+ULYSSES = f"{IN_SIZES}sp_size"
+ACCELERATE_ULYSSES = replace(ACCELERATE, counts={**ACCELERATE.counts, "cp": (ULYSSES,)})
+
+AXOLOTL = Keys(
+    counts={
+        "micro_batch_size": ("micro_batch_size",),
+        "micro_batches": ("gradient_accumulation_steps",),
+        "sequence": ("sequence_len",),
+        "tp": ("tensor_parallel_size",),
+        "cp": ("context_parallel_size", "sequence_parallel_degree"),
+    },
+    parts={"shard": ("dp_shard_size",), "replicate": ("dp_replicate_size",)},
+)
+
+TORCHTITAN = Keys(
+    counts={
+        "pp": ("parallelism.pipeline_parallel_degree",),
+        "tp": ("parallelism.tensor_parallel_degree",),
+        "cp": ("parallelism.context_parallel_degree",),
+        "global_batch": ("training.global_batch_size",),
+        "sequence": ("training.seq_len",),
+    },
+    parts={
+        "replicate": ("parallelism.data_parallel_replicate_degree",),
+        "shard": ("parallelism.data_parallel_shard_degree",),
+        "local_batch": ("training.local_batch_size", "training.batch_size"),
+        "micro_batch_size": ("parallelism.pipeline_parallel_microbatch_size",),
+    },
+    written=(
+        *("local_batch", "global_batch", "sequence"),
+        *("replicate", "shard", "tp", "cp", "pp", "micro_batch_size"),
+    ),
+    in_words=frozenset({"sharding", "recompute"}),
+)
+# Its degrees that cannot be -1, which stands for what is left over.
+NOT_LEFT_OVER: tuple[Name, ...] = ("tp", "pp", "cp", "replicate")
+
+MEGATRON_LM = Keys(
+    counts={
+        "pp": ("--pipeline-model-parallel-size",),
+        "tp": ("--tensor-model-parallel-size", "--model-parallel-size"),
+        "cp": ("--context-parallel-size",),
+        "micro_batch_size": ("--micro-batch-size",),
+        "global_batch": ("--global-batch-size",),
+        "sequence": ("--seq-length",),
+    },
+    parts={"replicate": ("--num-distributed-optimizer-instances",)},
+    written=("tp", "pp", "cp", "micro_batch_size", "global_batch", "sequence", "replicate"),
+    in_words=frozenset({"sharding", "recompute", "blocking"}),
+)

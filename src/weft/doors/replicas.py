@@ -1,0 +1,58 @@
+"""Replicas in the counts of other stacks: `replicate` groups, in each of which `shard` share states out.
+
+Weft's decisions are `dp`, all replicas, and `island`, those of a group where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from weft.describe.layout import AXES, Layout
+from weft.describe.plan import Sharding
+from weft.doors.configuration import counts, whole
+from weft.doors.keys import ACCELERATE, DEEPSPEED, MEGATRON_LM
+
+
+def replica_counts(layout: Layout) -> dict[str, int]:
+    """Both counts of a layout."""
+    shard = 1 if layout.sharding == "zero-0" else layout.island or layout.dp
+    return {"replicate": layout.dp // shard, "shard": shard}
+
+
+def group_counts(layout: Layout) -> dict[str, int]:
+    """The same of a layout with islands; nothing of others."""
+    return {} if layout.island is None else replica_counts(layout)
+
+
+def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
+    """The decisions that both counts make; none where nobody is said to share."""
+    shard, replicate = found.get("shard"), found.get("replicate", 1)
+    if shard is None:
+        return {}
+    return {"dp": shard * replicate} | ({"island": shard} if replicate > 1 else {})
+
+
+def groups_of_accelerate(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> dict[str, int]:
+    """The island of a YAML, whose replicas follow from its processes."""
+    found, _ = counts(given, ACCELERATE.parts, file)
+    several = found.get("replicate", 1) > 1 and found.get("shard", 1) > 1
+    return {"island": found["shard"]} if several and sharding != "zero-0" else {}
+
+
+def groups_of_deepspeed(given: Mapping[str, Any], stage: Any) -> dict[str, int]:
+    """The island that a JSON gives, which is read with stage 3 only (MiCS)."""
+    size = whole(given.get(DEEPSPEED.key("shard")))
+    return {"island": size} if stage == 3 and isinstance(size, int) and size > 1 else {}
+
+
+def groups_of_megatron_lm(
+    given: Mapping[str, Any], values: Mapping[str, int], sharding: Sharding, devices: int | None
+) -> dict[str, int]:
+    """The island that instances of the optimizer make, where all devices are known."""
+    instances = whole(given.get(MEGATRON_LM.key("replicate")))
+    if not isinstance(instances, int) or instances < 2 or devices is None or sharding == "zero-0":
+        return {}
+    ranks_of_replica = prod(values.get(axis, 1) for axis in AXES if axis != "dp")
+    return {"island": max(1, devices // ranks_of_replica // instances)}
