@@ -17,6 +17,7 @@ from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
+from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
 from weft.moves.sharers import among_replicas
@@ -138,7 +139,7 @@ def _on_all(configuration: Configuration, told: Told, cluster: Cluster) -> tuple
     if told.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
         return configuration, []
     line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
-    return configuration.saying({"devices": cluster.ranks, "island": None}), [line]
+    return configuration.saying(on_devices(cluster.ranks)), [line]
 
 
 def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:

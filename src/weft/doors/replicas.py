@@ -34,6 +34,11 @@ def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
     return {"dp": shard * replicate} | ({"island": shard} if replicate > 1 else {})
 
 
+def on_devices(devices: int) -> dict[str, int | None]:
+    """What is said of replicas that run on so many devices: no group of them, whose size was for others."""
+    return {"devices": devices, "island": None}
+
+
 def groups_of_accelerate(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> dict[str, int]:
     """The island of a YAML, whose replicas follow from its processes."""
     found, _ = counts(given, ACCELERATE.parts, file)

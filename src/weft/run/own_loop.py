@@ -28,8 +28,7 @@ from weft.planning.compile import compile_plan
 from weft.program.verify import require_valid
 from weft.run.precision import STEPPED
 from weft.run.resources import LossFunction, OptimizerFactory
-from weft.run.runtime import RankRuntime as ProgramRuntime
-from weft.run.runtime import require_runnable
+from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stages import build_stages
 from weft.run.worker_start import start_worker
 
@@ -42,7 +41,7 @@ def adamw(stage: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True)
 
 
-class RankRuntime:
+class Runtime:
     """One rank of a plan; every rank of the job makes one and calls `step` equally often.
 
     Args:
@@ -103,7 +102,7 @@ class RankRuntime:
             else {index: stage_builder(self.plan.stages[index].layers) for index in self.plan.stages_of(rank)}
         )
         stages = {index: stage.to(device) for index, stage in built.items()}
-        self._runtime = ProgramRuntime(
+        self._runtime = RankRuntime(
             self.plan,
             program,
             stages,

@@ -17,6 +17,7 @@ from weft.describe.layout_text import counts_text
 from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
 from weft.moves.layout import refuse
+from weft.moves.sharers import unshared
 from weft.planning.planners.degrees import with_layers
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
@@ -28,7 +29,7 @@ _KINDS = r"[\[(]([^\])]*)[\])]"
 _LINE = re.compile(rf"(\d+), ([-+.\w]+), {_KINDS}, {_LISTS}, {_LISTS}, (\d+), {_LISTS}")
 _NUMBER = re.compile(r"\d+")
 # What its plans say or its program is told; everything else is as pinned.
-_DECIDED = {*AXES, "loops", "micro_batch_size", "schedule", "sharding", "island", "recompute"}
+_DECIDED = {*AXES, "loops", "micro_batch_size", "schedule", "recompute"}
 
 
 class MetisPlan(NamedTuple):
@@ -113,15 +114,17 @@ class Translation:
         replicas, width = plan.degrees[0]
         batch = problem.job.global_batch
         size = batch // replicas // plan.micro_batches
-        layout = Layout(
-            pp=len(plan.devices),
-            dp=replicas,
-            tp=width,
-            loops=1,
-            micro_batch_size=max(1, size),
-            schedule=get_schedule(problem.pins.schedule or "1f1b").name,
-            sync=problem.sync or DENSE,
-            **problem.pins.besides(_DECIDED),
+        layout = unshared(
+            Layout(
+                pp=len(plan.devices),
+                dp=replicas,
+                tp=width,
+                loops=1,
+                micro_batch_size=max(1, size),
+                schedule=get_schedule(problem.pins.schedule or "1f1b").name,
+                sync=problem.sync or DENSE,
+                **problem.pins.besides(_DECIDED),
+            )
         )
         counts = tuple(end - start for start, end in pairwise(plan.cuts))
         if len(set(plan.degrees)) > 1:
