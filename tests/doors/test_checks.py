@@ -360,6 +360,11 @@ def test_axolotl(change: dict[str, Any], line: str) -> None:
             "(nearest valid: 2)",
         ),
         (
+            "--num-layers-per-virtual-pipeline-stage 0",
+            "wrong: --num-layers-per-virtual-pipeline-stage: 0 does not divide the 8 layers of a device "
+            "(nearest valid: 1)",
+        ),
+        (
             "--num-layers-per-virtual-pipeline-stage 2 --num-virtual-stages-per-pipeline-rank 4",
             "wrong: --num-virtual-stages-per-pipeline-rank: given with "
             "--num-layers-per-virtual-pipeline-stage; "

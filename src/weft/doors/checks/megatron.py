@@ -55,7 +55,7 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(key, f"{stages} stages do not divide {layers} layers", f"{near}, or {_SPLITS[2]}")
         return
     each = number(given, _SPLITS[0])
-    if each is not None and stages > 1 and (layers // stages) % each:
+    if each is not None and stages > 1 and (each < 1 or (layers // stages) % each):
         near = str(nearest_divisor(each, layers // stages))
         yield wrong(_SPLITS[0], f"{each} does not divide the {layers // stages} layers of a device", near)
 
