@@ -212,7 +212,7 @@ def train(
     planned, path = _job_and_path(source, data, steps, directory, resume)
     with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
-        write_run_report(run_directory, planned)
+        write_run_report(run_directory, planned.all[-1])
     return Run(run_directory.path, summary)
 
 

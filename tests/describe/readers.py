@@ -34,7 +34,12 @@ def sources(*, under: Iterable[str] = (), without: Iterable[str] = ()) -> dict[s
 
 
 def keys_of(tables: Iterable[type]) -> set[Key]:
-    return {(table, name) for table in tables for name in _types_of_fields(table)}
+    """The keys of the classes, each of the class that declares it: heirs have the same key."""
+    return {(_declaring(table, name), name) for table in tables for name in _types_of_fields(table)}
+
+
+def _declaring(table: type, name: str) -> type:
+    return next(one for one in reversed(table.__mro__) if name in _types_of_fields(one))
 
 
 def tables_under(table: type) -> list[type]:
@@ -76,7 +81,8 @@ class Reads:
 
     def _names(self, scope: ast.AST) -> dict[str, type]:
         """Classes of the names in a function; twice, as one may come from another."""
-        by_name = {table.__name__: table for table in self.tables}
+        bases = [base for table in self.tables for base in table.__mro__[1:] if _types_of_fields(base)]
+        by_name = {one.__name__: one for one in (*bases, *self.tables)}
         names: dict[str, type] = {}
         for node in ast.walk(scope):
             if isinstance(node, ast.arg) and node.annotation is not None:
@@ -113,11 +119,12 @@ class Reads:
     def _fields_behind(self, table: type, name: str) -> set[Key]:
         """The field, or those that a property of the class reads."""
         if name in _types_of_fields(table):
-            return {(table, name)}
+            return {(_declaring(table, name), name)}
         read = getattr(table, name, None)
         if not isinstance(read, property) or read.fget is None:
             return set()
-        return {(table, one) for one in read.fget.__code__.co_names if one in _types_of_fields(table)}
+        inside = [one for one in read.fget.__code__.co_names if one in _types_of_fields(table)]
+        return {(_declaring(table, one), one) for one in inside}
 
 
 def _scopes(module: ast.Module) -> Iterator[ast.AST]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from weft.cli.output import console, print_json
 from weft.cli.rankings import print_ranking
 from weft.describe.plan_file import PlanFile
+from weft.describe.units import format_seconds
 from weft.files import write_whole
 from weft.planning.advice import advised
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
@@ -68,10 +70,13 @@ def show_plan(
                 "what_if": [forecast_record(one) for one in forecasts],
                 "measured": [trial_record(one, lesson) for one in trials],
                 "learned": lesson_record(lesson) if lesson is not None else None,
+                "then": _then_record(planned),
             }
         )
         return
     print_ranking(planned, ranking, shown)
+    if (then := _then_record(planned)) is not None:
+        print(f"from step {then['at_step']} on: {then['layout']}, step {format_seconds(then['step_s'])}")
     if forecasts:
         console().print("", forecasts_table(forecasts), sep="\n")
     if trials:
@@ -81,6 +86,16 @@ def show_plan(
     for path, _ in written:
         if path is not None:
             print(f"wrote {path}")
+
+
+def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
+    """The plan that takes over, where there is one; seconds."""
+    if planned.later is None:
+        return None
+    at_step, job = planned.later
+    assert job.ranking is not None, "a searched plan has a ranking"
+    words, plan_id = job.ranking.fitting[0].words, job.plan.plan_id
+    return {"at_step": at_step, "layout": words, "plan_id": plan_id, "step_s": job.prediction.step_s}
 
 
 def _measured(planned: PlannedJob, count: int | None) -> tuple[Trial, ...]:

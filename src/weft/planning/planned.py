@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, check_plan
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
+from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
@@ -32,6 +34,13 @@ DEFAULT_PLANNER = "weft"
 REASONS_SHOWN = 3
 
 
+class Later(NamedTuple):
+    """A planned job that takes over when so many steps are done."""
+
+    at_step: int
+    job: PlannedJob
+
+
 @dataclass(frozen=True)
 class PlannedJob:
     """A job that can run. `ranking` is None when the plan was given and not searched for.
@@ -45,6 +54,7 @@ class PlannedJob:
     plan: Plan
     ranking: Ranking | None = None
     chosen_for: Prediction | None = None
+    later: Later | None = None
 
     def __repr__(self) -> str:
         return one_line(self, str(self))
@@ -54,6 +64,16 @@ class PlannedJob:
         step = "" if self.chosen_for is None else f", step {format_seconds(self.chosen_for.step_s)}"
         found = "given" if self.ranking is None else f"best of {len(self.ranking.candidates)} layouts"
         return f"{plan.model} on {plan.cluster}: {found}{step}, plan {plan.plan_id}"
+
+    @property
+    def last_step(self) -> int:
+        """How many steps are done when this plan has done its own."""
+        return self.run.train.steps if self.later is None else self.later.at_step
+
+    @property
+    def all(self) -> tuple[PlannedJob, ...]:
+        """This job and those that take over from it, one after the other."""
+        return (self,) if self.later is None else (self, *self.later.job.all)
 
     @cached_property
     def program(self) -> Program:
@@ -95,6 +115,21 @@ class PlannedJob:
         problem = f"counts {counted} bytes of states per parameter; {name} keeps {kept}; plan the run again"
         return [Violation("plan: optimizer", problem)]
 
+    @property
+    def misplaced(self) -> list[Violation]:
+        """One line for each reason why the plan that takes over cannot."""
+        if self.later is None:
+            return []
+        at_step, steps, found = self.later.at_step, self.run.train.steps, []
+        ranks, then_ranks = self.plan.ranks, self.later.job.plan.ranks
+        if at_step >= steps:
+            problem = f"{at_step}; the run ends with step {steps}, before that plan has one"
+            found.append(Violation("plan.then.at_step", problem, str(max(1, steps - 1))))
+        if ranks != then_ranks:
+            problem = f"its plan uses {then_ranks} ranks, and a run keeps the {ranks} that it begins with"
+            found.append(Violation("plan.then", problem, f"degrees for {ranks} ranks"))
+        return found
+
     @cached_property
     def step_breakdown(self) -> dict[str, float]:
         """Predicted seconds of a mean rank by cause; they add up to the step."""
@@ -107,7 +142,8 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
 
     Raises:
         InputError: when the run file poses no legal problem, no layout fits (the message then names those
-            that came closest, and the one notch that makes them fit), or the best one misses the deadline.
+            that came closest, and the one notch that makes them fit), the best one misses the deadline, or
+            the plan that is to take over cannot.
     """
     if run.train.precision == ANY_PRECISION:
         return _in_the_best_precision(run, planner)
@@ -123,7 +159,26 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     _require_deadline(run, best)
     plan = decided(problem, best.plan)
     chosen_for = best.prediction if plan == best.plan else None
-    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
+    job = PlannedJob(
+        run=run,
+        problem=problem,
+        plan=plan,
+        ranking=ranking,
+        chosen_for=chosen_for,
+        later=_searched_later(run, planner),
+    )
+    if job.misplaced:
+        raise InputError(job.misplaced)
+    return job
+
+
+def _searched_later(run: RunFile, planner: Planner | None) -> Later | None:
+    """The best plan of those that may take over, where the run file asks for one."""
+    then = run.plan.then
+    if then is None:
+        return None
+    pins = PlanTable(**then.given, planner=run.plan.planner)
+    return Later(then.at_step, plan_run(run.model_copy(update={"plan": pins}), planner=planner))
 
 
 def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
@@ -141,10 +196,12 @@ def _value(job: PlannedJob) -> float:
     return goal_value(job.problem, job.prediction, job.plan.ranks)
 
 
-def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
+def given_plan(
+    run: RunFile, plan: Plan, prediction: Prediction | None = None, later: Later | None = None
+) -> PlannedJob:
     """Take a plan as it is, after checking it against the run file's model and cluster.
 
-    Where no prediction is given the plan is predicted.
+    Where no prediction is given the plan is predicted. `later` is the one that takes over from it.
 
     Raises:
         InputError: listing everything that is wrong with the plan.
@@ -155,7 +212,7 @@ def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:
         raise InputError(violations)
-    job = PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)
+    job = PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction, later=later)
     return job if prediction is not None else replace(job, chosen_for=job.predicted.prediction)
 
 

@@ -160,6 +160,9 @@ class HangWatch:
         # Of the step before, the last transfers may still be under way.
         steps = range(max(first, min(reached) - 1), max(reached) + 1)
         ended = {step: np.concatenate([read_ended(path, step) for path in self._paths]) for step in steps}
+        if any(len(rows) != len(self._program) for rows in ended.values()):
+            # Another plan has just taken over, and who watches is not told yet.
+            return _Progress(begun=begun, reached=begun, first=None, ended={})
         return _Progress(begun=begun, reached=reached, first=first, ended=ended)
 
     def _measure_step(self, begun: int, elapsed_s: float) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch.distributed as dist
+
 from weft.describe.plan_versions import current_id, former_ids
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
@@ -24,6 +26,7 @@ from weft.training.journal import max_rss_bytes
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizers import learning_rate, set_learning_rate
 from weft.training.reader import BatchReader, micro_batches_read, training_samples
+from weft.training.run_directory import RunDirectory
 from weft.training.sampler import SampleLedger
 from weft.training.saver import Saved, Saver
 from weft.training.training_state import TrainingState
@@ -46,15 +49,36 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         InputError: when the task, the optimizer or the plan is refused, or the checkpoint is another run's.
         RunError: when a rank failed, or there are checkpoints and none is whole.
     """
-    run = open_run(job, run_dir, context)
-    with beating(run.recorder), run.journal:
-        state = _resume(run, run.newest) if run.newest else _start(run)
-        _tell_data(run, state)
-        stopped_by = _train_steps(run, state)
-        if stopped_by is None:
-            _finish(run, state)
-        run.close()
-    return 0 if stopped_by is None else 128 + stopped_by
+    for generation, one in enumerate(job.all):
+        if generation:
+            _turn(one, run_dir)
+        run = open_run(one, run_dir, context, generation=generation)
+        with beating(run.recorder), run.journal:
+            state = _resume(run, run.newest) if run.newest else _start(run)
+            _tell_data(run, state)
+            stopped_by = _train_steps(run, state)
+            if stopped_by is None and one.later is None:
+                _finish(run, state)
+            run.close()
+        if stopped_by is not None:
+            return 128 + stopped_by
+    return 0
+
+
+def _turn(job: PlannedJob, run_dir: Path) -> None:
+    """Let another plan take over, of which all ranks must have read the same; every rank calls it.
+
+    What it begins with is the checkpoint of the last step before.
+
+    Raises:
+        RunError: when ranks have read different plans.
+    """
+    plan_ids = gather(job.plan.plan_id)
+    if len(set(plan_ids)) > 1:
+        raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")
+    with together():
+        if dist.get_rank() == 0:
+            RunDirectory(run_dir).turn()
 
 
 def _start(run: OpenRun) -> TrainingState:
@@ -93,7 +117,7 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
 def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     """Train what is left, saving now and then; returns the signal that stopped it, if one did."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
-    steps, every = run.job.run.train.steps, run.job.run.checkpoint.every
+    steps, every = run.job.last_step, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed)
     tokens_per_step = plan.global_batch * run.task.tokens_per_sample
     first = state.origin(plan.global_batch)
@@ -185,7 +209,7 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, first: int
     return BatchReader(
         training_samples(run.task, ledger, first, plan.global_batch, plan.micro_batch_size),
         micro_batches_read(run.job.program, run.runtime.rank),
-        range(state.step, run.job.run.train.steps),
+        range(state.step, run.job.last_step),
     )
 
 

@@ -63,10 +63,13 @@ class OpenRun:
         self.checkpoint_ranks.close()
 
 
-def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True) -> OpenRun:
+def open_run(
+    job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True, generation: int = 0
+) -> OpenRun:
     """Everything that can be refused is refused here, on all ranks, before the first step.
 
-    `records`: keep measured times, in place of those of an earlier start.
+    `records`: keep measured times, in place of those of an earlier start. `generation` counts the runs that
+    these processes have opened.
     """
     run, plan = job.run, job.plan
     with together():
@@ -104,7 +107,7 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
         # Where nothing is left to train, what the start before has measured stays.
-        recording = records and saved.step < run.train.steps
+        recording = records and saved.step < job.last_step
         recorder = _recorder(job, run_dir, context.rank, saved.step) if recording else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
@@ -124,6 +127,7 @@ def open_run(job: PlannedJob, run_dir: Path, context: WorkerContext, *, records:
         clip_norm=run.optimizer.clip_norm,
         skip_non_finite=run.optimizer.skip_non_finite,
         recorder=recorder,
+        generation=generation,
     )
     return OpenRun(
         job=job,
@@ -147,7 +151,7 @@ def _recorder(job: PlannedJob, run_dir: Path, rank: int, done: int) -> Recorder:
         program=job.program,
         rank=rank,
         plan_id=job.plan.plan_id,
-        steps=max(1, job.run.train.steps - done),
+        steps=max(1, job.last_step - done),
     )
 
 

@@ -16,7 +16,7 @@ from weft.describe.run_file import RunFile, load_run
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 from weft.files import replacing
-from weft.training.run_directory import RunDirectory, fresh_directory
+from weft.training.run_directory import PLAN_FILES, RunDirectory, fresh_directory
 from weft.training.training_state import PRECISION, refuse_differences
 
 
@@ -70,15 +70,20 @@ def require_not_started(path: Path) -> None:
 @contextmanager
 def kept_if_refused(path: Path) -> Iterator[None]:
     """A block that replaces files of a run directory: when it is refused, the former ones come back."""
-    files = [path / name for name in ("run.toml", "plan.json", "program.txt", "predicted.parquet")]
+    files = [path / "run.toml", *(path / name for name in PLAN_FILES), *_then_files(path)]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:
         yield
     except InputError:
         for file, content in former.items():
+            file.parent.mkdir(exist_ok=True)
             with replacing(file) as unfinished:
                 unfinished.write_bytes(content)
         raise
+
+
+def _then_files(path: Path) -> list[Path]:
+    return [RunDirectory(path).then / name for name in PLAN_FILES]
 
 
 def _job(run: RunFile, plan: Plan) -> dict[str, object]:

@@ -4,6 +4,7 @@ Nothing here imports torch; the launcher calls it.
 
     runs/NAME/
       run.toml plan.json program.txt predicted.parquet      written before the start
+      then/plan.json ...                                    the same of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
       evaluation.json                                       written when a checkpoint is evaluated
@@ -13,6 +14,7 @@ Nothing here imports torch; the launcher calls it.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, write_whole
-from weft.predict.predict import PredictedStep
+from weft.planning.planned import PlannedJob
 from weft.program.program import Program
 from weft.program.table import format_program
 from weft.run.recorder import collect_timeline
@@ -35,6 +37,8 @@ from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
 
 PROGRAM_ROWS = 4000
+# What a run directory has of each plan.
+PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,38 @@ class RunDirectory:
     def name(self) -> str:
         return self.path.name
 
-    def prepare(self, run_toml: str, plan: PlanFile, program: Program, predicted: PredictedStep) -> None:
+    def prepare(self, planned: PlannedJob) -> None:
         """Write everything a worker needs to start and everything a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: this may be a run to resume, which a kill must not cost its plan.
-        write_whole(self.path / "run.toml", run_toml)
-        write_whole(self.path / "plan.json", plan.to_json())
-        write_whole(self.path / "program.txt", format_program(program, max_rows=PROGRAM_ROWS))
-        write_timeline(self.path / "predicted.parquet", predicted.simulation.timeline)
+        write_whole(self.path / "run.toml", planned.run.to_toml())
+        _write_plan(self.path, planned)
+        if planned.later is None:
+            shutil.rmtree(self.then, ignore_errors=True)
+        else:
+            self.then.mkdir(exist_ok=True)
+            _write_plan(self.then, planned.later.job)
+
+    @property
+    def then(self) -> Path:
+        """The folder of the plan that takes over later."""
+        return self.path / "then"
+
+    @property
+    def turns(self) -> bool:
+        """Whether another plan is to take over, and has not done so."""
+        return (self.then / PLAN_FILES[0]).exists()
+
+    def turn(self) -> None:
+        """Let the plan that takes over take the place of the one before it.
+
+        Its `plan.json` comes last: until then the run begins with the plan before, which has nothing to do.
+        """
+        for name in reversed(PLAN_FILES):
+            # A start that was killed here may have moved it.
+            if (self.then / name).exists():
+                (self.then / name).replace(self.path / name)
+        self.then.rmdir()
 
     def require(self) -> None:
         """Refuse a path that is not a run directory.
@@ -175,6 +203,12 @@ class RunDirectory:
             raise RunError(f"{path}: missing; {missing}")
         record: dict[str, Any] = json.loads(path.read_text())
         return record
+
+
+def _write_plan(folder: Path, planned: PlannedJob) -> None:
+    write_whole(folder / "plan.json", planned.file.to_json())
+    write_whole(folder / "program.txt", format_program(planned.program, max_rows=PROGRAM_ROWS))
+    write_timeline(folder / "predicted.parquet", planned.predicted.simulation.timeline)
 
 
 def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:

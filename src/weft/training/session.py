@@ -12,7 +12,7 @@ from weft.describe.plan_file import load_plan_file
 from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, given_plan
+from weft.planning.planned import Later, PlannedJob, given_plan
 from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
@@ -38,14 +38,16 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
             a logger is not installed, or somebody else trains in the directory.
     """
     require_loggers(planned.run.report.log)
-    problems = unsupported(planned.plan) + planned.uncounted
-    if planned.run.train.compile:
-        problems += compile_problems(planned.plan, planned.program)
+    problems = planned.misplaced
+    for job in planned.all:
+        problems += unsupported(job.plan) + job.uncounted
+        if planned.run.train.compile:
+            problems += compile_problems(job.plan, job.program)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
     with only_run(path), kept_if_refused(path):
-        directory.prepare(planned.run.to_toml(), planned.file, planned.program, planned.predicted)
+        directory.prepare(planned)
         yield directory
 
 
@@ -55,9 +57,13 @@ def reopen(path: Path) -> PlannedJob:
     Raises:
         InputError: when it is not a run directory or a file in it is broken.
     """
-    RunDirectory(path).require()
-    given = load_plan_file(path / "plan.json")
-    return given_plan(load_run(path / "run.toml"), given.plan, given.prediction)
+    directory = RunDirectory(path)
+    directory.require()
+    run, given, later = load_run(path / "run.toml"), load_plan_file(path / "plan.json"), None
+    if run.plan.then is not None and directory.turns:
+        then = load_plan_file(directory.then / "plan.json")
+        later = Later(run.plan.then.at_step, given_plan(run, then.plan, then.prediction))
+    return given_plan(run, given.plan, given.prediction, later)
 
 
 def execute(
@@ -75,10 +81,11 @@ def execute(
     """
     require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
-        entry = enter_prediction(planned, ledger)
+        entry = enter_prediction(planned.all[-1], ledger)
         poll = _watching(planned, directory, on_poll)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
-        summary = directory.finish(planned.file, planned.program)
+        last = planned.all[-1]
+        summary = directory.finish(last.file, last.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
 
@@ -86,11 +93,18 @@ def execute(
 def _watching(
     planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None
 ) -> Callable[[], None]:
-    watch = HangWatch(directory, planned.program, step_s=planned.prediction.step_s, report=planned.run.report)
+    def watch_of(job: PlannedJob) -> HangWatch:
+        step_s = job.prediction.step_s
+        return HangWatch(directory, job.program, step_s=step_s, report=planned.run.report)
+
+    watch, later = watch_of(planned), planned.later
 
     def poll() -> None:
+        nonlocal watch, later
         if on_poll is not None:
             on_poll()
+        if later is not None and not directory.turns:
+            watch, later = watch_of(later.job), later.job.later
         watch.look()
 
     return poll

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from weft.describe.layout import PartialLayout
+from weft.describe.plan import Count
 from weft.describe.toml_table import TomlTable, Word
 
 
@@ -29,6 +30,12 @@ class GoalTable(TomlTable):
     deadline_hours: Annotated[float, Field(gt=0)] | None = None
 
 
+class ThenTable(PartialLayout):
+    """`then` of `[plan]`: decisions for the plan that takes over when so many steps are done."""
+
+    at_step: Count = Field(description="steps done before this plan takes over")
+
+
 class PlanTable(PartialLayout):
     """`[plan]`: decisions taken away from the planner, and which planner makes the others."""
 
@@ -36,6 +43,10 @@ class PlanTable(PartialLayout):
         default=None,
         description="which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, "
         "random or exhaustive",
+    )
+    then: ThenTable | None = Field(
+        default=None,
+        description="another plan for the steps from at_step on: at_step and the keys of this table",
     )
 
 
