@@ -145,7 +145,9 @@ class SmallInbox:
         self._free_ns = 0
         self._failure: RunError | None = None
         self._unread: deque[Letter] = deque()
-        self._turn = threading.Condition(threading.Lock())
+        # Entered as a lock: a condition enters in Python, which small messages would feel.
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
         self._reading = False
 
     def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
@@ -159,7 +161,7 @@ class SmallInbox:
         Who comes while another thread reads waits for its letter, which may come before what that one wants.
         """
         while wanted.times is None:
-            with self._turn:
+            with self._lock:
                 if self._failure is not None:
                     raise self._failure
                 if self._reading:
@@ -172,7 +174,7 @@ class SmallInbox:
             except RunError as error:
                 self._failure = error
             finally:
-                with self._turn:
+                with self._lock:
                     self._reading = False
                     self._turn.notify_all()
 
@@ -211,4 +213,6 @@ def _read(connection: socket.socket, tensor: torch.Tensor, label: str, name: str
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.to("cpu").contiguous().view(-1).view(torch.uint8).numpy())
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        tensor = tensor.to("cpu").contiguous()
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())

@@ -19,7 +19,7 @@ class HostStream:
 
     def __init__(self, device: torch.device) -> None:
         # Threads of other streams, and who reads the clock, take work for ended when its call is.
-        self._settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
+        self._settle = torch.cuda.synchronize if device.type == "cuda" else None
 
     def run(self, label: str, work: Callable[[], None], *reads: Value) -> Ended:
         for value in reads:
@@ -27,7 +27,8 @@ class HostStream:
                 value.completion.wait()
         start_ns = time.monotonic_ns()
         work()
-        self._settle()
+        if self._settle is not None:
+            self._settle()
         ended = Ended()
         ended.times = (start_ns, time.monotonic_ns())
         return ended
@@ -64,7 +65,3 @@ def _name(stream: str, peer: int) -> str:
     if stream == COLLECTIVE:
         return "reduction"
     return stream.replace("_", " ") + ("" if peer == NONE else f" of rank {peer}")
-
-
-def _nothing() -> None:
-    """A synchronous device has finished when the call returns."""

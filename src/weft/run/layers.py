@@ -13,6 +13,9 @@ from torch import nn
 from weft.bundles import runtime_parts
 from weft.describe.plan import Recompute
 
+# What stages say that keep everything for their backward passes.
+KEEP_ALL: Recompute = "none"
+
 LayerFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -45,13 +48,16 @@ def run_layers(
     functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
 ) -> torch.Tensor:
     """The output of the functions, one after the other; `draws`: whether they draw random numbers."""
-    value, run = inputs, _run_of(recompute)
+    value = inputs
+    run = _run_of(recompute)
     for function in functions:
-        value = run(function, value, draws)
+        value = function(value) if run is None else run(function, value, draws)
     return value
 
 
 @cache
-def _run_of(recompute: Recompute) -> Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor]:
-    keep_all = RunLayer(word="none", run=lambda function, inputs, draws: function(inputs))
-    return next(one.run for one in (keep_all, *runtime_parts(RunLayer)) if one.word == recompute)
+def _run_of(recompute: Recompute) -> Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor] | None:
+    """How layers are run; None where that is to call them, which tiny layers do often."""
+    if recompute == KEEP_ALL:
+        return None
+    return next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)
