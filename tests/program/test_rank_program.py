@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,14 @@ def methods(draw: st.DrawFn, layout: PipelineLayout, lanes: int) -> dict[str, An
     return found
 
 
+def refused(build: Callable[[], object]) -> bool:
+    try:
+        build()
+    except InputError:
+        return True
+    return False
+
+
 def assert_same(one: RankProgram, other: RankProgram) -> None:
     for name in ("rank", "ranks", "micro_batches", "steps_per_cycle", "first_row", "groups", "stages"):
         assert getattr(one, name) == getattr(other, name), name
@@ -89,13 +98,10 @@ def test_the_part_of_every_rank_is_that_of_the_whole_program(
 ) -> None:
     name, layout, given_methods = case
     schedule, options = get_schedule(name), {"methods": given_methods}
-    try:
-        whole = build_training_program(layout, schedule, {}, **options)
-    except InputError as refused:
-        with pytest.raises(InputError) as same:
-            build_training_part(layout, schedule, {}, rank=0, **options)
-        assert same.value.violations == refused.violations
+    if refused(lambda: build_training_program(layout, schedule, {}, **options)):
+        assert refused(lambda: build_training_part(layout, schedule, {}, rank=0, **options))
         return
+    whole = build_training_program(layout, schedule, {}, **options)
     told = digests(whole).tolist()
     for rank in range(layout.ranks):
         part = build_training_part(layout, schedule, {}, rank=rank, **options)
@@ -118,10 +124,9 @@ def test_the_part_of_an_evaluation_is_that_of_the_whole_program(
 @given(cases())
 def test_a_part_lists_the_instructions_of_its_rank(case: tuple[str, PipelineLayout, dict[str, Any]]) -> None:
     name, layout, given_methods = case
-    try:
-        whole = build_training_program(layout, get_schedule(name), {}, methods=given_methods)
-    except InputError:
+    if refused(lambda: build_training_program(layout, get_schedule(name), {}, methods=given_methods)):
         return
+    whole = build_training_program(layout, get_schedule(name), {}, methods=given_methods)
     for rank in range(layout.ranks):
         part = part_of(whole, rank)
         assert list(part.instructions()) == list(whole.of_rank(rank))

@@ -6,7 +6,7 @@ its own ranks and micro-batches (`weft.program.assemble`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np

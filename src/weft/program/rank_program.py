@@ -153,10 +153,10 @@ def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int,
     )
 
 
-def _group_mark(ranks: tuple[int, ...]) -> np.uint64:
+def _group_mark(ranks: tuple[int, ...]) -> int:
     """A number for the members of a group in their order."""
     places = np.arange(len(ranks), dtype=np.uint64)
-    return mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64)
+    return int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
 
 
 def _edge_marks(edges: Edges) -> Ids:

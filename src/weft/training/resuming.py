@@ -70,7 +70,8 @@ def require_not_started(path: Path) -> None:
 @contextmanager
 def kept_if_refused(path: Path) -> Iterator[None]:
     """A block that replaces files of a run directory: when it is refused, the former ones come back."""
-    files = [path / name for name in ("run.toml", "plan.json", "program.txt", "predicted.parquet")]
+    names = ("run.toml", "plan.json", "program.txt", "predicted.parquet", "verified.json")
+    files = [path / name for name in names]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:
         yield

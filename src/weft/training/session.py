@@ -22,6 +22,7 @@ from weft.training.loggers import require_loggers
 from weft.training.resuming import kept_if_refused
 from weft.training.run_directory import RunDirectory
 from weft.training.run_lock import only_run
+from weft.training.verified import write_verified
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation_worker"
@@ -40,12 +41,13 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     require_loggers(planned.run.report.log)
     problems = unsupported(planned.plan) + planned.uncounted
     if planned.run.train.compile:
-        problems += compile_problems(planned.plan, planned.program)
+        problems += compile_problems(planned.plan, planned.program.columns.kind)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
     with only_run(path), kept_if_refused(path):
         directory.prepare(planned.run.to_toml(), planned.file, planned.program, planned.predicted)
+        write_verified(path, planned)
         yield directory
 
 
@@ -105,6 +107,7 @@ def evaluate(
         InputError: when the run has no checkpoint.
         RunError: when a worker failed, in one line with the path of its log.
     """
+    write_verified(directory.path, planned)
     launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, on_poll)
     return directory.evaluation()
 
