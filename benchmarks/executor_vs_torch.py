@@ -31,6 +31,7 @@ from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.run.recorder import Recorder
 from weft.run.runtime import RankRuntime
@@ -161,12 +162,12 @@ def weft_plan(case: Case, ranks: int) -> Plan:
 def weft_runtime(
     case: Case, rank: int, ranks: int, folder: Path, generation: int
 ) -> tuple[RankRuntime, Recorder]:
-    plan, program = weft_plan(case, ranks), weft_program(case, ranks)
-    recorder = Recorder(folder, program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
+    plan, part = weft_plan(case, ranks), part_of(weft_program(case, ranks), rank)
+    recorder = Recorder(folder, program=part, plan_id=plan.plan_id, steps=ALL_STEPS)
     stages = {stage: Layers(case, stage) for stage in range(rank, ranks * case.loops, ranks)}
     runtime = RankRuntime(
         plan,
-        program,
+        part,
         stages,
         loss_of,
         descent,

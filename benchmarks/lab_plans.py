@@ -35,7 +35,7 @@ from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
-from weft.planning.compile import compile_plan
+from weft.planning.compile import compile_part, compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees
 from weft.planning.planners.amp.profile import amp_inputs
@@ -231,7 +231,7 @@ def trained_s(path: Path, generation: int) -> list[float]:
     }
     runtime = RankRuntime(
         plan,
-        compile_plan(plan, layer_graph(config)),
+        compile_part(plan, layer_graph(config), dist.get_rank()),
         stages,
         lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten()),
         lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-6),

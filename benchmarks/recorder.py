@@ -8,6 +8,7 @@ from pathlib import Path
 from harness import median_s, print_machine
 from programs import build
 
+from weft.program.rank_program import part_of
 from weft.run.recorder import Recorder
 
 RECORDS = 10_000
@@ -19,7 +20,7 @@ def main() -> None:
     print_machine()
     program = build()
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder), program=program, rank=0, plan_id="0" * 16, steps=4)
+        recorder = Recorder(Path(folder), program=part_of(program, 0), plan_id="0" * 16, steps=4)
 
         def record_many() -> None:
             for position in range(RECORDS):

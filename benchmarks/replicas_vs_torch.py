@@ -32,6 +32,7 @@ from weft.describe.plan import Choice, Plan, Replica, Sharding, Stage
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.run.recorder import Recorder
 from weft.run.runtime import RankRuntime
@@ -195,9 +196,10 @@ def weft_trainer(case: Case, runtime: RankRuntime) -> Trainer:
 
 def measure(case: Case, rank: int, generation: int) -> None:
     theirs = torch_trainer(case, rank)
-    plan, program = weft_plan(case)
+    plan, whole = weft_plan(case)
+    program = part_of(whole, rank)
     with tempfile.TemporaryDirectory(prefix="weft-replicas-") as name:
-        recorder = Recorder(Path(name), program=program, rank=rank, plan_id=plan.plan_id, steps=ALL_STEPS)
+        recorder = Recorder(Path(name), program=program, plan_id=plan.plan_id, steps=ALL_STEPS)
         stages = {number: LayersOfStage(case, part) for number, part in enumerate(parts_of(case))}
         options = {"device": "cpu", "seed": SEED, "recorder": recorder, "generation": generation}
         runtime = RankRuntime(plan, program, stages, loss_of, descent, **options)

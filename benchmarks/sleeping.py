@@ -22,6 +22,7 @@ from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.run.recorder import Recorder
@@ -180,10 +181,11 @@ class Sleepers:
             for index, stage in enumerate(self.plan.stages)
             if any(rank in copy.ranks for copy in stage.replicas)
         }
-        recorder = Recorder(folder, program=self.program, rank=rank, plan_id=self.plan.plan_id, steps=steps)
+        part = part_of(self.program, rank)
+        recorder = Recorder(folder, program=part, plan_id=self.plan.plan_id, steps=steps)
         runtime = RankRuntime(
             self.plan,
-            self.program,
+            part,
             stages,
             lambda values, targets: values.mean(),
             lambda stage: torch.optim.SGD(stage.parameters(), lr=0.0),

@@ -13,6 +13,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.run.precision import PRECISIONS, STEPPED
@@ -117,7 +118,9 @@ def make_runtime(rank: int, config: ModelConfig, plan: Plan, program: Program, *
     stages = build_stages(plan, config, rank, SEED, STEPPED[plan.precision])
     factory = options.pop("optimizer_factory", descent)
     loss_fn = options.pop("loss_fn", loss_of)
-    return RankRuntime(plan, program, stages, loss_fn, factory, device="cpu", seed=SEED, **options)
+    return RankRuntime(
+        plan, part_of(program, rank), stages, loss_fn, factory, device="cpu", seed=SEED, **options
+    )
 
 
 def parameters_of(runtime: RankRuntime) -> dict[str, torch.Tensor]:

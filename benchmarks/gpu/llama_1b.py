@@ -40,6 +40,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.run.compiled import compile_stage
 from weft.run.precision import PRECISIONS, STEPPED
 from weft.run.recorder import Recorder
@@ -175,13 +176,13 @@ def measure(
     steps, times = WARM_UP + arguments.steps, []
     with tempfile.TemporaryDirectory(prefix="weft-llama-") as folder:
         recorder = (
-            Recorder(Path(folder), program=program, rank=0, plan_id=plan.plan_id, steps=steps)
+            Recorder(Path(folder), program=part_of(program, 0), plan_id=plan.plan_id, steps=steps)
             if records
             else None
         )
         runtime = RankRuntime(
             plan,
-            program,
+            part_of(program, 0),
             {0: stage},
             loss_of,
             adamw,

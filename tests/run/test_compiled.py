@@ -20,7 +20,7 @@ LAYERS = range(CONFIG.layers + 2)
 
 @pytest.fixture
 def compiler() -> None:
-    problems = compile_problems(make_plan(CONFIG), make_program(CONFIG, make_plan(CONFIG)))
+    problems = compile_problems(make_plan(CONFIG), make_program(CONFIG, make_plan(CONFIG)).columns.kind)
     if problems:
         pytest.skip(str(problems[0]))
     torch._dynamo.reset()
@@ -74,7 +74,7 @@ def test_a_layer_that_cannot_be_compiled_whole_is_refused() -> None:
 
 def test_a_split_backward_pass_is_refused() -> None:
     plan = make_plan(CONFIG, pp=2, schedule="zb-h1")
-    (problem,) = compile_problems(plan, make_program(CONFIG, plan))
+    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind)
     assert str(problem) == (
         "train.compile: schedule 'zb-h1' splits backward passes, and compiled layers cannot be split "
         '(nearest valid: plan.schedule = "1f1b")'
@@ -84,7 +84,9 @@ def test_a_split_backward_pass_is_refused() -> None:
 def test_selective_recomputation_is_refused() -> None:
     plan = make_plan(CONFIG)
     stages = tuple(stage.model_copy(update={"recompute": "selective"}) for stage in plan.stages)
-    (problem,) = compile_problems(plan.model_copy(update={"stages": stages}), make_program(CONFIG, plan))
+    (problem,) = compile_problems(
+        plan.model_copy(update={"stages": stages}), make_program(CONFIG, plan).columns.kind
+    )
     assert problem.nearest == 'plan.recompute = "full"'
 
 
@@ -93,21 +95,23 @@ def test_divided_layers_are_refused() -> None:
     (stage,) = plan.stages
     wide = tuple(copy.model_copy(update={"ranks": (0, 1)}) for copy in stage.replicas)
     divided = plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": wide}),)})
-    (problem,) = compile_problems(divided, make_program(CONFIG, plan))
+    (problem,) = compile_problems(divided, make_program(CONFIG, plan).columns.kind)
     assert problem.nearest == "plan.tp = 1"
-    (problem,) = compile_problems(divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan))
+    (problem,) = compile_problems(
+        divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan).columns.kind
+    )
     assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
     assert problem.nearest == "plan.cp = 1"
     four = tuple(copy.model_copy(update={"ranks": (0, 1, 2, 3)}) for copy in stage.replicas)
     both = divided.model_copy(
         update={"stages": (stage.model_copy(update={"replicas": four}),), "mesh": {"cp": 2, "tp": 2}}
     )
-    found = compile_problems(both, make_program(CONFIG, plan))
+    found = compile_problems(both, make_program(CONFIG, plan).columns.kind)
     assert [problem.nearest for problem in found] == ["plan.cp = 1", "plan.tp = 1"]
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     plan = make_plan(CONFIG)
-    (problem,) = compile_problems(plan, make_program(CONFIG, plan))
+    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind)
     assert "it needs the C++ compiler no-such-compiler, which is not installed" in str(problem)

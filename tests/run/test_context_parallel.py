@@ -20,10 +20,11 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
+from weft.program.rank_program import part_of
 from weft.run.channels import Outbox
 from weft.run.context.ranks import ContextRanks
 from weft.run.failures import PeerLostError
@@ -153,7 +154,7 @@ def test_exchanges_have_the_predicted_bytes(worker_pool: WorkerPool, family: str
 
 def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
     runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    program = compile_evaluation(plan, layer_graph(config))
+    program = compile_evaluation_part(plan, layer_graph(config), rank)
     evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
     trained = runtime.step(0, samples_of(config, plan, 0)).loss
     runtime.close()
@@ -185,7 +186,15 @@ def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool) -> None:
 def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
     stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
     with pytest.raises(InputError) as caught:
-        RankRuntime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
+        RankRuntime(
+            plan,
+            part_of(make_program(config, plan), rank),
+            stages,
+            whole_loss,
+            descent,
+            device="cpu",
+            seed=SEED,
+        )
     return str(caught.value)
 
 

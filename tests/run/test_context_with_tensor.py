@@ -21,7 +21,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import stage_kept_bytes
 from weft.run.stages import build_stage
 from weft.run.tensor_parallel import TensorRanks
@@ -84,7 +84,7 @@ def exchanged_bytes(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> t
 
     shape, graph = plan.shape(0), layer_graph(config)
     with counted("gather", shape.tensor_parallel), counted("scatter_sum", 1), counted("add_up", 2):
-        runtime.evaluate(compile_evaluation(plan, graph), [samples_of(config, plan, 0)])
+        runtime.evaluate(compile_evaluation_part(plan, graph, rank), [samples_of(config, plan, 0)])
     runtime.close()
     reduced = sum(layer.tensor_reduced(shape) for layer in graph.layers)
     return sum(found), 2 * plan.micro_batches * plan.element_bytes * reduced
@@ -98,7 +98,7 @@ def test_tensor_ranks_exchange_the_predicted_bytes_of_the_own_tokens(worker_pool
 
 def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
     runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    program = compile_evaluation(plan, layer_graph(config))
+    program = compile_evaluation_part(plan, layer_graph(config), rank)
     evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
     trained = runtime.step(0, samples_of(config, plan, 0)).loss
     runtime.close()

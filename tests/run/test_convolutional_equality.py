@@ -12,7 +12,8 @@ from small_jobs import SEED, descent, make_plan, make_program
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
+from weft.program.rank_program import part_of
 from weft.program.verify import require_valid
 from weft.run.precision import PRECISIONS
 from weft.run.runtime import RankRuntime
@@ -34,8 +35,8 @@ def train(
     }
     program = make_program(config, plan)
     require_valid(program)
-    runtime = RankRuntime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
-    evaluation = compile_evaluation(plan, layer_graph(config))
+    runtime = RankRuntime(plan, part_of(program, rank), stages, loss_of, descent, device="cpu", seed=SEED)
+    evaluation = compile_evaluation_part(plan, layer_graph(config), rank)
     losses = []
     for step in range(STEPS):
         losses.append(runtime.step(step, images_of(config, plan, step)).loss)

@@ -17,6 +17,7 @@ from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
+from weft.program.rank_program import part_of
 from weft.run.families.bert import bert_config
 from weft.run.families.vit import vit_config
 from weft.run.runtime import RankRuntime
@@ -152,7 +153,7 @@ def train(
         if any(rank in replica.ranks for replica in stage.replicas)
     }
     program = make_program(config, plan)
-    runtime = RankRuntime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, part_of(program, rank), stages, loss_of, descent, device="cpu", seed=SEED)
     size = plan.micro_batch_size
     losses = [
         runtime.step(step, lambda number, step=step: batch(config, size, 100 * step + number)).loss  # type: ignore[misc]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from small_jobs import make_plan, make_program, tiny
 
+from weft.program.rank_program import part_of
 from weft.run.heartbeat import beating
 from weft.run.recorder import Recorder
 from weft.run.slots import read_pulse
@@ -23,7 +24,7 @@ def beats(recorder: Recorder) -> int | None:
 def test_it_beats_within_its_block_and_not_after_it(tmp_path: Path) -> None:
     config = tiny()
     program = make_program(config, make_plan(config))
-    recorder = Recorder(tmp_path, program=program, rank=0, plan_id="0" * 16, steps=1)
+    recorder = Recorder(tmp_path, program=part_of(program, 0), plan_id="0" * 16, steps=1)
     threads = threading.active_count()
 
     def fail() -> None:

@@ -12,6 +12,7 @@ from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program
 
 from weft.describe.plan import Plan, Sharding
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
+from weft.program.rank_program import part_of
 from weft.program.verify import require_valid
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
@@ -151,7 +152,9 @@ def begin_apart(rank: int, ranks: int, plan: Plan) -> bool:
     """Whether replicas that are given other values each begin with those of the first."""
     stages = {0: build_stage(CONFIG, plan.stages[0].layers, SEED + rank, torch.float64)}
     expected = build_stage(CONFIG, plan.stages[0].layers, SEED, torch.float64).state_dict()
-    runtime = RankRuntime(plan, make_program(CONFIG, plan), stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(
+        plan, part_of(make_program(CONFIG, plan), rank), stages, loss_of, descent, device="cpu", seed=SEED
+    )
     runtime.gather_weights()
     found = runtime.stages[0].state_dict()
     runtime.close()

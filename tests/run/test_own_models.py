@@ -15,6 +15,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.errors import InputError
+from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
@@ -82,7 +83,7 @@ def train(rank: int, ranks: int, name: str, plan: Plan) -> tuple[list[float], di
         if any(rank in replica.ranks for replica in stage.replicas)
     }
     program = make_program(config, plan)
-    runtime = RankRuntime(plan, program, stages, loss_of, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(plan, part_of(program, rank), stages, loss_of, descent, device="cpu", seed=SEED)
     losses = [
         runtime.step(step, lambda number: batch(config, plan.micro_batch_size, number)).loss
         for step in (0, 1)

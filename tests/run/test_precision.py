@@ -15,8 +15,9 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.program.kinds import MESSAGES
+from weft.program.rank_program import part_of
 from weft.run.channels import Outbox
 from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, give, lower_precision
 from weft.run.runtime import require_runnable
@@ -179,7 +180,7 @@ def watch(
     with patch.object(Outbox, "send", counted):
         losses = [runtime.step(0, batch).loss]
     losses += [runtime.step(step, batch).loss for step in range(1, 25)]
-    evaluated = runtime.evaluate(compile_evaluation(plan, layer_graph(config)), [batch])
+    evaluated = runtime.evaluate(compile_evaluation_part(plan, layer_graph(config), rank), [batch])
     runtime.close()
     return sorted(sent), sorted(announced), evaluated, losses
 
@@ -199,7 +200,7 @@ def test_messages_have_the_predicted_bytes_and_the_loss_falls(worker_pool: Worke
 def test_16_bits_without_the_range_of_fp32_are_refused() -> None:
     plan = make_plan(tiny(), precision="fp16")
     with pytest.raises(InputError) as caught:
-        require_runnable(plan, make_program(tiny(), plan))
+        require_runnable(plan, part_of(make_program(tiny(), plan), 0))
     assert str(caught.value) == (
         "plan: precision 'fp16', of which losses must be scaled, is not supported by this runtime yet "
         "(nearest valid: bf16)"

@@ -28,6 +28,7 @@ from weft.describe.plan import Plan, Recompute
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import problem_of_model
+from weft.program.rank_program import part_of
 from weft.run.precision import PRECISIONS
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
@@ -65,7 +66,7 @@ def train_with_dropout(
                 part.p = rate
         runtime = RankRuntime(
             plan,
-            make_program(config, plan),
+            part_of(make_program(config, plan), rank),
             stages,
             loss_of,
             descent,
@@ -88,7 +89,9 @@ def count_losses(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> int:
 
     stage = build_stage(config, plan.stages[0].layers, SEED, PRECISIONS[plan.precision])
     program = make_program(config, plan)
-    runtime = RankRuntime(plan, program, {0: stage}, counted_loss, descent, device="cpu", seed=SEED)
+    runtime = RankRuntime(
+        plan, part_of(program, rank), {0: stage}, counted_loss, descent, device="cpu", seed=SEED
+    )
     runtime.step(0, batch_of(config, plan, 0))
     runtime.close()
     assert all(calls)

@@ -18,6 +18,7 @@ from weft.methods.sharding.kinds import REDUCE
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.program.kinds import BACKWARD, FORWARD, STEP
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.run.recorder import Recorder, collect_timeline
 from weft.run.slots import HEADER_BYTES, Pulse, read_ended, read_pulse, read_slots, slots_path
 
@@ -32,7 +33,7 @@ def program() -> Program:
 
 
 def record_steps(run_dir: Path, program: Program, rank: int, steps: range, room: int | None = None) -> None:
-    recorder = Recorder(run_dir, program=program, rank=rank, plan_id=PLAN_ID, steps=room or len(steps))
+    recorder = Recorder(run_dir, program=part_of(program, rank), plan_id=PLAN_ID, steps=room or len(steps))
     for step in steps:
         for position in range(*program.rank_starts[rank : rank + 2].tolist()):
             begin = 1_000_000 * step + 100 * position
@@ -59,7 +60,7 @@ def test_a_collective_begins_when_its_last_member_is_ready(tmp_path: Path, kind:
     config = tiny(tied=True)
     shared = make_program(config, make_plan(config, pp=2, dp=2, micro_batches=2))
     for rank in range(shared.ranks):
-        recorder = Recorder(tmp_path, program=shared, rank=rank, plan_id=PLAN_ID, steps=1)
+        recorder = Recorder(tmp_path, program=part_of(shared, rank), plan_id=PLAN_ID, steps=1)
         for position in range(*shared.rank_starts[rank : rank + 2].tolist()):
             recorder.record(0, position, 0, 100 * position, 10**9)
         recorder.close()
@@ -118,7 +119,7 @@ def test_a_record_cut_off_while_it_is_written_is_dropped(
 def test_a_pulse_and_what_has_ended_are_read_while_the_rank_runs(tmp_path: Path, program: Program) -> None:
     path = slots_path(tmp_path, 1)
     assert read_pulse(path) is None
-    recorder = Recorder(tmp_path, program=program, rank=1, plan_id=PLAN_ID, steps=2)
+    recorder = Recorder(tmp_path, program=part_of(program, 1), plan_id=PLAN_ID, steps=2)
     first, end = program.rank_starts[1:].tolist()
     assert read_pulse(path) == Pulse(beats=0, steps_begun=0, step=0)
     for step in (7, 8, 9):
@@ -151,9 +152,10 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from small_jobs import make_plan, make_program, tiny
+from weft.program.rank_program import part_of
 from weft.run.recorder import Recorder
 program = make_program(tiny(), make_plan(tiny(), pp=2, micro_batches=2))
-recorder = Recorder(Path(sys.argv[1]), program=program, rank=0, plan_id="0123456789abcdef", steps=5)
+recorder = Recorder(Path(sys.argv[1]), program=part_of(program, 0), plan_id="0123456789abcdef", steps=5)
 recorder.record(0, 0, 1, 2, 3)
 recorder.record(0, 1, 4, 5, 6)
 os.kill(os.getpid(), signal.SIGKILL)

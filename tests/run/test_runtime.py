@@ -17,9 +17,9 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError
 from weft.methods.sharding.kinds import REDUCE
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION, SEND_GRADIENT, STEP
-from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.run.executor import require_supported
 from weft.run.handlers import HANDLERS
 from weft.run.precision import PRECISIONS
@@ -35,7 +35,7 @@ CONFIG = tiny()
 def evaluate(rank: int, ranks: int, plan: Plan) -> tuple[float, float, bool]:
     """Held-out loss before and after a step, with a training step between two evaluations."""
     program = make_program(CONFIG, plan)
-    forward_only = compile_evaluation(plan, layer_graph(CONFIG))
+    forward_only = compile_evaluation_part(plan, layer_graph(CONFIG), rank)
     runtime = make_runtime(rank, CONFIG, plan, program)
     held_out = [batch_of(CONFIG, plan, step) for step in (100, 101)]
     before = parameters_of(runtime)
@@ -69,7 +69,7 @@ def test_evaluation_is_the_mean_loss_and_changes_nothing(
 
 def record(rank: int, ranks: int, plan: Plan, run_dir: Path) -> None:
     program = make_program(CONFIG, plan)
-    recorder = Recorder(run_dir, program=program, rank=rank, plan_id=plan.plan_id, steps=3)
+    recorder = Recorder(run_dir, program=part_of(program, rank), plan_id=plan.plan_id, steps=3)
     runtime = make_runtime(rank, CONFIG, plan, program, recorder=recorder)
     for step in range(3):
         runtime.step(step, batch_of(CONFIG, plan, step))
@@ -126,7 +126,13 @@ def custom_runtime(rank: int, plan: Plan, wrap: Any, loss: Any = loss_of, seed: 
         if any(rank in replica.ranks for replica in stage.replicas)
     }
     return RankRuntime(
-        plan, program, stages, loss, lambda m: torch.optim.SGD(m.parameters(), 0.1), device="cpu", seed=3
+        plan,
+        part_of(program, rank),
+        stages,
+        loss,
+        lambda m: torch.optim.SGD(m.parameters(), 0.1),
+        device="cpu",
+        seed=3,
     )
 
 
@@ -183,7 +189,13 @@ def refuse(rank: int, ranks: int, plan: Plan, stages: list[int]) -> str:
     modules = {stage: build_stage(CONFIG, plan.stages[stage].layers, 0, torch.float64) for stage in stages}
     with pytest.raises(InputError) as caught:
         RankRuntime(
-            plan, program, modules, loss_of, lambda m: torch.optim.SGD(m.parameters()), device="cpu", seed=0
+            plan,
+            part_of(program, rank),
+            modules,
+            loss_of,
+            lambda m: torch.optim.SGD(m.parameters()),
+            device="cpu",
+            seed=0,
         )
     return str(caught.value)
 
@@ -201,9 +213,10 @@ def test_wrong_stages_are_refused(worker_pool: WorkerPool) -> None:
 def test_everything_that_cannot_run_is_listed() -> None:
     plan = make_plan(CONFIG, pp=2)
     program = make_program(CONFIG, plan)
+    program = part_of(program, 0)
     require_runnable(plan, program)
     columns = program.columns
-    unsupported: Program = replace(
+    unsupported = replace(
         program,
         steps_per_cycle=2,
         columns=replace(columns, iteration=columns.iteration - 1),

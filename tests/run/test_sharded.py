@@ -20,7 +20,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.methods.sharding.kinds import REDUCE
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.verify import require_valid
 from weft.run.stages import build_stage
@@ -165,7 +165,7 @@ def test_no_rank_holds_the_gradients_of_all_stages(
 
 def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[float]:
     """Held-out losses before, between and after two steps; what is evaluated has the newest weights."""
-    forward_only = compile_evaluation(plan, layer_graph(config))
+    forward_only = compile_evaluation_part(plan, layer_graph(config), rank)
     runtime = make_runtime(rank, config, plan, make_program(config, plan))
     held_out = [batch_of(config, plan, 100)]
     losses = [runtime.evaluate(forward_only, held_out)]

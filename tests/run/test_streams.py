@@ -25,7 +25,7 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan
 from weft.errors import RunError
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.program.verify import require_valid
 from weft.run.host_streams import HostStream
 from weft.run.streams import Ended, Stream, Value
@@ -215,7 +215,7 @@ def train(
         norms = [result.gradient_norm for result in results]
         runtime.gather_weights()
         parameters = list(parameters_of(runtime).values())
-        evaluated = runtime.evaluate(compile_evaluation(plan, layer_graph(config)), batches)
+        evaluated = runtime.evaluate(compile_evaluation_part(plan, layer_graph(config), rank), batches)
         runtime.close()
     return (losses, norms, gradients, parameters, evaluated), unstated
 

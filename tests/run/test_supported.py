@@ -4,6 +4,7 @@ import pytest
 from small_jobs import make_plan, make_program, tiny
 
 from weft.errors import InputError
+from weft.program.rank_program import part_of
 from weft.run.runtime import require_runnable
 from weft.run.supported import unsupported
 
@@ -52,7 +53,7 @@ def test_everything_else_is(changes, expected):
 def test_the_runtime_refuses_it_before_any_process_group_starts():
     plan = make_plan(tiny(), pp=1, dp=2, precision="fp16")
     with pytest.raises(InputError, match="precision 'fp16', of which losses must be scaled, is not"):
-        require_runnable(plan, make_program(tiny(), plan))
+        require_runnable(plan, part_of(make_program(tiny(), plan), 0))
 
 
 def test_all_of_it_is_listed_at_once():

@@ -19,8 +19,9 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation
+from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import stage_kept_bytes
+from weft.program.rank_program import part_of
 from weft.program.verify import require_valid
 from weft.run.failures import PeerLostError
 from weft.run.runtime import RankRuntime
@@ -152,7 +153,7 @@ def test_a_loss_that_takes_no_shares_is_given_all_logits(worker_pool: WorkerPool
 
 def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
     runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=DividedLoss())
-    program = compile_evaluation(plan, layer_graph(config))
+    program = compile_evaluation_part(plan, layer_graph(config), rank)
     evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
     trained = runtime.step(0, samples_of(config, plan, 0)).loss
     runtime.close()
@@ -207,7 +208,15 @@ def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool, sequence: i
 def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
     stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
     with pytest.raises(InputError) as caught:
-        RankRuntime(plan, make_program(config, plan), stages, whole_loss, descent, device="cpu", seed=SEED)
+        RankRuntime(
+            plan,
+            part_of(make_program(config, plan), rank),
+            stages,
+            whole_loss,
+            descent,
+            device="cpu",
+            seed=SEED,
+        )
     return str(caught.value)
 
 

@@ -13,6 +13,7 @@ from weft.describe.run_tables.training import ReportTable
 from weft.errors import RunError
 from weft.program.kinds import FORWARD, STEP
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.run.recorder import Recorder
 from weft.training.hang import STEPS, HangWatch
 from weft.training.history import warnings
@@ -39,7 +40,7 @@ class Ranks:
 
     def open(self, steps: int = 3) -> None:
         self.recorders = [
-            Recorder(self.directory.path, program=self.program, rank=rank, plan_id=PLAN_ID, steps=steps)
+            Recorder(self.directory.path, program=part_of(self.program, rank), plan_id=PLAN_ID, steps=steps)
             for rank in range(self.program.ranks)
         ]
         self.pass_time(1)

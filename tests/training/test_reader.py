@@ -11,6 +11,7 @@ import torch
 from small_jobs import make_plan, make_program, tiny
 
 from weft.errors import RunError
+from weft.program.rank_program import part_of
 from weft.training.reader import BatchReader, Pair, micro_batches_read, training_samples
 from weft.training.sampler import SampleLedger
 from weft.training.tasks.base import TaskSettings
@@ -101,7 +102,7 @@ def test_only_ranks_of_first_and_last_stages_read(layout: dict[str, int], needed
     config = tiny(layers=4)
     plan = make_plan(config, **layout)
     program = make_program(config, plan)
-    found = [micro_batches_read(program, rank) for rank in range(plan.ranks)]
+    found = [micro_batches_read(part_of(program, rank)) for rank in range(plan.ranks)]
     assert [sorted(numbers) for numbers in found] == needed
     assert sorted({number for numbers in found for number in numbers}) == list(
         range(plan.global_batch // plan.micro_batch_size)

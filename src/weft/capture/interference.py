@@ -35,9 +35,9 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
-from weft.planning.compile import compile_plan
+from weft.planning.compile import compile_part
 from weft.program.kinds import is_compute
-from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.run.channels import open_channels
 from weft.run.recorder import Recorder
 from weft.run.runtime import TIMEOUT_S, RankRuntime
@@ -71,7 +71,7 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
     config = replace(resolve_model(MODEL, sequence=SEQUENCE), layers=2 * dist.get_world_size())
     graph = layer_graph(config)
     plan = _pipeline_plan(cluster, graph)
-    program = compile_plan(plan, graph)
+    program = compile_part(plan, graph, dist.get_rank())
     stages = {
         index: build_stage(config, stage.layers, 0, torch.float32).to(device)
         for index, stage in enumerate(plan.stages)
@@ -159,16 +159,14 @@ def _pass_round(line: MessageLine, messages: int) -> list[float]:
 
 def _recorded(
     plan: Plan,
-    program: Program,
+    program: RankProgram,
     stages: dict[int, StageModule],
     config: ModelConfig,
     device: torch.device,
 ) -> npt.NDArray[np.void]:
     """This rank's compute records of a short run, without the warm-up, in order."""
     with tempfile.TemporaryDirectory(prefix="weft-interference-") as folder:
-        recorder = Recorder(
-            Path(folder), program=program, rank=dist.get_rank(), plan_id=plan.plan_id, steps=STEPS
-        )
+        recorder = Recorder(Path(folder), program=program, plan_id=plan.plan_id, steps=STEPS)
         runtime = RankRuntime(
             plan,
             program,
@@ -186,7 +184,10 @@ def _recorded(
         recorder.close()
         records = read_slots(recorder.path).records
     records = records[records["step"] >= WARM_UP_STEPS]
-    return np.sort(records[is_compute(program.columns.kind[records["position"]])], order=["step", "position"])
+    return np.sort(
+        records[is_compute(program.columns.kind[records["position"] - program.first_row])],
+        order=["step", "position"],
+    )
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

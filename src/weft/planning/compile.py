@@ -14,11 +14,17 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.places import ClusterPlaces
-from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.build import (
+    build_evaluation_part,
+    build_evaluation_program,
+    build_training_part,
+    build_training_program,
+)
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.passes import asked_by
 from weft.program.program import Ints, Program
+from weft.program.rank_program import RankProgram
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
 
@@ -35,6 +41,21 @@ def compile_plan(
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
     """
     return _training_program(plan, _layout(plan, graph, micro_batches), asked_by(plan, graph), only_replica)
+
+
+def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
+    """One rank's part of the training program of a plan, without the rest.
+
+    Raises:
+        InputError: as `compile_plan` does, and when the plan has no such rank.
+    """
+    return build_training_part(
+        pipeline_layout(plan, graph),
+        get_schedule(plan.schedule.name),
+        plan.schedule.options,
+        rank=rank,
+        methods=asked_by(plan, graph),
+    )
 
 
 def _training_program(
@@ -96,6 +117,15 @@ def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
     """The forward-only program of a plan, for held-out losses."""
     return build_evaluation_program(pipeline_layout(plan, graph), methods=asked_by(plan, graph))
+
+
+def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
+    """One rank's part of the forward-only program, without the rest.
+
+    Raises:
+        InputError: when the plan has no such rank.
+    """
+    return build_evaluation_part(pipeline_layout(plan, graph), rank=rank, methods=asked_by(plan, graph))
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:

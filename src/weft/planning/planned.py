@@ -15,7 +15,12 @@ from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
-from weft.planning.compile import compile_plan
+from weft.planning.compile import (
+    compile_evaluation,
+    compile_evaluation_part,
+    compile_part,
+    compile_plan,
+)
 from weft.planning.decided import decided
 from weft.planning.goals import goal_value, goal_words
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
@@ -27,6 +32,7 @@ from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.program.verify import require_valid
 from weft.timeline.breakdown import step_breakdown
 
@@ -81,6 +87,22 @@ class PlannedJob:
         program = compile_plan(self.plan, self.problem.job.graph)
         require_valid(program)
         return program
+
+    @cached_property
+    def evaluation(self) -> Program:
+        """The whole forward-only program, verified."""
+        program = compile_evaluation(self.plan, self.problem.job.graph)
+        require_valid(program)
+        return program
+
+    def parts(self, rank: int) -> tuple[RankProgram, RankProgram]:
+        """One rank's parts of the training and of the forward-only program, compiled by themselves.
+
+        Raises:
+            InputError: when the plan has no such rank.
+        """
+        plan, graph = self.plan, self.problem.job.graph
+        return compile_part(plan, graph, rank), compile_evaluation_part(plan, graph, rank)
 
     @cached_property
     def predicted(self) -> PredictedStep:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.program.kinds import MAKES_GRADIENTS, READS_WEIGHTS, STEP, kinds_reading
-from weft.program.program import Program
+from weft.program.program import Columns
 from weft.program.schedules.base import ComputeOrder
 
 # Of weights and of gradients, where replicas share these out.
@@ -51,15 +51,15 @@ def reductions(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
     return _changes(order, buffers, MAKES_GRADIENTS, at_change=False)
 
 
-def last_gradients(program: Program, rank: int) -> frozenset[int]:
-    """Positions of a rank's computations after which their stage's gradient is reduced or stepped with."""
+def last_gradients(columns: Columns, rows: range) -> frozenset[int]:
+    """Of one rank's rows, the computations after which their stage's gradient is reduced or stepped with."""
     takes = {*kinds_reading("weight_gradient"), STEP}
     last: dict[int, int] = {}
     found = set()
-    for position in range(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1])):
-        kind, stage = (int(column[position]) for column in (program.columns.kind, program.columns.stage))
+    for row in rows:
+        kind, stage = int(columns.kind[row]), int(columns.stage[row])
         if kind in MAKES_GRADIENTS:
-            last[stage] = position
+            last[stage] = row
         elif kind in takes and stage in last:
             found.add(last.pop(stage))
     return frozenset(found)

@@ -1,24 +1,25 @@
-"""From a layout and a schedule to a Program.
+"""From a layout and a schedule to a Program, or to one rank's part of it.
 
 One pipeline is lowered with devices in place of ranks; every pipeline and tensor lane is a copy of it with
-its own ranks and micro-batches.
+its own ranks and micro-batches (`weft.program.assemble`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, Violation, nearest
+from weft.program.assemble import LoweredLayout, assemble, assemble_part
 from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
-from weft.program.lower import LoweredPipeline, lower, renumber
+from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
-from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
+from weft.program.program import NONE, Ints, Program
+from weft.program.rank_program import RankProgram
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 
 
@@ -40,16 +41,23 @@ def build_training_program(
         InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, a method
             does not go with it, or pipelines with unequal shares of the batch would meet otherwise.
     """
-    layout.require_valid()
-    passes = PassList.of(methods or {}, layout, trains=True)
-    pipelines: dict[int, LoweredPipeline] = {}
-    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
-        orders = _schedule_orders(layout, schedule, options, micro_batches)
-        lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
-        pipelines[micro_batches] = passes.apply(lowered, layout)
-    _require_one_sequence(pipelines)
-    program = _assemble(layout, pipelines, passes, "train", only_replica)
-    return replace(program, schedule=schedule.name)
+    return assemble(_lowered_training(layout, schedule, options, methods), only_replica)
+
+
+def build_training_part(
+    layout: PipelineLayout,
+    schedule: Schedule,
+    options: Options,
+    *,
+    rank: int,
+    methods: Mapping[str, Any] | None = None,
+) -> RankProgram:
+    """One rank's part of what `build_training_program` builds, without the rest.
+
+    Raises:
+        InputError: as `build_training_program` does, and when there is no such rank.
+    """
+    return assemble_part(_lowered_training(layout, schedule, options, methods), rank)
 
 
 def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, Any] | None = None) -> Program:
@@ -60,6 +68,37 @@ def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, An
     Raises:
         InputError: when the layout is broken, or a method does not go with it.
     """
+    return assemble(_lowered_evaluation(layout, methods))
+
+
+def build_evaluation_part(
+    layout: PipelineLayout, *, rank: int, methods: Mapping[str, Any] | None = None
+) -> RankProgram:
+    """One rank's part of what `build_evaluation_program` builds, without the rest.
+
+    Raises:
+        InputError: as `build_evaluation_program` does, and when there is no such rank.
+    """
+    return assemble_part(_lowered_evaluation(layout, methods), rank)
+
+
+def _lowered_training(
+    layout: PipelineLayout, schedule: Schedule, options: Options, methods: Mapping[str, Any] | None
+) -> LoweredLayout:
+    layout.require_valid()
+    passes = PassList.of(methods or {}, layout, trains=True)
+    pipelines: dict[int, LoweredPipeline] = {}
+    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
+        orders = _schedule_orders(layout, schedule, options, micro_batches)
+        lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
+        pipelines[micro_batches] = passes.apply(lowered, layout)
+    _require_one_sequence(pipelines)
+    return LoweredLayout(
+        layout=layout, passes=passes, pipelines=pipelines, purpose="train", schedule=schedule.name
+    )
+
+
+def _lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None) -> LoweredLayout:
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=False)
     pipelines: dict[int, LoweredPipeline] = {}
@@ -70,7 +109,7 @@ def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, An
         ]
         lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)
         pipelines[micro_batches] = passes.apply(lowered, layout)
-    return _assemble(layout, pipelines, passes, "evaluate")
+    return LoweredLayout(layout=layout, passes=passes, pipelines=pipelines, purpose="evaluate")
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
@@ -155,114 +194,3 @@ def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
     """The order without the backwards that no gradient reaches."""
     kept = (order.kind == FORWARD) | (order.stage >= frozen_stages)
     return ComputeOrder(*(column[kept] for column in order))
-
-
-def _assemble(
-    layout: PipelineLayout,
-    pipelines: dict[int, LoweredPipeline],
-    passes: PassList,
-    purpose: str,
-    only_replica: int | None = None,
-) -> Program:
-    """Copy each replica's pipeline to its ranks and micro-batches."""
-    kept = _kept_pipelines(layout, only_replica)
-    ranks = layout.rank_table()
-    meetings = passes.groups(layout)
-    parts: list[Columns] = []
-    edges: list[Edges] = []
-    first_row = 0
-    for pipeline in kept:
-        lowered = pipelines[layout.pipeline_micro_batches[pipeline]]
-        for lane in range(ranks.shape[2]):
-            copy = _copy(layout, lowered.columns, ranks[..., lane], pipeline)
-            parts.append(replace(copy, group=meetings.of(copy, lane)))
-            shifted = lowered.edges.source + first_row, lowered.edges.target + first_row
-            edges.append(replace(lowered.edges, source=shifted[0], target=shifted[1]))
-            first_row += len(lowered.columns)
-    columns = Columns.join(parts)
-    order = np.argsort(columns.rank, kind="stable")
-    meets = is_collective(columns.kind).any()
-    return Program(
-        ranks=layout.ranks,
-        steps_per_cycle=1,
-        columns=columns.take(order),
-        edges=renumber(Edges.join(edges), order),
-        groups=meetings.groups if meets else (),
-        kin=meetings.kin if meets else None,
-        obligations=_obligations(layout, purpose, kept, passes.owed(layout)),
-        kept_replica=only_replica,
-    )
-
-
-def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
-    """All of them, or that of one replica.
-
-    Raises:
-        InputError: when there is no such replica.
-    """
-    if only_replica is None:
-        return range(layout.pipelines)
-    last = layout.replicas - 1
-    if not 0 <= only_replica <= last:
-        near = str(min(max(only_replica, 0), last))
-        raise InputError(Violation("only_replica", f"{only_replica} is not one of 0..{last}", near))
-    return (only_replica // layout.paths,)
-
-
-def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
-    """The rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
-    micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
-    first = layout.first_micro_batch[first_replica]
-    return replace(
-        columns,
-        rank=ranks[pipeline, columns.rank],
-        peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
-        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
-        replica=first_replica + columns.replica,
-    )
-
-
-def _obligations(
-    layout: PipelineLayout, purpose: str, pipelines: Sequence[int], methods: Mapping[str, Owed]
-) -> Obligations:
-    stages = np.arange(len(layout.stages), dtype=np.int64)
-    paths = range(layout.paths)
-    replicas = [pipeline * layout.paths + path for pipeline in pipelines for path in paths]
-    passes = np.concatenate(
-        [
-            _product(stages, replica, layout.first_micro_batch[replica], layout.micro_batches[replica])
-            for replica in replicas
-        ]
-    )
-    steps = np.stack(
-        [np.tile(stages, len(replicas)), np.repeat(np.array(replicas, dtype=np.int64), len(stages))], axis=1
-    )
-    trains = purpose == "train"
-    backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
-    return Obligations(
-        purpose=purpose,
-        stage_edges=layout.edges,
-        forward=passes,
-        backward=backward if trains else passes[:0],
-        step=np.pad(steps, ((0, 0), (0, 1))) if trains else np.zeros((0, 3), dtype=np.int64),
-        owners={
-            (stage, replica): layout.stages[stage].replicas[replica]
-            for stage in range(len(stages))
-            for replica in replicas
-        },
-        methods=methods,
-    )
-
-
-def _product(stages: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch, iteration 0) of one pipeline, shape (stages * micro-batches, 4)."""
-    length = len(stages) * micro_batches
-    return np.stack(
-        [
-            np.repeat(stages, micro_batches),
-            np.full(length, replica, dtype=np.int64),
-            np.tile(np.arange(first, first + micro_batches, dtype=np.int64), len(stages)),
-            np.zeros(length, dtype=np.int64),
-        ],
-        axis=1,
-    )

@@ -287,9 +287,7 @@ class Program:
         return distinct_rows(columns.rank, self.stream, away)[1]
 
     def instruction(self, position: int) -> Instruction:
-        row = {name: int(getattr(self.columns, name)[position]) for name in COLUMN_NAMES}
-        kind = KINDS[row.pop("kind")]
-        return Instruction(position=position, id=int(self.ids[position]), kind=kind, **row)
+        return instruction_of(self.columns, position, position=position, id=int(self.ids[position]))
 
     def of_rank(self, rank: int) -> Iterator[Instruction]:
         """The rank's instructions in the order its host issues them."""
@@ -297,11 +295,17 @@ class Program:
             yield self.instruction(position)
 
 
+def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Instruction:
+    """One row of columns, for people; `position` is that in the whole program."""
+    values = {name: int(getattr(columns, name)[row]) for name in COLUMN_NAMES}
+    return Instruction(position=position, id=id, kind=KINDS[values.pop("kind")], **values)
+
+
 def instruction_ids(columns: Columns, lane: Ints) -> Ids:
-    """Hash the coordinates of every row (splitmix64 finaliser over a running combination)."""
+    """Hash the coordinates of every row."""
     kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
-    value = kind_names[columns.kind]
-    coordinates = (
+    return mix_in(
+        kind_names[columns.kind],
         columns.stage,
         columns.micro_batch,
         columns.iteration,
@@ -309,8 +313,12 @@ def instruction_ids(columns: Columns, lane: Ints) -> Ids:
         lane,
         columns.part,
     )
-    for coordinate in coordinates:
-        value = _mix(value + coordinate.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def mix_in(value: Ids, *numbers: Ints | Ids) -> Ids:
+    """A hash of each value with its numbers (splitmix64 finaliser over a running combination)."""
+    for number in numbers:
+        value = _mix(value + number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     return value
 
 

@@ -9,15 +9,18 @@ import sys
 from weft.describe.plan import Plan
 from weft.errors import Violation
 from weft.program.kinds import BACKWARD_INPUT
-from weft.program.program import Program
+from weft.program.program import Ints
 
 _WHERE = "train.compile"
 
 
-def compile_problems(plan: Plan, program: Program) -> list[Violation]:
-    """One line for everything that keeps the plan's layers from being compiled; empty when nothing does."""
+def compile_problems(plan: Plan, kinds: Ints) -> list[Violation]:
+    """One line for everything that keeps the plan's layers from being compiled; empty when nothing does.
+
+    `kinds` are those of the instructions.
+    """
     problems = []
-    if (program.columns.kind == BACKWARD_INPUT).any():
+    if (kinds == BACKWARD_INPUT).any():
         # A compiled layer is one node of the autograd graph: its two gradients are not computed apart.
         problem = (
             f"schedule {plan.schedule.name!r} splits backward passes, and compiled layers cannot be split"

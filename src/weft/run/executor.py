@@ -15,7 +15,8 @@ from typing import NamedTuple
 from weft.bundles import runtime_parts
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
-from weft.program.program import Instruction, Program
+from weft.program.program import Instruction
+from weft.program.rank_program import RankProgram
 from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Handler, Issue
 from weft.run.methods import HandlerOf
@@ -42,7 +43,7 @@ class Executor:
 
     def __init__(
         self,
-        program: Program,
+        program: RankProgram,
         workspace: Workspace,
         *,
         recorder: Recorder | None = None,
@@ -57,7 +58,7 @@ class Executor:
         self._in_flight: list[Completion] = []
         self._actions = [
             (instruction, self._bind(instruction, handlers[instruction.kind.name](workspace, instruction)))
-            for instruction in program.of_rank(workspace.resources.rank)
+            for instruction in program.instructions()
         ]
 
     def run_step(self, step: int, batch: Batch) -> Outcome:
@@ -134,7 +135,7 @@ def all_handlers() -> dict[str, Handler]:
     return {**HANDLERS, **{one.kind: one.handler for one in runtime_parts(HandlerOf)}}
 
 
-def require_supported(program: Program, handlers: Mapping[str, Handler] | None = None) -> None:
+def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | None = None) -> None:
     """Refuse a program that this runtime cannot execute; call it before any process group starts.
 
     Raises:

@@ -1,7 +1,12 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
-torch asks every rank of the job to create every group in the same order, so all ranks walk the same list:
-the groups of the Program, one for losses, those of the tensor and of the context ranks of each replica.
+A rank opens the groups that it is in and asks for no other. All ranks open theirs in one order, so that none
+waits for itself: one for losses, the groups of the Program by number, those of the tensor and of the context
+ranks of each replica.
+
+Torch's `new_group` would have every rank ask for every group. With `use_local_synchronization` it would not,
+but names a group after how many groups the rank is in by then, so that ranks in different numbers of groups
+never meet, and a group that is made again finds what the former one has left.
 """
 
 from __future__ import annotations
@@ -13,8 +18,7 @@ import torch.distributed as dist
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.program.kinds import KINDS
-from weft.program.program import NONE, Program
+from weft.program.rank_program import RankProgram
 from weft.run.transport import HostGroup
 
 BACKEND = "gloo"
@@ -24,8 +28,8 @@ BACKEND = "gloo"
 class Groups:
     """What one rank communicates over.
 
-    `collective` maps an index into `Program.groups` to its process group, for the groups that the rank is a
-    member of and the Program uses. `replica` maps ranks of a replica that divide layers or tokens to theirs.
+    `collective` has the groups of the rank's part of the Program, by their number there. `replica` has those
+    of the ranks that divide layers or tokens among them, by these ranks.
     """
 
     rank: int
@@ -41,8 +45,8 @@ class Groups:
             group.close()
 
 
-def open_groups(plan: Plan, program: Program, rank: int, *, generation: int, timeout: timedelta) -> Groups:
-    """Create the groups of a plan and its program inside the job's default process group; all ranks call it.
+def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: timedelta) -> Groups:
+    """Open the rank's groups of a plan and its program inside the job; all ranks call it.
 
     `generation` counts the runtimes of this job, so that groups made after a failure cannot meet the remains
     of earlier ones.
@@ -59,43 +63,30 @@ def open_groups(plan: Plan, program: Program, rank: int, *, generation: int, tim
                 str(program.ranks),
             )
         )
-
-    def create(name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        description = f"weft {generation} {name}"
-        group: dist.ProcessGroup = dist.new_group(
-            list(ranks), timeout=timeout, backend=BACKEND, group_desc=description
-        )
-        return group
-
-    everyone = tuple(range(world_size))
-    losses = create("losses", everyone)
-    created = {index: create(f"collective {index}", program.groups[index]) for index in used_groups(program)}
-    mine = {index: group for index, group in created.items() if rank in program.groups[index]}
-    inside = {ranks: create(f"replica ranks {ranks}", ranks) for ranks in replica_groups(plan)}
+    losses = dist.new_group(timeout=timeout, backend=BACKEND, group_desc=f"weft {generation} losses")
+    # Two runtimes of one generation may follow each other; torch has numbered the groups of both.
+    prefix = f"{generation} {losses.group_name}"
     return Groups(
-        rank=rank,
+        rank=program.rank,
         generation=generation,
         losses=losses,
-        collective={index: HostGroup(group) for index, group in mine.items()},
-        replica={ranks: HostGroup(group) for ranks, group in inside.items() if rank in ranks},
+        collective={
+            number: HostGroup.open(f"{prefix} collective {number}", ranks, timeout)
+            for number, ranks in sorted(program.groups.items())
+        },
+        replica={
+            ranks: HostGroup.open(f"{prefix} replica ranks {ranks}", ranks, timeout)
+            for ranks in replica_groups(plan, program.rank)
+        },
     )
 
 
-def used_groups(program: Program) -> list[int]:
-    """Indices of the groups that some collective of the program runs over, in order."""
-    collective = [code for code, kind in enumerate(KINDS) if kind.collective]
-    found = {
-        int(group)
-        for kind, group in zip(program.columns.kind, program.columns.group, strict=True)
-        if int(kind) in collective and group != NONE
+def replica_groups(plan: Plan, rank: int) -> list[tuple[int, ...]]:
+    """The ranks with which a rank divides layers or tokens, several each, in order."""
+    groups = {
+        group
+        for stage, ranks in plan.stages_of(rank).items()
+        for along in plan.grid(stage).groups(ranks)
+        for group in along
     }
-    return sorted(found)
-
-
-def replica_groups(plan: Plan) -> list[tuple[int, ...]]:
-    """The ranks that divide layers or tokens among them, several each, in order."""
-    replicas = {
-        (plan.grid(index), copy.ranks) for index, stage in enumerate(plan.stages) for copy in stage.replicas
-    }
-    groups = {group for grid, ranks in replicas for along in grid.groups(ranks) for group in along}
-    return sorted(group for group in groups if len(group) > 1)
+    return sorted(group for group in groups if len(group) > 1 and rank in group)

@@ -15,7 +15,7 @@ from torch import nn
 
 from weft.bundles import runtime_parts
 from weft.describe.plan import Plan
-from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.run.mesh import Groups
 from weft.run.streams import Value
 
@@ -65,7 +65,7 @@ class Making:
     """What a method's state is made from, on one rank; `settings` are the job's for this method."""
 
     plan: Plan
-    program: Program
+    program: RankProgram
     stages: Mapping[int, nn.Module]
     groups: Groups
     device: torch.device

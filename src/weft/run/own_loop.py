@@ -18,18 +18,22 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.errors import InputError, Violation
-from weft.planning.compile import compile_plan
-from weft.program.verify import require_valid
+from weft.planning.compile import compile_part, compile_plan
+from weft.program.rank_program import RankProgram, digests
+from weft.program.verify import verify
 from weft.run.precision import STEPPED
 from weft.run.resources import LossFunction, OptimizerFactory
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stages import build_stages
+from weft.run.supported import unsupported
+from weft.run.verified import require_verified
 from weft.run.worker_start import start_worker
 
 # Makes the module of one stage from the positions of its layers.
@@ -85,9 +89,8 @@ class Runtime:
             raise InputError(
                 Violation("runtime", f"the plan is for {self.plan.model}, not for this {model.name}")
             )
-        program = compile_plan(self.plan, graph)
-        require_valid(program)
-        require_runnable(self.plan, program)
+        if problems := unsupported(self.plan):
+            raise InputError(problems)
         self._context = None if dist.is_initialized() else start_worker()
         device = self._context.device if self._context is not None else _default_device()
         rank = dist.get_rank()
@@ -95,6 +98,8 @@ class Runtime:
             raise InputError(
                 Violation("runtime", f"{dist.get_world_size()} ranks run, the plan has {self.plan.ranks}")
             )
+        program = _verified_part(self.plan, graph, rank)
+        require_runnable(self.plan, program)
         dtype = STEPPED[self.plan.precision]
         built: Mapping[int, nn.Module] = (
             build_stages(self.plan, model, rank, seed, dtype)
@@ -178,6 +183,24 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _verified_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
+    """This rank's part of the program, which rank 0 verifies as a whole; every rank calls it.
+
+    Raises:
+        InputError: when the plan cannot be compiled, or its program is refused.
+    """
+    part = compile_part(plan, graph, rank)
+    if rank != 0:
+        require_verified([part], None)
+        return part
+    program = compile_plan(plan, graph)
+    problems = verify(program)
+    require_verified([part], None if problems else [digests(program)])
+    if problems:
+        raise InputError(problems)
+    return part
 
 
 def _default_device() -> str:

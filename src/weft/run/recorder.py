@@ -23,6 +23,7 @@ from weft.errors import RunError
 from weft.program.checks.messages import collective_codes
 from weft.program.kinds import MESSAGES, is_collective
 from weft.program.program import NONE, Program
+from weft.program.rank_program import RankProgram
 from weft.run.slots import (
     HEADER,
     HEADER_BYTES,
@@ -51,16 +52,15 @@ class Recorder:
         RunError: when the disk has no room for the file.
     """
 
-    def __init__(self, run_dir: Path, *, program: Program, rank: int, plan_id: str, steps: int) -> None:
-        self.path = slots_path(run_dir, rank)
-        self._first = int(program.rank_starts[rank])
-        self._rows = int(program.rank_starts[rank + 1]) - self._first
+    def __init__(self, run_dir: Path, *, program: RankProgram, plan_id: str, steps: int) -> None:
+        self.path = slots_path(run_dir, program.rank)
+        self._first, self._rows = program.first_row, len(program)
         step_bytes = max(1, self._rows) * RECORD.size
         self._capacity = max(1, min(steps, SLOT_FILE_BYTES // step_bytes))
         header = HEADER.pack(
             MAGIC,
             VERSION,
-            rank,
+            program.rank,
             self._first,
             self._rows,
             self._capacity,
@@ -86,7 +86,7 @@ class Recorder:
         struct.pack_into("<q", self._map, PULSE_OFFSET, NO_MORE_BEATS)
 
     def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
-        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the Program.
+        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the whole Program.
 
         They may come in any order, and later than the step: when somebody has noticed the end.
         """

@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.describe.plan import Plan, Recompute
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
-from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
 from weft.run.host_streams import HostStreams
@@ -80,7 +80,7 @@ class Resources:
 
 def make_resources(
     plan: Plan,
-    program: Program,
+    program: RankProgram,
     stages: Mapping[int, nn.Module],
     loss_fn: LossFunction,
     optimizer_factory: OptimizerFactory,
@@ -100,15 +100,15 @@ def make_resources(
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
-    reducing = _groups_of_stages(program, rank, "gather", "reduce")
-    crossing = _groups_of_stages(program, rank, "reduce_across")
+    reducing = _groups_of_stages(program, "gather", "reduce")
+    crossing = _groups_of_stages(program, "reduce_across")
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
     timeout = timedelta(seconds=timeout_s)
-    groups = open_groups(plan, program, rank, generation=generation, timeout=timeout)
+    groups = open_groups(plan, program, generation=generation, timeout=timeout)
     connect_stages(plan, rank, stages, groups.replica)
     replicas = {
         stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
@@ -140,7 +140,7 @@ def make_resources(
         statistics={
             stage: StageStatistics(
                 module,
-                _share_of(program, rank, stage),
+                _share_of(program, stage),
                 [groups.collective[group] for group in replicas[stage]],
             )
             for stage, module in stages.items()
@@ -152,7 +152,7 @@ def make_resources(
         methods=methods,
         own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
         groups=groups,
-        channels=open_channels(_peers(program, rank), timeout_s),
+        channels=open_channels(_peers(program), timeout_s),
         streams=HostStreams(device),
         synchroniser=synchroniser,
         loss_function=loss_fn,
@@ -168,28 +168,27 @@ def make_resources(
     return resources
 
 
-def _groups_of_stages(program: Program, rank: int, *names: str) -> dict[int, int]:
-    """By stage, the index of the group over which a rank runs instructions of these kinds, if it does."""
+def _groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
+    """By stage, the number of the group over which the rank runs instructions of these kinds, if it does."""
     columns = program.columns
-    kinds = [KINDS.code(name) for name in names]
-    rows = np.isin(columns.kind, kinds) & (columns.rank == rank)
+    rows = np.isin(columns.kind, [KINDS.code(name) for name in names])
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
 
 
-def _peers(program: Program, rank: int) -> set[int]:
-    """The ranks with which a rank exchanges messages."""
+def _peers(program: RankProgram) -> set[int]:
+    """The ranks with which the rank exchanges messages."""
     columns = program.columns
-    rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair]) & (columns.rank == rank)
+    rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
     return set(columns.peer[rows].tolist())
 
 
-def _share_of(program: Program, rank: int, stage: int) -> float:
-    """Of all micro-batches of a step, the share that a rank runs forward through one of its stages."""
+def _share_of(program: RankProgram, stage: int) -> float:
+    """Of all forward passes of a stage in a step, on all ranks, those of the rank."""
     columns = program.columns
-    passes = (columns.kind == FORWARD) & (columns.stage == stage)
-    own = columns.rank == rank
-    return float(np.count_nonzero(passes & own) / np.count_nonzero(passes))
+    own = np.count_nonzero((columns.kind == FORWARD) & (columns.stage == stage))
+    lanes = next(len(ranks) for (held, _), ranks in program.obligations.owners.items() if held == stage)
+    return own / (program.micro_batches * lanes)
 
 
 def _equalise(module: nn.Module, group: Group, source: int) -> None:
@@ -198,7 +197,7 @@ def _equalise(module: nn.Module, group: Group, source: int) -> None:
 
 
 def _layouts(
-    program: Program,
+    program: RankProgram,
     stages: Mapping[int, nn.Module],
     reducing: Mapping[int, int],
     crossing: Mapping[int, int],
@@ -228,15 +227,15 @@ def _own_gradients(
     layouts: Mapping[int, FlatLayout],
     states: StageStates,
     methods: Mapping[str, MethodState],
-    program: Program,
+    program: RankProgram,
     groups: Groups,
 ) -> dict[int, OwnGradient]:
     """What this rank steps of each stage, and counts of it.
 
     Of what tensor ranks all have the first one's counts, of a share that several have, an equal part on each.
     """
-    reducing = _groups_of_stages(program, groups.rank, "gather", "reduce")
-    crossing, found = _groups_of_stages(program, groups.rank, "reduce_across"), {}
+    reducing = _groups_of_stages(program, "gather", "reduce")
+    crossing, found = _groups_of_stages(program, "reduce_across"), {}
     for stage, layout in layouts.items():
         others = [one.own_gradient(stage) for one in methods.values()]
         group = reducing.get(stage)

@@ -12,7 +12,7 @@ from torch import nn
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
-from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
@@ -69,10 +69,12 @@ class StepResult:
 class RankRuntime:
     """One rank of a running plan.
 
-    Every rank of the job's default process group makes one, with the same plan and program.
+    Every rank of the job's default process group makes one, with the same plan and its own part of the
+    program.
 
     Args:
-        plan, program: the plan and the training program compiled from it.
+        plan, program: the plan, and this rank's part of the training program compiled from it
+            (`weft.planning.compile.compile_part`, or `weft.program.rank_program.part_of` a whole program).
         stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.RunnableStage` in the
             precision that its optimizer steps (`weft.run.precision.STEPPED`); their parameters get that of
             the plan. Replicas begin with the values of their group's first rank.
@@ -95,7 +97,7 @@ class RankRuntime:
     def __init__(
         self,
         plan: Plan,
-        program: Program,
+        program: RankProgram,
         stages: Mapping[int, nn.Module],
         loss_fn: LossFunction,
         optimizer_factory: OptimizerFactory,
@@ -113,7 +115,7 @@ class RankRuntime:
         if (clip_norm is not None or skip_non_finite) and not plan.method(GRADIENT_NORM):
             problem = "clip_norm and skip_non_finite need a plan with the method"
             raise InputError(Violation("runtime", problem, GRADIENT_NORM))
-        _require_stages(program, self.rank, stages)
+        _require_own(program, self.rank, stages)
         self.plan = plan
         self.program = program
         self._stages = stages
@@ -194,8 +196,10 @@ class RankRuntime:
             raise RunError("this runtime is closed")
         return self._share(step, self._training.run_step(step, batch))
 
-    def evaluate(self, program: Program, batches: Iterable[Batch]) -> float:
-        """Mean loss over batches, by a forward-only program; every rank must call it with as many batches.
+    def evaluate(self, program: RankProgram, batches: Iterable[Batch]) -> float:
+        """Mean loss over batches, by this rank's part of a forward-only program.
+
+        Every rank must call it with as many batches.
 
         Raises:
             InputError: when the runtime cannot execute the program.
@@ -238,14 +242,14 @@ class RankRuntime:
             raise RunError("this runtime is closed")
         return self._held
 
-    def _workspace(self, program: Program, *, training: bool) -> Workspace:
-        micro_batches = len(set(program.obligations.forward[:, 2].tolist()))
+    def _workspace(self, program: RankProgram, *, training: bool) -> Workspace:
+        last = last_gradients(program.columns, range(len(program)))
         return Workspace(
             resources=self._resources,
-            route=Route.of(program, self.rank),
+            route=Route.of(program),
             training=training,
-            micro_batch_weight=1.0 / micro_batches,
-            last_gradients=last_gradients(program, self.rank),
+            micro_batch_weight=1.0 / program.micro_batches,
+            last_gradients=frozenset(program.first_row + row for row in last),
         )
 
     def _catch_up(self) -> None:
@@ -260,7 +264,7 @@ class RankRuntime:
         return StepResult(step, shares, work, outcome.figures)
 
 
-def require_runnable(plan: Plan, program: Program) -> None:
+def require_runnable(plan: Plan, program: RankProgram) -> None:
     """Refuse a plan or program that this runtime cannot execute; call it before any process group starts.
 
     Raises:
@@ -275,8 +279,11 @@ def require_runnable(plan: Plan, program: Program) -> None:
         raise InputError(problems)
 
 
-def _require_stages(program: Program, rank: int, stages: Mapping[int, nn.Module]) -> None:
-    owned = sorted({stage for (stage, _), ranks in program.obligations.owners.items() if rank in ranks})
-    if sorted(stages) != owned:
+def _require_own(program: RankProgram, rank: int, stages: Mapping[int, nn.Module]) -> None:
+    if program.rank != rank:
+        problem = f"rank {rank} was given the part of rank {program.rank}"
+        raise InputError(Violation("runtime", problem, f"that of rank {rank}"))
+    if sorted(stages) != list(program.stages):
+        owned = list(program.stages)
         problem = f"rank {rank} was given the stages {sorted(stages)}, the program gives it {owned}"
         raise InputError(Violation("runtime", problem))

@@ -14,7 +14,8 @@ from weft.program.kinds import (
     SEND_ACTIVATION,
     SEND_GRADIENT,
 )
-from weft.program.program import NONE, Program
+from weft.program.program import NONE
+from weft.program.rank_program import RankProgram
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
 from weft.run.streams import THERE, Value
@@ -47,13 +48,12 @@ class Route:
     gradients_received: frozenset[tuple[int, int]]
 
     @classmethod
-    def of(cls, program: Program, rank: int) -> Route:
-        rows = slice(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1]))
+    def of(cls, program: RankProgram) -> Route:
         columns = program.columns
 
         def crossing(kind: int) -> frozenset[tuple[int, int]]:
-            mine = columns.kind[rows] == kind
-            pairs = zip(columns.stage[rows][mine], columns.micro_batch[rows][mine], strict=True)
+            mine = columns.kind == kind
+            pairs = zip(columns.stage[mine], columns.micro_batch[mine], strict=True)
             return frozenset((int(stage), int(micro_batch)) for stage, micro_batch in pairs)
 
         return cls(

@@ -12,6 +12,7 @@ from torch import nn
 
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
+from weft.program.rank_program import RankProgram
 from weft.run.compilable import compile_problems
 from weft.run.precision import PRECISIONS
 from weft.training.agreement import together
@@ -21,7 +22,9 @@ from weft.training.tasks.base import Task
 TIMEOUT_S = 1800.0
 
 
-def compile_stages(job: PlannedJob, stages: Mapping[int, nn.Module], task: Task, device: str) -> None:
+def compile_stages(
+    job: PlannedJob, program: RankProgram, stages: Mapping[int, nn.Module], task: Task, device: str
+) -> None:
     """Compile the stages in place if the run file says so; every rank calls it, and waits for all.
 
     Raises:
@@ -36,7 +39,7 @@ def compile_stages(job: PlannedJob, stages: Mapping[int, nn.Module], task: Task,
         backend="gloo", timeout=timedelta(seconds=TIMEOUT_S), group_desc="weft compilation"
     )
     with together(group):
-        problems = compile_problems(job.plan, job.program)
+        problems = compile_problems(job.plan, program.columns.kind)
         if problems:
             raise InputError(problems)
         for index, stage in stages.items():

@@ -11,14 +11,13 @@ import torch.distributed as dist
 
 from weft.describe.home import weft_home
 from weft.describe.plan_versions import current_id
-from weft.planning.compile import compile_evaluation
 from weft.planning.planned import PlannedJob
-from weft.program.program import Program
-from weft.program.verify import require_valid
+from weft.program.rank_program import RankProgram
 from weft.run.precision import STEPPED
 from weft.run.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stages import build_stages
+from weft.run.verified import require_verified
 from weft.run.worker_start import WorkerContext
 from weft.training import checkpoints
 from weft.training.agreement import together
@@ -33,6 +32,7 @@ from weft.training.tasks import make_task
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tokenizers import tokenizer_name
 from weft.training.training_state import TrainingState, read_state, require_same_job, require_steps_left
+from weft.training.verified import verified_digests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,8 @@ class OpenRun:
     settings: OptimizerSettings
     task: Task
     meter: Meter
-    evaluation: Program
+    program: RankProgram
+    evaluation: RankProgram
     runtime: RankRuntime
     recorder: Recorder | None
     journal: Journal
@@ -73,12 +74,13 @@ def open_run(
     """
     run, plan = job.run, job.plan
     with together():
-        require_runnable(plan, job.program)
+        program, evaluation = job.parts(context.rank)
+        verified = verified_digests(run_dir, job) if context.rank == 0 else None
+        require_runnable(plan, program)
         require_loggers(run.report.log)
-        evaluation = compile_evaluation(plan, job.problem.job.graph)
-        require_valid(evaluation)
         settings = settings_of(run)
         make_optimizer = optimizer_factory(settings)
+    require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
     task = _open_task(job, checkpoint_ranks)
     journal = Journal(run_dir, writes=context.rank == 0)
@@ -108,17 +110,17 @@ def open_run(
             require_steps_left(begin, trained_by, run.train.steps)
         # Where nothing is left to train, what the start before has measured stays.
         recording = records and saved.step < job.last_step
-        recorder = _recorder(job, run_dir, context.rank, saved.step) if recording else None
+        recorder = _recorder(job, run_dir, program, saved.step) if recording else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
-        compile_stages(job, stages, task, context.device)
+        compile_stages(job, program, stages, task, context.device)
     if records and context.rank == 0:
         journal.report_to(open_feeds(job, run_dir, saved.step, journal.event))
     meter = Meter(task)
     runtime = RankRuntime(
         plan,
-        job.program,
+        program,
         stages,
         meter,
         make_optimizer,
@@ -138,6 +140,7 @@ def open_run(
         settings=settings,
         task=task,
         meter=meter,
+        program=program,
         evaluation=evaluation,
         runtime=runtime,
         recorder=recorder,
@@ -145,11 +148,10 @@ def open_run(
     )
 
 
-def _recorder(job: PlannedJob, run_dir: Path, rank: int, done: int) -> Recorder:
+def _recorder(job: PlannedJob, run_dir: Path, program: RankProgram, done: int) -> Recorder:
     return Recorder(
         run_dir,
-        program=job.program,
-        rank=rank,
+        program=program,
         plan_id=job.plan.plan_id,
         steps=max(1, job.last_step - done),
     )

@@ -15,7 +15,7 @@ import torch
 
 from weft.errors import RunError
 from weft.program.kinds import FORWARD
-from weft.program.program import Program
+from weft.program.rank_program import RankProgram
 from weft.run.workspace import Batch
 from weft.training.sampler import Ints, SampleLedger
 from weft.training.tasks.base import Task
@@ -77,14 +77,13 @@ class BatchReader:
         return {number: self._pool.submit(self._read, step, number) for number in self._numbers}
 
 
-def micro_batches_read(program: Program, rank: int) -> list[int]:
-    """Global micro-batch numbers whose inputs or targets a rank needs, in the order of its instructions."""
+def micro_batches_read(program: RankProgram) -> list[int]:
+    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions."""
     edges = program.obligations.stage_edges
     producers, consumers = {producer for producer, _ in edges}, {consumer for _, consumer in edges}
-    rows = slice(int(program.rank_starts[rank]), int(program.rank_starts[rank + 1]))
     columns = program.columns
-    forward = columns.kind[rows] == FORWARD
-    stages, numbers = columns.stage[rows][forward].tolist(), columns.micro_batch[rows][forward].tolist()
+    forward = columns.kind == FORWARD
+    stages, numbers = columns.stage[forward].tolist(), columns.micro_batch[forward].tolist()
     needed = (
         number
         for stage, number in zip(stages, numbers, strict=True)

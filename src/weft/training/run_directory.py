@@ -3,7 +3,8 @@
 Nothing here imports torch; the launcher calls it.
 
     runs/NAME/
-      run.toml plan.json program.txt predicted.parquet      written before the start
+      run.toml plan.json program.txt predicted.parquet verified.json
+                                                            written before the start
       then/plan.json ...                                    the same of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
@@ -35,10 +36,11 @@ from weft.timeline.compare import Comparison, Pair, compare
 from weft.timeline.perfetto import write_perfetto
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
+from weft.training.verified import write_verified
 
 PROGRAM_ROWS = 4000
 # What a run directory has of each plan.
-PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet")
+PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ def _write_plan(folder: Path, planned: PlannedJob) -> None:
     write_whole(folder / "plan.json", planned.file.to_json())
     write_whole(folder / "program.txt", format_program(planned.program, max_rows=PROGRAM_ROWS))
     write_timeline(folder / "predicted.parquet", planned.predicted.simulation.timeline)
+    write_verified(folder, planned)
 
 
 def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:

@@ -22,6 +22,7 @@ from weft.training.loggers import require_loggers
 from weft.training.resuming import kept_if_refused
 from weft.training.run_directory import RunDirectory
 from weft.training.run_lock import only_run
+from weft.training.verified import write_verified
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation_worker"
@@ -42,7 +43,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     for job in planned.all:
         problems += unsupported(job.plan) + job.uncounted
         if planned.run.train.compile:
-            problems += compile_problems(job.plan, job.program)
+            problems += compile_problems(job.plan, job.program.columns.kind)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
@@ -119,6 +120,7 @@ def evaluate(
         InputError: when the run has no checkpoint.
         RunError: when a worker failed, in one line with the path of its log.
     """
+    write_verified(directory.path, planned)
     launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, on_poll)
     return directory.evaluation()
 

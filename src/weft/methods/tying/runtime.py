@@ -109,7 +109,7 @@ class TiedState(MethodState):
         owed = program.obligations.methods[NAME]
         assert isinstance(owed, TiesStages)
         self.tied: dict[int, TiedGradient] = {}
-        for row in np.flatnonzero((columns.kind == REDUCE_TIED) & (columns.rank == groups.rank)).tolist():
+        for row in np.flatnonzero(columns.kind == REDUCE_TIED).tolist():
             part, group = int(columns.part[row]), int(columns.group[row])
             members = program.groups[group]
             copies = copies_of(owed.stages, part, making.stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,8 @@ class Pricing:
         """By instruction, 1 where context ranks add up their stage's gradient at its end, else 0."""
         completes = np.zeros(len(self.program), dtype=np.int64)
         if self.placed.shape(0).divides_tokens:
-            for rank in range(self.program.ranks):
-                completes[list(last_gradients(self.program, rank))] = 1
+            for first, end in pairwise(self.program.rank_starts.tolist()):
+                completes[list(last_gradients(self.program.columns, range(first, end)))] = 1
         return completes
 
     @cached_property

@@ -189,6 +189,11 @@ class ProgramGroups:
     def groups(self) -> Groups:
         return tuple(group for one in self.tables for group in one.groups)
 
+    def members(self, numbers: Ints) -> dict[int, tuple[int, ...]]:
+        """The ranks of the groups with these numbers; -1 is none."""
+        groups = self.groups
+        return {number: groups[number] for number in numbers.tolist() if number != NONE}
+
     def of(self, columns: Columns, lane: int) -> Ints:
         """The group of each row of one lane, -1 where it meets nobody; shape (rows,)."""
         group = np.full(len(columns), NONE, dtype=np.int64)

@@ -1,0 +1,203 @@
+"""From lowered pipelines to the Program of all ranks, or to the part of one of them.
+
+Every pipeline and lane is a copy of a lowered pipeline with its own ranks and micro-batches. Rows are sorted
+by rank, so that the copies' row counts alone say where the rows of each rank begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weft.errors import InputError, Violation
+from weft.program.kinds import is_collective
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.passes import PassList
+from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
+from weft.program.rank_program import RankProgram
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweredLayout:
+    """A valid layout with its pipelines, lowered, by their micro-batches per step.
+
+    Attributes:
+        purpose, schedule: those of the program.
+    """
+
+    layout: PipelineLayout
+    passes: PassList
+    pipelines: Mapping[int, LoweredPipeline]
+    purpose: str
+    schedule: str = ""
+
+
+def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program:
+    """Copy each replica's pipeline to its ranks and micro-batches.
+
+    Raises:
+        InputError: when there is no replica `only_replica`.
+    """
+    layout, passes = lowered.layout, lowered.passes
+    kept = _kept_pipelines(layout, only_replica)
+    ranks = layout.rank_table()
+    meetings = passes.groups(layout)
+    shares = layout.pipeline_micro_batches
+    parts: list[Columns] = []
+    edges: list[Edges] = []
+    first_row = 0
+    for pipeline in kept:
+        one = lowered.pipelines[shares[pipeline]]
+        for lane in range(ranks.shape[2]):
+            copy = _copy(layout, one.columns, ranks[..., lane], pipeline)
+            parts.append(replace(copy, group=meetings.of(copy, lane)))
+            shifted = one.edges.source + first_row, one.edges.target + first_row
+            edges.append(replace(one.edges, source=shifted[0], target=shifted[1]))
+            first_row += len(one.columns)
+    columns = Columns.join(parts)
+    order = np.argsort(columns.rank, kind="stable")
+    meets = is_collective(columns.kind).any()
+    stages = np.arange(len(layout.stages), dtype=np.int64)
+    replicas = [pipeline * layout.paths + path for pipeline in kept for path in range(layout.paths)]
+    return Program(
+        ranks=layout.ranks,
+        steps_per_cycle=1,
+        columns=columns.take(order),
+        edges=renumber(Edges.join(edges), order),
+        groups=meetings.groups if meets else (),
+        kin=meetings.kin if meets else None,
+        obligations=_obligations(lowered, dict.fromkeys(replicas, stages), passes.owed(layout)),
+        schedule=lowered.schedule,
+        kept_replica=only_replica,
+    )
+
+
+def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
+    """Copy to one rank what is its own, with the positions that it has in the whole program.
+
+    Raises:
+        InputError: when the layout has no such rank.
+    """
+    layout, passes = lowered.layout, lowered.passes
+    ranks = layout.rank_table()
+    found = np.argwhere(ranks == rank)
+    if not len(found):
+        problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
+        raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
+    pipeline, device, lane = found[0].tolist()
+    one = lowered.pipelines[layout.pipeline_micro_batches[pipeline]]
+    devices = one.columns.rank
+    rows = np.flatnonzero(devices == device)
+    copy = _copy(layout, one.columns.take(rows), ranks[..., lane], pipeline)
+    meetings = passes.groups(layout)
+    columns = replace(copy, group=meetings.of(copy, lane))
+    firsts = _first_rows(lowered, ranks)
+    # Rows of a lowered pipeline are sorted by device.
+    within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
+    position = firsts[ranks[pipeline, devices, lane]] + within
+    touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
+    source, target, distance = (
+        getattr(one.edges, name)[touching] for name in ("source", "target", "distance")
+    )
+    stages = {
+        pipeline * layout.paths + path: np.flatnonzero(homes == device)
+        for path, homes in enumerate(layout.placement)
+    }
+    return RankProgram(
+        rank=rank,
+        ranks=layout.ranks,
+        micro_batches=sum(layout.micro_batches),
+        steps_per_cycle=1,
+        first_row=int(firsts[rank]),
+        columns=columns,
+        edges=Edges(source=position[source], target=position[target], distance=distance),
+        groups=meetings.members(np.unique(columns.group)),
+        obligations=_obligations(lowered, stages, passes.owed(layout)),
+    )
+
+
+def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
+    """Where the rows of each rank begin; `ranks` of (pipeline, device, lane)."""
+    counts = {
+        share: np.bincount(one.columns.rank, minlength=ranks.shape[1])
+        for share, one in lowered.pipelines.items()
+    }
+    rows = np.stack([counts[share] for share in lowered.layout.pipeline_micro_batches])
+    of_rank = np.zeros(lowered.layout.ranks, dtype=np.int64)
+    of_rank[ranks] = rows[..., None]
+    firsts: Ints = np.cumsum(of_rank) - of_rank
+    return firsts
+
+
+def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
+    """All of them, or that of one replica.
+
+    Raises:
+        InputError: when there is no such replica.
+    """
+    if only_replica is None:
+        return range(layout.pipelines)
+    last = layout.replicas - 1
+    if not 0 <= only_replica <= last:
+        near = str(min(max(only_replica, 0), last))
+        raise InputError(Violation("only_replica", f"{only_replica} is not one of 0..{last}", near))
+    return (only_replica // layout.paths,)
+
+
+def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
+    """The rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
+    micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
+    first = layout.first_micro_batch[first_replica]
+    return replace(
+        columns,
+        rank=ranks[pipeline, columns.rank],
+        peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
+        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
+        replica=first_replica + columns.replica,
+    )
+
+
+def _obligations(
+    lowered: LoweredLayout, stages: Mapping[int, Ints], methods: Mapping[str, Owed]
+) -> Obligations:
+    """What is owed of these stages of each replica."""
+    layout = lowered.layout
+    firsts = layout.first_micro_batch
+    passes = np.concatenate(
+        [
+            _product(held, replica, firsts[replica], layout.micro_batches[replica])
+            for replica, held in stages.items()
+        ]
+    )
+    steps = np.concatenate(
+        [np.stack([held, np.full_like(held, replica)], axis=1) for replica, held in stages.items()]
+    )
+    owned = sorted((stage, replica) for replica, held in stages.items() for stage in held.tolist())
+    trains = lowered.purpose == "train"
+    backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
+    return Obligations(
+        purpose=lowered.purpose,
+        stage_edges=layout.edges,
+        forward=passes,
+        backward=backward if trains else passes[:0],
+        step=np.pad(steps, ((0, 0), (0, 1))) if trains else np.zeros((0, 3), dtype=np.int64),
+        owners={(stage, replica): layout.stages[stage].replicas[replica] for stage, replica in owned},
+        methods=methods,
+    )
+
+
+def _product(stages: Ints, replica: int, first: int, micro_batches: int) -> Ints:
+    """Rows (stage, replica, micro-batch, iteration 0) of one pipeline, shape (stages * micro-batches, 4)."""
+    length = len(stages) * micro_batches
+    return np.stack(
+        [
+            np.repeat(stages, micro_batches),
+            np.full(length, replica, dtype=np.int64),
+            np.tile(np.arange(first, first + micro_batches, dtype=np.int64), len(stages)),
+            np.zeros(length, dtype=np.int64),
+        ],
+        axis=1,
+    )

@@ -1,0 +1,163 @@
+"""`RankProgram`: one rank's part of a Program, as large as what the rank does, however many ranks there are.
+
+Its rows, ids, edges and groups are those of the whole program, with the positions that they have there. A
+part is built by itself (`weft.program.build`) or taken out of a whole program (`part_of`); both are equal,
+which digests tell of parts that never lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from weft.describe.one_line import one_line
+from weft.program.program import (
+    NONE,
+    Columns,
+    Edges,
+    Ids,
+    Instruction,
+    Ints,
+    Obligations,
+    Program,
+    instruction_ids,
+    instruction_of,
+    mix_in,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProgram:
+    """What one rank of a Program does.
+
+    Attributes:
+        rank: whose part it is. ranks: those of the whole program.
+        micro_batches: those of the whole global batch.
+        first_row: position of the rank's first row in the whole program.
+        columns: the rank's rows.
+        edges: all that touch one of them; they count rows of the whole program.
+        groups: the ranks of each group that one of the rows meets in, by its number in the whole program.
+        obligations: what is owed of the stages and replicas that the rank runs.
+    """
+
+    rank: int
+    ranks: int
+    micro_batches: int
+    steps_per_cycle: int
+    first_row: int
+    columns: Columns
+    edges: Edges
+    groups: Mapping[int, tuple[int, ...]]
+    obligations: Obligations
+
+    def __repr__(self) -> str:
+        return one_line(self, f"of rank {self.rank} of {self.ranks}: {len(self)} instructions")
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def positions(self) -> range:
+        """Those of the rank's rows in the whole program."""
+        return range(self.first_row, self.first_row + len(self))
+
+    @cached_property
+    def ids(self) -> Ids:
+        """As in the whole program."""
+        owners = self.obligations.owners
+        lanes = np.zeros(2 + max((stage for stage, _ in owners), default=NONE), dtype=np.int64)
+        for (stage, _), ranks in owners.items():
+            lanes[stage] = ranks.index(self.rank)
+        # The last one is for what belongs to none of these stages.
+        return instruction_ids(self.columns, lanes[np.minimum(self.columns.stage, len(lanes) - 1)])
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that the rank holds, rising."""
+        return tuple(sorted({stage for stage, _ in self.obligations.owners}))
+
+    @property
+    def digest(self) -> int:
+        """A number that tells this part from others: rows, ids, other ends, groups and edges."""
+        positions = np.arange(self.first_row, self.first_row + len(self), dtype=np.int64)
+        rows = _row_marks(positions, self.ids, self.columns, self.groups)
+        return int(np.concatenate([rows, _edge_marks(self.edges)]).sum(dtype=np.uint64))
+
+    def instructions(self) -> Iterator[Instruction]:
+        """The rank's instructions in the order its host issues them."""
+        for row, position in enumerate(self.positions):
+            yield instruction_of(self.columns, row, position=position, id=int(self.ids[row]))
+
+
+def part_of(program: Program, rank: int) -> RankProgram:
+    """What one rank of a whole program does."""
+    first, end = (int(row) for row in program.rank_starts[rank : rank + 2])
+    columns, edges, owed = program.columns.take(np.arange(first, end)), program.edges, program.obligations
+    touching = np.zeros(len(edges), dtype=np.bool_)
+    for rows in (edges.source, edges.target):
+        touching |= (rows >= first) & (rows < end)
+    owners = {place: ranks for place, ranks in owed.owners.items() if rank in ranks}
+    met = np.unique(columns.group)
+    return RankProgram(
+        rank=rank,
+        ranks=program.ranks,
+        micro_batches=len(np.unique(owed.forward[:, 2])),
+        steps_per_cycle=program.steps_per_cycle,
+        first_row=first,
+        columns=columns,
+        edges=Edges(
+            source=edges.source[touching], target=edges.target[touching], distance=edges.distance[touching]
+        ),
+        groups={group: program.groups[group] for group in met.tolist() if group != NONE},
+        obligations=replace(
+            owed,
+            forward=_of_places(owed.forward, owners),
+            backward=_of_places(owed.backward, owners),
+            step=_of_places(owed.step, owners),
+            owners=owners,
+        ),
+    )
+
+
+def digests(program: Program) -> Ids:
+    """The digest of every rank's part, shape (ranks,)."""
+    columns, edges = program.columns, program.edges
+    found = np.zeros(program.ranks, dtype=np.uint64)
+    positions = np.arange(len(columns), dtype=np.int64)
+    rows = _row_marks(positions, program.ids, columns, dict(enumerate(program.groups)))
+    np.add.at(found, columns.rank, rows)
+    marks = _edge_marks(edges)
+    source, target = columns.rank[edges.source], columns.rank[edges.target]
+    np.add.at(found, source, marks)
+    np.add.at(found, target[source != target], marks[source != target])
+    return found
+
+
+def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:
+    """The rows whose first two columns are one of these places."""
+    kept = [place in places for place in map(tuple, rows[:, :2].tolist())]
+    return rows[np.array(kept, dtype=np.bool_)]
+
+
+def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int, tuple[int, ...]]) -> Ids:
+    """A number for each row: where it is, what it is and with whom."""
+    members = np.zeros(1 + max(groups, default=NONE) + 1, dtype=np.uint64)
+    for group, ranks in groups.items():
+        members[group] = _group_mark(ranks)
+    # The last one is that of no group.
+    return mix_in(
+        ids, positions, columns.rank, columns.peer, columns.group, columns.bytes, members[columns.group]
+    )
+
+
+def _group_mark(ranks: tuple[int, ...]) -> int:
+    """A number for the members of a group in their order."""
+    places = np.arange(len(ranks), dtype=np.uint64)
+    return int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
+
+
+def _edge_marks(edges: Edges) -> Ids:
+    return mix_in(edges.source.astype(np.uint64), edges.target, edges.distance)
