@@ -18,7 +18,7 @@ from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower, renumber
 from weft.program.passes import PassList
-from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
+from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Program
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 
 
@@ -30,7 +30,7 @@ def build_training_program(
     methods: Mapping[str, Any] | None = None,
     only_replica: int | None = None,
 ) -> Program:
-    """The program of one optimizer step, repeated.
+    """The program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
 
     `methods` says by name what is asked of each method (`weft.program.passes.Pass`).
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
@@ -94,10 +94,10 @@ def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
 
 
 def _collectives(pipeline: LoweredPipeline) -> Ints:
-    """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
+    """(device, iteration, kind, stage, part) of the collectives, in the order in which they are issued."""
     columns = pipeline.columns
     rows = np.flatnonzero(is_collective(columns.kind))
-    names = ("rank", "kind", "stage", "part")
+    names = ("rank", "iteration", "kind", "stage", "part")
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 
@@ -184,12 +184,12 @@ def _assemble(
     meets = is_collective(columns.kind).any()
     return Program(
         ranks=layout.ranks,
-        steps_per_cycle=1,
+        steps_per_cycle=passes.steps_per_cycle,
         columns=columns.take(order),
         edges=renumber(Edges.join(edges), order),
         groups=meetings.groups if meets else (),
         kin=meetings.kin if meets else None,
-        obligations=_obligations(layout, purpose, kept, passes.owed(layout)),
+        obligations=_obligations(layout, purpose, kept, passes),
         kept_replica=only_replica,
     )
 
@@ -223,7 +223,7 @@ def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) 
 
 
 def _obligations(
-    layout: PipelineLayout, purpose: str, pipelines: Sequence[int], methods: Mapping[str, Owed]
+    layout: PipelineLayout, purpose: str, pipelines: Sequence[int], methods: PassList
 ) -> Obligations:
     stages = np.arange(len(layout.stages), dtype=np.int64)
     paths = range(layout.paths)
@@ -238,31 +238,37 @@ def _obligations(
         [np.tile(stages, len(replicas)), np.repeat(np.array(replicas, dtype=np.int64), len(stages))], axis=1
     )
     trains = purpose == "train"
+    passes, steps = (_in_each_step(rows, methods.steps_per_cycle) for rows in (passes, steps))
     backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
     return Obligations(
         purpose=purpose,
         stage_edges=layout.edges,
         forward=passes,
         backward=backward if trains else passes[:0],
-        step=np.pad(steps, ((0, 0), (0, 1))) if trains else np.zeros((0, 3), dtype=np.int64),
+        step=steps if trains else steps[:0],
         owners={
             (stage, replica): layout.stages[stage].replicas[replica]
             for stage in range(len(stages))
             for replica in replicas
         },
-        methods=methods,
+        methods=methods.owed(layout),
     )
 
 
+def _in_each_step(rows: Ints, steps: int) -> Ints:
+    """The rows once for each step of a cycle, whose number is their last column."""
+    iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
+    return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
+
+
 def _product(stages: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch, iteration 0) of one pipeline, shape (stages * micro-batches, 4)."""
+    """Rows (stage, replica, micro-batch) of one pipeline, shape (stages * micro-batches, 3)."""
     length = len(stages) * micro_batches
     return np.stack(
         [
             np.repeat(stages, micro_batches),
             np.full(length, replica, dtype=np.int64),
             np.tile(np.arange(first, first + micro_batches, dtype=np.int64), len(stages)),
-            np.zeros(length, dtype=np.int64),
         ],
         axis=1,
     )

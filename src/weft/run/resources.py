@@ -100,8 +100,8 @@ def make_resources(
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
-    reducing = _groups_of_stages(program, rank, "gather", "reduce")
-    crossing = _groups_of_stages(program, rank, "reduce_across")
+    reducing = groups_of_stages(program, rank, "gather", "reduce")
+    crossing = groups_of_stages(program, rank, "reduce_across")
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
@@ -110,9 +110,7 @@ def make_resources(
     timeout = timedelta(seconds=timeout_s)
     groups = open_groups(plan, program, rank, generation=generation, timeout=timeout)
     connect_stages(plan, rank, stages, groups.replica)
-    replicas = {
-        stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
-    }
+    replicas = {stage: _groups_joining(program, rank, stage) for stage in sorted(stages)}
     for stage, over in replicas.items():
         for group in over:
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
@@ -140,7 +138,7 @@ def make_resources(
         statistics={
             stage: StageStatistics(
                 module,
-                _share_of(program, rank, stage),
+                share_of(program, rank, stage),
                 [groups.collective[group] for group in replicas[stage]],
             )
             for stage, module in stages.items()
@@ -168,13 +166,22 @@ def make_resources(
     return resources
 
 
-def _groups_of_stages(program: Program, rank: int, *names: str) -> dict[int, int]:
+def groups_of_stages(program: Program, rank: int, *names: str) -> dict[int, int]:
     """By stage, the index of the group over which a rank runs instructions of these kinds, if it does."""
     columns = program.columns
     kinds = [KINDS.code(name) for name in names]
     rows = np.isin(columns.kind, kinds) & (columns.rank == rank)
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
+
+
+def _groups_joining(program: Program, rank: int, stage: int) -> list[int]:
+    """The groups, rising, in which a rank meets others that have the same weights of one of its stages."""
+    columns = program.columns
+    joins = np.array([kind.joins_replicas for kind in KINDS])[columns.kind]
+    rows = joins & (columns.rank == rank) & (columns.stage == stage)
+    groups: list[int] = np.unique(columns.group[rows]).tolist()
+    return groups
 
 
 def _peers(program: Program, rank: int) -> set[int]:
@@ -184,12 +191,12 @@ def _peers(program: Program, rank: int) -> set[int]:
     return set(columns.peer[rows].tolist())
 
 
-def _share_of(program: Program, rank: int, stage: int) -> float:
+def share_of(program: Program, rank: int, stage: int) -> float:
     """Of all micro-batches of a step, the share that a rank runs forward through one of its stages."""
     columns = program.columns
     passes = (columns.kind == FORWARD) & (columns.stage == stage)
-    own = columns.rank == rank
-    return float(np.count_nonzero(passes & own) / np.count_nonzero(passes))
+    own = passes & (columns.rank == rank)
+    return len(np.unique(columns.micro_batch[own])) / len(np.unique(columns.micro_batch[passes]))
 
 
 def _equalise(module: nn.Module, group: Group, source: int) -> None:
@@ -235,8 +242,8 @@ def _own_gradients(
 
     Of what tensor ranks all have the first one's counts, of a share that several have, an equal part on each.
     """
-    reducing = _groups_of_stages(program, groups.rank, "gather", "reduce")
-    crossing, found = _groups_of_stages(program, groups.rank, "reduce_across"), {}
+    reducing = groups_of_stages(program, groups.rank, "gather", "reduce")
+    crossing, found = groups_of_stages(program, groups.rank, "reduce_across"), {}
     for stage, layout in layouts.items():
         others = [one.own_gradient(stage) for one in methods.values()]
         group = reducing.get(stage)

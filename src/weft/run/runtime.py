@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.program import Program
@@ -17,7 +18,7 @@ from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
-from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources
+from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources, share_of
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
@@ -245,8 +246,16 @@ class RankRuntime:
             route=Route.of(program, self.rank),
             training=training,
             micro_batch_weight=1.0 / micro_batches,
+            gradient_weight=self._gradient_weight(),
             last_gradients=last_gradients(program, self.rank),
         )
+
+    def _gradient_weight(self) -> float:
+        """One over the replica's share of the losses, where it steps with the mean of its own alone."""
+        last = len(self.plan.stages) - 1
+        if last not in self._stages or not keeps_gradients_local(self.plan.sync):
+            return 1.0
+        return 1.0 / share_of(self.program, self.rank, last)
 
     def _catch_up(self) -> None:
         """Between two steps: what the host reads now must have been done on all streams."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -62,3 +64,11 @@ class Synchroniser(Protocol):
         The r-th rank of the group gets the r-th share.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchroniserOf:
+    """Makes the synchroniser of a method from its checked options; part of the method's runtime."""
+
+    name: str
+    make: Callable[[Any], Synchroniser]

@@ -1,0 +1,106 @@
+"""Law: replicas that step by themselves train like one process that steps each of them in turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pool import WorkerPool
+from small_jobs import (
+    SEED,
+    batch_of,
+    descent,
+    loss_of,
+    make_plan,
+    make_program,
+    make_runtime,
+    parameters_of,
+    tiny,
+    train_alone,
+)
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, Plan
+from weft.program.verify import require_valid
+from weft.run.stages import build_stage
+
+pytestmark = pytest.mark.processes
+
+STEPS = 6
+Outcome = tuple[list[float], dict[str, torch.Tensor]]
+
+
+def averaged(plan: Plan, every: int, **options: float) -> Plan:
+    sync = Choice(name="local-averaging", options={"every": every, **options})
+    return plan.model_copy(update={"sync": sync})
+
+
+def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
+    runtime.gather_weights()
+    parameters = parameters_of(runtime)
+    runtime.close()
+    return losses, parameters
+
+
+def alone(config: ModelConfig, plan: Plan, every: int) -> Outcome:
+    """One process with a model for every replica; averages count as many micro-batches as a replica runs."""
+    shares = [copy.micro_batches for copy in plan.stages[0].replicas]
+    models = [build_stage(config, range(config.layers + 2), SEED, torch.float64) for _ in shares]
+    optimizers = [descent(model) for model in models]
+    losses = []
+    for step in range(STEPS):
+        batch, total, first = batch_of(config, plan, step), 0.0, 0
+        for model, optimizer, share in zip(models, optimizers, shares, strict=True):
+            for number in range(first, first + share):
+                inputs, targets = batch(number)
+                loss = loss_of(model(inputs), targets)
+                (loss / share).backward()
+                total += loss.item() / sum(shares)
+            first += share
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(total)
+        if (step + 1) % every == 0:
+            with torch.no_grad():
+                for copies in zip(*(model.parameters() for model in models), strict=True):
+                    mean = sum(
+                        copy * (share / sum(shares)) for copy, share in zip(copies, shares, strict=True)
+                    )
+                    for copy in copies:
+                        copy.copy_(mean)
+    return losses, {name: value.detach().clone() for name, value in models[0].named_parameters()}
+
+
+def require_equal(found: list[Outcome], expected: Outcome) -> None:
+    for losses, parameters in found:
+        assert losses == pytest.approx(expected[0], rel=1e-9)
+        for name, value in parameters.items():
+            torch.testing.assert_close(value, expected[1][name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "loops", "every", "tied"),
+    [
+        ("gpipe", 1, 1, 1, False),
+        ("gpipe", 1, 1, 2, True),
+        ("1f1b", 2, 1, 3, True),
+        ("breadth-first", 2, 2, 2, False),
+    ],
+)
+def test_replicas_train_like_one_process_that_steps_each(
+    worker_pool: WorkerPool, schedule: str, pp: int, loops: int, every: int, tied: bool
+) -> None:
+    config = tiny(layers=2, tied=tied)
+    plan = averaged(make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule), every)
+    program = make_program(config, plan)
+    require_valid(program)
+    assert program.steps_per_cycle == every
+    require_equal(worker_pool.run(train, config, plan, ranks=plan.ranks), alone(config, plan, every))
+
+
+def test_averaging_every_step_of_plain_descent_is_dense_training(worker_pool: WorkerPool) -> None:
+    config = tiny(layers=2)
+    plan = make_plan(config, dp=2)
+    expected = train_alone(config, plan, STEPS)
+    require_equal(worker_pool.run(train, config, averaged(plan, 1), ranks=2), expected)
