@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from pool import WorkerPool
+from safetensors.torch import load_file
 from small_jobs import (
     SEED,
     batch_of,
@@ -22,10 +25,16 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.program.verify import require_valid
 from weft.run.stages import build_stage
+from weft.training import checkpoints
+from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.training_state import TrainingState
 
 pytestmark = pytest.mark.processes
 
 STEPS = 6
+ADAMW = OptimizerSettings(
+    name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
+)
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
@@ -97,6 +106,53 @@ def test_replicas_train_like_one_process_that_steps_each(
     require_valid(program)
     assert program.steps_per_cycle == every
     require_equal(worker_pool.run(train, config, plan, ranks=plan.ranks), alone(config, plan, every))
+
+
+def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path, done: int) -> list[Outcome]:
+    """Trained in one go, and stopped after so many steps and resumed; and what the checkpoint stands for."""
+    state = TrainingState(
+        step=done, plan_id=plan.plan_id, seed=SEED, samples=0, model="", precision="", data="", first_loss=0.0
+    )
+    outcomes, program = [], make_program(config, plan)
+    for start, end in ((0, STEPS), (0, done), (done, STEPS)):
+        runtime = make_runtime(
+            rank, config, plan, program, optimizer_factory=optimizer_factory(ADAMW), generation=len(outcomes)
+        )
+        parts = runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods
+        if start:
+            path = folder / f"step-{done:08}"
+            checkpoints.load(path, *parts, plan_ids={plan.plan_id})
+        losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(start, end)]
+        runtime.gather_weights()
+        own = parameters_of(runtime)
+        with runtime.settled():
+            settled = parameters_of(runtime)
+        assert all(torch.equal(value, own[name]) for name, value in parameters_of(runtime).items())
+        if end == done:
+            checkpoints.save(folder, state, *parts, keep=1)
+            saved = load_tensors(folder / f"step-{done:08}")
+            assert all(torch.equal(saved[name].to(value.dtype), value) for name, value in settled.items())
+        runtime.close()
+        outcomes.append((losses, own))
+    return outcomes
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize(("pp", "precision"), [(1, "bf16"), (2, "fp32")])
+def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
+    worker_pool: WorkerPool, tmp_path: Path, pp: int, precision: str
+) -> None:
+    config = tiny(layers=2, tied=True)
+    plan = averaged(make_plan(config, pp=pp, dp=2, precision=precision), 3)
+    replicas = worker_pool.run(resume, config, plan, tmp_path, 4, ranks=plan.ranks)
+    for (losses, whole), (first, _), (second, resumed) in replicas:
+        assert first + second == losses
+        assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
+    one, other = replicas[0][1][1], replicas[pp][1][1]
+    assert any(not torch.equal(value, other[name]) for name, value in one.items()), "replicas differ"
 
 
 def test_averaging_every_step_of_plain_descent_is_dense_training(worker_pool: WorkerPool) -> None:

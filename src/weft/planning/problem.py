@@ -81,9 +81,9 @@ class Problem:
 class Asked(TypedDict, total=False):
     """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `sync`: how replicas agree, with its options. `sequence`: tokens per sample. `methods`: those that the job asks for by name. `optimizer`:
-    what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
-    `weft_home()`).
+    `sync`: how replicas agree, with its options. `sequence`: tokens per sample. `methods`: those that the job
+    asks for by name. `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are
+    kept (default: `weft_home()`).
     """
 
     global_batch: int | None

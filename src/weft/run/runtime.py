@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -180,6 +181,16 @@ class RankRuntime:
         self._catch_up()
         average_statistics(self._resources.statistics)
 
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """A block in which the parameters of `stages` are those that stand for all replicas, also where these
+        step by themselves; every rank must enter it, and take no step in it."""
+        self._catch_up()
+        with ExitStack() as held:
+            for one in self.methods.values():
+                held.enter_context(one.settled())
+            yield
+
     def step(self, step: int, batch: Batch) -> StepResult:
         """Train one step.
 
@@ -204,16 +215,17 @@ class RankRuntime:
         """
         executor = Executor(program, self._workspace(program, training=False))
         self.average_statistics()
-        for module in self.stages.values():
-            module.eval()
-        try:
-            results = [
-                self._share(step, executor.run_step(step, batch)) for step, batch in enumerate(batches)
-            ]
-            executor.drain()
-        finally:
+        with self.settled():
             for module in self.stages.values():
-                module.train()
+                module.eval()
+            try:
+                results = [
+                    self._share(step, executor.run_step(step, batch)) for step, batch in enumerate(batches)
+                ]
+                executor.drain()
+            finally:
+                for module in self.stages.values():
+                    module.train()
         if not results:
             raise InputError(Violation("evaluate", "no batches were given"))
         return sum(result.loss for result in results) / len(results)

@@ -159,8 +159,15 @@ class HangWatch:
         reached = tuple(first + count - 1 for count in begun)
         # Of the step before, the last transfers may still be under way.
         steps = range(max(first, min(reached) - 1), max(reached) + 1)
-        ended = {step: np.concatenate([read_ended(path, step) for path in self._paths]) for step in steps}
+        ended = {step: self._ended(step) for step in steps}
         return _Progress(begun=begun, reached=reached, first=first, ended=ended)
+
+    def _ended(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which instructions of a step have ended; those of other steps of its cycle count as if they had."""
+        recorded = np.concatenate([read_ended(path, step) for path in self._paths])
+        program = self._program
+        others: npt.NDArray[np.bool_] = program.columns.iteration != step % program.steps_per_cycle
+        return recorded | others
 
     def _measure_step(self, begun: int, elapsed_s: float) -> None:
         """Count a step as long as the last one took, where that is longer than predicted."""

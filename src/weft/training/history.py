@@ -49,6 +49,7 @@ def warnings(directory: RunDirectory, since_s: float) -> list[str]:
         "data warning": "{warning}",
         "hang": "{problem}",
         "hang over": "goes on after {after_s:.0f} s",
+        "replicas rebased": "replicas differed under plan {former}; all go on from their average",
         "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
     }
     return [

@@ -67,7 +67,8 @@ class SyncTable(TomlTable):
     @model_serializer(mode="wrap")
     def _keys_beside_the_method(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         record: dict[str, Any] = dump(self)
-        return {**record, **(record.pop("options", None) or {})}
+        of_method = record.pop("options", None) or {}
+        return {**record, **of_method}
 
     @property
     def choice(self) -> Choice | None:

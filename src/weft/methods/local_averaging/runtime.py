@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
 import torch
 
 from weft.methods.local_averaging.options import NAME
@@ -14,6 +17,7 @@ from weft.run.workspace import Workspace
 from weft.sync.base import Group, SynchroniserOf
 from weft.sync.collectives import add_up
 from weft.sync.dense import Dense
+from weft.training.tensor_shares import parameter_of
 
 
 class StageWeights:
@@ -46,6 +50,7 @@ class LocalAveraging(MethodState):
 
     def begin(self, resources: Resources) -> None:
         program, rank = self._program, resources.rank
+        self._modules = resources.stages
         self._publish = {stage: one.publish for stage, one in resources.stepped.items()}
         for stage, group in groups_of_stages(program, rank, "average_weights").items():
             stepped = resources.stepped.get(stage)
@@ -58,12 +63,37 @@ class LocalAveraging(MethodState):
                 weights, share_of(program, rank, stage), resources.groups.collective[group]
             )
 
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        own = {stage: [one.detach().clone() for one in held.stepped] for stage, held in self._stages.items()}
+        for stage in sorted(self._stages):
+            self._give(stage, self._stages[stage].mean(self._stages[stage].stepped))
+        try:
+            yield
+        finally:
+            for stage, weights in own.items():
+                self._give(stage, weights)
+
+    def agreed(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Means of weights and of what optimizers keep of them; replicas count their steps alike."""
+        found = dict(own)
+        for stage in sorted(self._stages):
+            mine = {name for name, _ in self._modules[stage].named_parameters()}
+            names: dict[torch.dtype, list[str]] = {}
+            for name in sorted(own):
+                if parameter_of(name) in mine and own[name].ndim and own[name].is_floating_point():
+                    names.setdefault(own[name].dtype, []).append(name)
+            for some in names.values():
+                means = self._stages[stage].mean(tuple(own[name] for name in some))
+                found |= dict(zip(some, means, strict=True))
+        return found
+
     def average(self, stage: int) -> None:
         """Give a stage's weights the mean of its replicas'."""
         one = self._stages[stage]
         self._give(stage, one.mean(one.stepped))
 
-    def _give(self, stage: int, weights: tuple[torch.Tensor, ...]) -> None:
+    def _give(self, stage: int, weights: Sequence[torch.Tensor]) -> None:
         for mine, value in zip(self._stages[stage].stepped, weights, strict=True):
             mine.detach().copy_(value)
         if stage in self._publish:
