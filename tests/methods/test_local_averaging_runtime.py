@@ -20,6 +20,7 @@ from small_jobs import (
     tiny,
     train_alone,
 )
+from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
@@ -52,11 +53,16 @@ def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
     return losses, parameters
 
 
-def alone(config: ModelConfig, plan: Plan, every: int) -> Outcome:
-    """One process with a model for every replica; averages count as many micro-batches as a replica runs."""
+def alone(config: ModelConfig, plan: Plan, every: int, outer_momentum: float = 0.0) -> Outcome:
+    """One process with a model for every replica; averages count as many micro-batches as a replica runs.
+
+    What the average has moved is the gradient of a step of torch's own Nesterov.
+    """
     shares = [copy.micro_batches for copy in plan.stages[0].replicas]
     models = [build_stage(config, range(config.layers + 2), SEED, torch.float64) for _ in shares]
     optimizers = [descent(model) for model in models]
+    whole = [nn.Parameter(one.detach().clone()) for one in models[0].parameters()]
+    outer = torch.optim.SGD(whole, lr=1.0, momentum=outer_momentum, nesterov=outer_momentum > 0.0)
     losses = []
     for step in range(STEPS):
         batch, total, first = batch_of(config, plan, step), 0.0, 0
@@ -72,12 +78,14 @@ def alone(config: ModelConfig, plan: Plan, every: int) -> Outcome:
         losses.append(total)
         if (step + 1) % every == 0:
             with torch.no_grad():
-                for copies in zip(*(model.parameters() for model in models), strict=True):
-                    mean = sum(
-                        copy * (share / sum(shares)) for copy, share in zip(copies, shares, strict=True)
-                    )
-                    for copy in copies:
-                        copy.copy_(mean)
+                copies = list(zip(*(model.parameters() for model in models), strict=True))
+                for one, same in zip(whole, copies, strict=True):
+                    mean = sum(copy * share / sum(shares) for copy, share in zip(same, shares, strict=True))
+                    one.grad = one - mean
+                outer.step()
+                for one, same in zip(whole, copies, strict=True):
+                    for copy in same:
+                        copy.copy_(one)
     return losses, {name: value.detach().clone() for name, value in models[0].named_parameters()}
 
 
@@ -89,23 +97,31 @@ def require_equal(found: list[Outcome], expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "pp", "loops", "every", "tied"),
+    ("schedule", "pp", "loops", "every", "tied", "outer_momentum"),
     [
-        ("gpipe", 1, 1, 1, False),
-        ("gpipe", 1, 1, 2, True),
-        ("1f1b", 2, 1, 3, True),
-        ("breadth-first", 2, 2, 2, False),
+        ("gpipe", 1, 1, 1, False, 0.0),
+        ("gpipe", 1, 1, 2, True, 0.9),
+        ("1f1b", 2, 1, 3, True, 0.0),
+        ("breadth-first", 2, 2, 2, False, 0.9),
     ],
 )
 def test_replicas_train_like_one_process_that_steps_each(
-    worker_pool: WorkerPool, schedule: str, pp: int, loops: int, every: int, tied: bool
+    worker_pool: WorkerPool,
+    schedule: str,
+    pp: int,
+    loops: int,
+    every: int,
+    tied: bool,
+    outer_momentum: float,
 ) -> None:
     config = tiny(layers=2, tied=tied)
-    plan = averaged(make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule), every)
+    plain = make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule)
+    plan = averaged(plain, every, outer_momentum=outer_momentum)
     program = make_program(config, plan)
     require_valid(program)
     assert program.steps_per_cycle == every
-    require_equal(worker_pool.run(train, config, plan, ranks=plan.ranks), alone(config, plan, every))
+    found = worker_pool.run(train, config, plan, ranks=plan.ranks)
+    require_equal(found, alone(config, plan, every, outer_momentum))
 
 
 def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path, done: int) -> list[Outcome]:
@@ -146,7 +162,7 @@ def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
     worker_pool: WorkerPool, tmp_path: Path, pp: int, precision: str
 ) -> None:
     config = tiny(layers=2, tied=True)
-    plan = averaged(make_plan(config, pp=pp, dp=2, precision=precision), 3)
+    plan = averaged(make_plan(config, pp=pp, dp=2, precision=precision), 3, outer_momentum=0.9)
     replicas = worker_pool.run(resume, config, plan, tmp_path, 4, ranks=plan.ranks)
     for (losses, whole), (first, _), (second, resumed) in replicas:
         assert first + second == losses

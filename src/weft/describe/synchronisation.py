@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,28 @@ from weft.describe.toml_table import TomlTable
 from weft.errors import InputError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """What replicas send and compute to agree, for each byte that they agree on.
+
+    Attributes:
+        inside, between: bytes on links inside nodes, and between them.
+        passes: how many bytes each rank reads or writes for it.
+    """
+
+    inside: float = 1.0
+    between: float = 1.0
+    passes: float = 0.0
+
+
+# Everything is sent as it is.
+AS_IT_IS = Wire()
+
+
+def _as_it_is(options: Any) -> Wire:
+    return AS_IT_IS
+
+
 @dataclass(frozen=True, kw_only=True)
 class SyncMethod:
     """One word of `sync.method`.
@@ -22,12 +44,14 @@ class SyncMethod:
     Attributes:
         name: the word.
         table: the keys that it adds to `[sync]`, which are the options of a plan's `sync`.
+        wire: what is sent and computed, from its options.
         local_gradients: each replica steps with its own gradient, which is not added to those of others.
     """
 
     name: str
     table: type[TomlTable]
     local_gradients: bool = False
+    wire: Callable[[Any], Wire] = _as_it_is
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -39,6 +63,16 @@ def keeps_gradients_local(sync: Choice) -> bool:
     """Whether each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
+
+
+def wire_of(sync: Choice) -> Wire:
+    """What replicas send and compute to agree.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return AS_IT_IS if method is None else method.wire(sync_options(sync.name, sync.options))
 
 
 def sync_options(name: str, given: Mapping[str, Any], where: str = "sync") -> TomlTable:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan, Recompute
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.program import Program
 from weft.run.bucket import FlatLayout, GradientBucket
@@ -26,6 +27,8 @@ from weft.run.states import StageStates, make_states
 from weft.run.statistics import StageStatistics
 from weft.run.stepped import SteppedWeights, require_elementwise
 from weft.run.streams import Streams
+from weft.run.synchroniser_state import NAME as SYNCHRONISER
+from weft.run.synchroniser_state import SynchroniserState
 from weft.run.tensor_stage import (
     SummedGradients,
     connect_stages,
@@ -34,7 +37,7 @@ from weft.run.tensor_stage import (
     tensor_ranks,
 )
 from weft.sync import get_synchroniser
-from weft.sync.base import Group, Synchroniser
+from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -116,6 +119,8 @@ def make_resources(
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
     making = Making(plan=plan, program=program, stages=stages, groups=groups, device=device)
     methods = states_of(making, settings)
+    if isinstance(synchroniser, StatefulSynchroniser) and not keeps_gradients_local(plan.sync):
+        methods[SYNCHRONISER] = SynchroniserState(synchroniser)
     layouts = _layouts(program, stages, reducing, crossing, methods)
     dtype = PRECISIONS[plan.precision]
     states = make_states(

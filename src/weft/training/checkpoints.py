@@ -100,7 +100,7 @@ def collect(
             agreed = one.agreed(agreed)
         found = join_shares(stages, agreed) | _method_tensors(methods)
         apart = {name: tensor for name, tensor in own.items() if agreed[name] is not tensor}
-        return found | _rank_tensors(apart, methods) if apart else found
+        return found | _rank_tensors(apart, methods)
 
 
 def _own_tensors(
@@ -267,8 +267,8 @@ def load(
     return state
 
 
-def replicas_differ(path: Path) -> bool:
-    """Whether a checkpoint has what each replica goes on from, beside what stands for all of them.
+def has_rank_tensors(path: Path) -> bool:
+    """Whether a checkpoint has what each rank goes on from, beside what stands for all of them.
 
     Raises:
         RunError: when a file cannot be read.
