@@ -103,10 +103,13 @@ class MethodState:
         """What a checkpoint keeps of it for this rank alone, where it goes on under the same plan."""
         return {}
 
-    def agreed(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def agreed(
+        self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
+    ) -> Mapping[str, torch.Tensor]:
         """What stands for all replicas in place of a rank's own weights and optimizer states, by name.
 
         Every rank calls it between two steps. Where it gives something else than `own`, replicas differ.
+        `parameters` are by name of a tensor the parameter that it is, or is a state of.
         """
         return own
 

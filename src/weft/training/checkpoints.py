@@ -48,7 +48,7 @@ from weft.training.manifest import (
     untold,
 )
 from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
-from weft.training.tensor_shares import join_shares, read_shares
+from weft.training.tensor_shares import join_shares, parameter_of, read_shares
 from weft.training.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.training_state import STATE, TrainingState, read_state
 from weft.training.weight_tensors import fill_copies, model_slots, model_tensors
@@ -95,9 +95,9 @@ def collect(
     """
     with meeting_peers():
         own = _own_tensors(stages, optimizers, shards)
-        agreed = own
+        agreed, parameters = own, {name: parameter_of(name) for name in own}
         for one in methods.values():
-            agreed = one.agreed(agreed)
+            agreed = one.agreed(agreed, parameters)
         found = join_shares(stages, agreed) | _method_tensors(methods)
         apart = {name: tensor for name, tensor in own.items() if agreed[name] is not tensor}
         return found | _rank_tensors(apart, methods)

@@ -16,7 +16,6 @@ from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.averaging import Averaging, OuterMomentum
 from weft.sync.base import Group, Meeting, StatefulSynchroniser, SynchroniserOf
-from weft.training.tensor_shares import parameter_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -100,14 +99,16 @@ class LocalAveraging(MethodState):
             for stage, weights in own.items():
                 self._give(stage, weights)
 
-    def agreed(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def agreed(
+        self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
+    ) -> Mapping[str, torch.Tensor]:
         """Means of weights and of what optimizers keep of them; replicas count their steps alike."""
         found = dict(own)
         for stage, held in self._stages.items():
             mine = {name for name, _ in self._modules[stage].named_parameters()}
             names: dict[torch.dtype, list[str]] = {}
             for name in sorted(own):
-                if parameter_of(name) in mine and own[name].ndim and own[name].is_floating_point():
+                if parameters[name] in mine and own[name].ndim and own[name].is_floating_point():
                     names.setdefault(own[name].dtype, []).append(name)
             for some in names.values():
                 found |= dict(zip(some, held.mean([own[name] for name in some]), strict=True))
