@@ -65,6 +65,12 @@ def keeps_gradients_local(sync: Choice) -> bool:
     return method is not None and method.local_gradients
 
 
+def sync_words(sync: Choice) -> str:
+    """How replicas agree, in words."""
+    options = (f"{name.replace('_', ' ')} {value}" for name, value in sync.options.items())
+    return ", ".join([sync.name, *options])
+
+
 def wire_of(sync: Choice) -> Wire:
     """What replicas send and compute to agree.
 
