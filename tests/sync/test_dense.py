@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.installed import installed
 from weft.run.transport import HostGroup
 from weft.sync import get_synchroniser
+from weft.sync.base import Meeting
 from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter
 from weft.sync.dense import Dense
 
@@ -34,7 +35,7 @@ def reduce_late(rank: int, ranks: int, late: int) -> torch.Tensor:
     gradient, group = gradient_of(rank), HostGroup(dist.new_group())
     if rank == late:
         time.sleep(0.1)
-    get_synchroniser(Choice(name="dense")).reduce(gradient, group)
+    get_synchroniser(Choice(name="dense")).reduce(gradient, Meeting(group=group))
     return gradient
 
 
@@ -42,7 +43,7 @@ def share_late(rank: int, ranks: int, late: int) -> torch.Tensor:
     gradient, group = gradient_of(rank), HostGroup(dist.new_group())
     if rank == late:
         time.sleep(0.1)
-    share = get_synchroniser(Choice(name="dense")).reduce_scatter(gradient, group)
+    share = get_synchroniser(Choice(name="dense")).reduce_scatter(gradient, Meeting(group=group))
     assert torch.equal(gradient, gradient_of(rank))
     return share
 
@@ -92,10 +93,14 @@ def test_the_sum_is_the_one_in_rank_order(worker_pool: WorkerPool, ranks: int) -
 
 def test_methods_are_chosen_by_name() -> None:
     assert isinstance(get_synchroniser(Choice(name="dense")), Dense)
-    with pytest.raises(InputError, match=r"'dens' is not one of dense \(nearest valid: dense\)"):
+    with pytest.raises(
+        InputError, match=r"'dens' is not one of dense, local-averaging \(nearest valid: dense\)"
+    ):
         get_synchroniser(Choice(name="dens"))
     with pytest.raises(InputError, match="'dense' takes no options, given every"):
         get_synchroniser(Choice(name="dense", options={"every": 2}))
+    with pytest.raises(InputError, match=r"sync: evry: unknown key.* \(nearest valid: every\)"):
+        get_synchroniser(Choice(name="local-averaging", options={"evry": 2}))
 
 
 def test_methods_of_others_are_found_by_name_and_do_not_take_those_of_weft(packages: Path) -> None:

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import training_program
+from small_jobs import make_plan, make_program, tiny
 from timeline.timelines import timeline_of, unit_durations
 
+from weft.describe.plan import Choice
 from weft.errors import InputError
+from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.program.program import Program
 from weft.timeline.compare import Pair, compare
 from weft.timeline.figures import makespan_s
-from weft.timeline.medians import median_by, step_times_s
+from weft.timeline.medians import cycle_of, median_by, step_times_s, typical_step_s
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
 
 
@@ -51,6 +54,38 @@ def test_medians_ignore_the_warm_up_and_a_late_step(program: Program) -> None:
     assert by_kind["forward"].predicted_s == pytest.approx(100e-9)
     assert by_kind["forward"].measured_total_s == pytest.approx(660e-9)
     assert {(pair.stage, pair.kind) for pair in comparison.stages} >= {(0, "forward"), (1, "backward")}
+
+
+def test_steps_that_differ_are_compared_by_whole_cycles() -> None:
+    """Every third step is slower; a measured step has the instructions of its own place in the cycle only."""
+    config = tiny(layers=2)
+    plan = make_plan(config, dp=2, micro_batches=1)
+    sync = Choice(name="local-averaging", options={"every": 3})
+    program = make_program(config, plan.model_copy(update={"sync": sync}))
+    iteration = program.columns.iteration
+    base = unit_durations(program, 100, 200)
+    costs = [
+        base(row, 0) + 500 * (program.columns.kind[row] == AVERAGE_WEIGHTS) for row in range(len(program))
+    ]
+    cycles = timeline_of(program, lambda row, cycle: costs[row], steps=4, clock="monotonic")
+    measured = replace(cycles, step=3 * cycles.step + iteration[cycles.position])
+    order = np.lexsort((measured.position, measured.step))
+    measured = replace(measured, **{name: getattr(measured, name)[order] for name in TIMELINE_COLUMNS})
+    predicted = replace(measured.take(measured.step < 3), clock="predicted")
+    assert (cycle_of(predicted), cycle_of(measured)) == (3, 3)
+    for known in (measured, measured.take(measured.step < 7)):
+        comparison = compare(predicted, known)
+        assert (comparison.matched, comparison.only_predicted, comparison.only_measured) == (
+            len(program),
+            0,
+            0,
+        )
+        assert {pair.error for pair in comparison.kinds} == {0.0}
+        (averages,) = (pair for pair in comparison.kinds if pair.kind == "average_weights")
+        assert averages.instructions == 2
+        assert averages.predicted_total_s == pytest.approx(2 * averages.predicted_s / 3)
+    assert "mean over a cycle of 3" in comparison.text()
+    assert typical_step_s([3, 4, 5, 6, 7, 8], [1.0, 1.0, 4.0, 1.0, 1.0, 4.0], 3) == pytest.approx(2.0)
 
 
 def test_the_slow_instruction_is_found(program: Program) -> None:

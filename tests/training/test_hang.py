@@ -9,6 +9,7 @@ import pytest
 from program.rendezvous import stuck_rows
 from small_jobs import make_plan, make_program, tiny
 
+from weft.describe.plan import Choice
 from weft.describe.run_tables.training import ReportTable
 from weft.errors import RunError
 from weft.program.kinds import FORWARD, STEP
@@ -228,3 +229,18 @@ def test_ranks_that_are_a_step_ahead_wait_too(tmp_path: Path, program: Program) 
         "step 1: no instruction ended for 30 s: ranks 0, 1 and 2 wait for rank 3, which has not ended "
         "step of stage 3"
     ]
+
+
+def test_instructions_of_other_steps_of_a_cycle_are_not_waited_for(tmp_path: Path) -> None:
+    config = tiny(layers=2)
+    plan = make_plan(config, dp=2)
+    sync = Choice(name="local-averaging", options={"every": 2})
+    program = make_program(config, plan.model_copy(update={"sync": sync}))
+    ranks = Ranks(tmp_path, program)
+    ranks.open()
+    for step in range(3):
+        ranks.begin(step)
+        ranks.end(step, left=set(np.flatnonzero(program.columns.iteration != step % 2).tolist()))
+        ranks.pass_time(1)
+    ranks.pass_time(2 * AFTER_S)
+    assert warnings(ranks.directory, 0.0) == []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
@@ -16,7 +17,8 @@ from weft.moves.move import Context
 class Job:
     """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
 
-    `methods`: those that it asks for by name. `optimizer`: what steps keep and move.
+    `methods`: those that it asks for by name. `optimizer`: what steps keep and move. `sync_options`: those
+    of the way in which replicas agree, where the job says which.
     """
 
     graph: LayerGraph
@@ -26,6 +28,7 @@ class Job:
     precision: str = "fp32"
     methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
+    sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return one_line(self, str(self))
@@ -46,4 +49,5 @@ def job_of(context: Context) -> Job:
         precision=plan.precision,
         methods=plan.methods,
         optimizer=plan.optimizer,
+        sync_options=plan.sync.options,
     )

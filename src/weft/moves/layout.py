@@ -137,7 +137,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         methods=job.methods,
         optimizer=job.optimizer,
-        sync=Choice(name=layout.sync),
+        sync=Choice(name=layout.sync, options=dict(job.sync_options)),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},
     )
 

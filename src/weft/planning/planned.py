@@ -156,7 +156,8 @@ class PlannedJob:
     def step_breakdown(self) -> dict[str, float]:
         """Predicted seconds of a mean rank by cause; they add up to the step."""
         simulation = self.predicted.simulation
-        return step_breakdown(simulation.timeline, self.program.columns.peer, simulation.step_s)
+        peer, cycle = self.program.columns.peer, self.program.steps_per_cycle
+        return step_breakdown(simulation.timeline, peer, simulation.step_s, cycle=cycle)
 
 
 def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:

@@ -81,16 +81,16 @@ class Problem:
 class Asked(TypedDict, total=False):
     """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
 
-    `sequence`: tokens per sample. `methods`: those that the job asks for by name. `optimizer`:
-    what it keeps and moves (default: AdamW's). `home`: where measurements are kept (default:
-    `weft_home()`).
+    `sync`: how replicas agree, with its options. `sequence`: tokens per sample. `methods`: those that the job
+    asks for by name. `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are
+    kept (default: `weft_home()`).
     """
 
     global_batch: int | None
     sequence: int | None
     precision: str | None
     pins: PartialLayout | None
-    sync: str | None
+    sync: Choice | None
     minimise: str
     contract: Contract
     methods: tuple[Choice, ...]
@@ -128,7 +128,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
     if asked.get("sequence") is None and config.convolutions is None:
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
-    graph = layer_graph(config)
+    graph, sync = layer_graph(config), asked.get("sync")
     machine, profile = measurements_for(cluster, graph.fingerprint, config.sequence, precision, home)
     return Problem(
         job=Job(
@@ -139,10 +139,11 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             precision=precision,
             methods=asked.get("methods", ()),
             optimizer=asked.get("optimizer", ADAMW),
+            sync_options={} if sync is None else sync.options,
         ),
         model=config,
         pins=asked.get("pins") or OPEN,
-        sync=asked.get("sync"),
+        sync=None if sync is None else sync.name,
         minimise=asked.get("minimise", "time"),
         contract=asked.get("contract", Contract.EXACT),
         machine=machine,
@@ -173,7 +174,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         sequence=run.task.sequence,
         precision=run.train.precision,
         pins=run.plan,
-        sync=run.sync.method,
+        sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
         methods=(*table.methods, *asked_of_methods(run)),

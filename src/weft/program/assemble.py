@@ -64,7 +64,7 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     replicas = [pipeline * layout.paths + path for pipeline in kept for path in range(layout.paths)]
     return Program(
         ranks=layout.ranks,
-        steps_per_cycle=1,
+        steps_per_cycle=passes.steps_per_cycle,
         columns=columns.take(order),
         edges=renumber(Edges.join(edges), order),
         groups=meetings.groups if meets else (),
@@ -110,7 +110,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         rank=rank,
         ranks=layout.ranks,
         micro_batches=sum(layout.micro_batches),
-        steps_per_cycle=1,
+        steps_per_cycle=passes.steps_per_cycle,
         first_row=int(firsts[rank]),
         columns=columns,
         edges=Edges(source=position[source], target=position[target], distance=distance),
@@ -177,27 +177,33 @@ def _obligations(
     )
     owned = sorted((stage, replica) for replica, held in stages.items() for stage in held.tolist())
     trains = lowered.purpose == "train"
+    passes, steps = (_in_each_step(rows, lowered.passes.steps_per_cycle) for rows in (passes, steps))
     backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
     return Obligations(
         purpose=lowered.purpose,
         stage_edges=layout.edges,
         forward=passes,
         backward=backward if trains else passes[:0],
-        step=np.pad(steps, ((0, 0), (0, 1))) if trains else np.zeros((0, 3), dtype=np.int64),
+        step=steps if trains else steps[:0],
         owners={(stage, replica): layout.stages[stage].replicas[replica] for stage, replica in owned},
         methods=methods,
     )
 
 
+def _in_each_step(rows: Ints, steps: int) -> Ints:
+    """The rows once for each step of a cycle, whose number is their last column."""
+    iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
+    return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
+
+
 def _product(stages: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch, iteration 0) of one pipeline, shape (stages * micro-batches, 4)."""
+    """Rows (stage, replica, micro-batch) of one pipeline, shape (stages * micro-batches, 3)."""
     length = len(stages) * micro_batches
     return np.stack(
         [
             np.repeat(stages, micro_batches),
             np.full(length, replica, dtype=np.int64),
             np.tile(np.arange(first, first + micro_batches, dtype=np.int64), len(stages)),
-            np.zeros(length, dtype=np.int64),
         ],
         axis=1,
     )

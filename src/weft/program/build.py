@@ -31,7 +31,7 @@ def build_training_program(
     methods: Mapping[str, Any] | None = None,
     only_replica: int | None = None,
 ) -> Program:
-    """The program of one optimizer step, repeated.
+    """The program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
 
     `methods` says by name what is asked of each method (`weft.program.passes.Pass`).
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
@@ -133,10 +133,10 @@ def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
 
 
 def _collectives(pipeline: LoweredPipeline) -> Ints:
-    """(device, kind, stage, part) of the collectives, in the order in which they are issued."""
+    """(device, iteration, kind, stage, part) of the collectives, in the order in which they are issued."""
     columns = pipeline.columns
     rows = np.flatnonzero(is_collective(columns.kind))
-    names = ("rank", "kind", "stage", "part")
+    names = ("rank", "iteration", "kind", "stage", "part")
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 

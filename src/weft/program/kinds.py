@@ -33,6 +33,7 @@ class Kind:
         collective: all ranks of its group take part and end together.
         tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
         spans_stages: a collective whose members may run it for different stages.
+        joins_replicas: a collective whose members have the same weights of a stage, or shares of the same.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Kind:
     collective: bool = False
     tensor_reduced: bool = False
     spans_stages: bool = False
+    joins_replicas: bool = False
 
     @property
     def all_reads(self) -> tuple[Read, ...]:

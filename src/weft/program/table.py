@@ -71,8 +71,11 @@ def _line(program: Program, row: int, incoming: Ints) -> str:
             edges.source[incoming].tolist(), edges.distance[incoming].tolist(), strict=True
         )
     )
+    # In a cycle of several steps, which of them.
+    of_step = f" of step {instruction.iteration}" if program.steps_per_cycle > 1 else ""
+    kind = instruction.kind.name + of_step
     text = (
-        f"{row:>8}  {instruction.id:016x}  {instruction.kind.name:<18} {_or_dash(instruction.stage):>5} "
+        f"{row:>8}  {instruction.id:016x}  {kind:<18} {_or_dash(instruction.stage):>5} "
         f"{_or_dash(instruction.micro_batch):>11} {peer:>6} {instruction.bytes or '-':>12}  {after}"
     )
     return text.rstrip()

@@ -56,13 +56,18 @@ class Executor:
         self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
         self._posted: list[Completion] = []
         self._in_flight: list[Completion] = []
-        self._actions = [
-            (instruction, self._bind(instruction, handlers[instruction.kind.name](workspace, instruction)))
-            for instruction in program.instructions()
+        # What to do in each step of the cycle.
+        self._actions: list[list[tuple[Instruction, Callable[[], None]]]] = [
+            [] for _ in range(program.steps_per_cycle)
         ]
+        for one in program.instructions():
+            bound = self._bind(one, handlers[one.kind.name](workspace, one))
+            self._actions[one.iteration].append((one, bound))
 
     def run_step(self, step: int, batch: Batch) -> Outcome:
         """Execute one step, of which only the outcome is waited for.
+
+        `step` counts from 0 over the whole job, and cycles with it.
 
         Raises:
             RunError: naming the rank, the step and the instruction; one that fails after its last
@@ -73,7 +78,7 @@ class Executor:
         self._begin(step)
         reached: Instruction | None = None
         try:
-            for reached, action in self._actions:  # noqa: B007
+            for reached, action in self._actions[step % len(self._actions)]:  # noqa: B007
                 action()
             # Sends of this step may still be under way; those of the step before have long been received.
             self.drain()
@@ -144,8 +149,6 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
     handlers = all_handlers() if handlers is None else handlers
     used = sorted({KINDS[int(code)].name for code in set(program.columns.kind.tolist())} - set(handlers))
     problems = [f"instructions of kind {name!r} are" for name in used]
-    if program.steps_per_cycle != 1:
-        problems.append(f"a cycle of {program.steps_per_cycle} steps is")
     if len(program) and int(program.columns.iteration.min()) < 0:
         problems.append("a prologue is")
     producers = [producer for producer, _ in program.obligations.stage_edges]

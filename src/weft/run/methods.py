@@ -7,6 +7,7 @@ A method names these among the `PARTS` of its runtime module (`weft.bundles`). T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,6 +98,27 @@ class MethodState:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What a checkpoint keeps of it, by name; loading fills the same tensors."""
         return {}
+
+    def rank_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What a checkpoint keeps of it for this rank alone, where it goes on under the same plan."""
+        return {}
+
+    def agreed(
+        self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
+    ) -> Mapping[str, torch.Tensor]:
+        """What stands for all replicas in place of a rank's own weights and optimizer states, by name.
+
+        Every rank calls it between two steps. Where it gives something else than `own`, replicas differ.
+        `parameters` are by name of a tensor the parameter that it is, or is a state of.
+        """
+        return own
+
+    def settled(self) -> AbstractContextManager[None]:
+        """A block in which the weights are those that stand for all replicas; every rank enters it."""
+        return nullcontext()
+
+    def rebase(self) -> None:
+        """Begin anew from the weights that have been loaded, which no step of this state has made."""
 
 
 @dataclass(frozen=True, kw_only=True)

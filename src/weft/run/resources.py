@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import Plan, Recompute
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.rank_program import RankProgram
 from weft.run.bucket import FlatLayout, GradientBucket
@@ -26,6 +27,8 @@ from weft.run.states import StageStates, make_states
 from weft.run.statistics import StageStatistics
 from weft.run.stepped import SteppedWeights, require_elementwise
 from weft.run.streams import Streams
+from weft.run.synchroniser_state import NAME as SYNCHRONISER
+from weft.run.synchroniser_state import SynchroniserState
 from weft.run.tensor_stage import (
     SummedGradients,
     connect_stages,
@@ -34,7 +37,7 @@ from weft.run.tensor_stage import (
     tensor_ranks,
 )
 from weft.sync import get_synchroniser
-from weft.sync.base import Group, Synchroniser
+from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets).
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -100,8 +103,8 @@ def make_resources(
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
-    reducing = _groups_of_stages(program, "gather", "reduce")
-    crossing = _groups_of_stages(program, "reduce_across")
+    reducing = groups_of_stages(program, "gather", "reduce")
+    crossing = groups_of_stages(program, "reduce_across")
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
@@ -110,14 +113,14 @@ def make_resources(
     timeout = timedelta(seconds=timeout_s)
     groups = open_groups(plan, program, generation=generation, timeout=timeout)
     connect_stages(plan, rank, stages, groups.replica)
-    replicas = {
-        stage: [table[stage] for table in (reducing, crossing) if stage in table] for stage in sorted(stages)
-    }
+    replicas = {stage: _groups_joining(program, stage) for stage in sorted(stages)}
     for stage, over in replicas.items():
         for group in over:
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
     making = Making(plan=plan, program=program, stages=stages, groups=groups, device=device)
     methods = states_of(making, settings)
+    if isinstance(synchroniser, StatefulSynchroniser) and not keeps_gradients_local(plan.sync):
+        methods[SYNCHRONISER] = SynchroniserState(synchroniser)
     layouts = _layouts(program, stages, reducing, crossing, methods)
     dtype = PRECISIONS[plan.precision]
     states = make_states(
@@ -140,7 +143,7 @@ def make_resources(
         statistics={
             stage: StageStatistics(
                 module,
-                _share_of(program, stage),
+                share_of(program, stage),
                 [groups.collective[group] for group in replicas[stage]],
             )
             for stage, module in stages.items()
@@ -168,12 +171,20 @@ def make_resources(
     return resources
 
 
-def _groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
+def groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
     """By stage, the number of the group over which the rank runs instructions of these kinds, if it does."""
     columns = program.columns
     rows = np.isin(columns.kind, [KINDS.code(name) for name in names])
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
     return {int(stage): int(group) for stage, group in pairs}
+
+
+def _groups_joining(program: RankProgram, stage: int) -> list[int]:
+    """The groups, rising, in which the rank meets others that have the same weights of one of its stages."""
+    columns = program.columns
+    rows = np.array([kind.joins_replicas for kind in KINDS])[columns.kind] & (columns.stage == stage)
+    groups: list[int] = np.unique(columns.group[rows]).tolist()
+    return groups
 
 
 def _peers(program: RankProgram) -> set[int]:
@@ -183,12 +194,11 @@ def _peers(program: RankProgram) -> set[int]:
     return set(columns.peer[rows].tolist())
 
 
-def _share_of(program: RankProgram, stage: int) -> float:
-    """Of all forward passes of a stage in a step, on all ranks, those of the rank."""
+def share_of(program: RankProgram, stage: int) -> float:
+    """Of all micro-batches of a step, the share that the rank runs forward through one of its stages."""
     columns = program.columns
-    own = np.count_nonzero((columns.kind == FORWARD) & (columns.stage == stage))
-    lanes = next(len(ranks) for (held, _), ranks in program.obligations.owners.items() if held == stage)
-    return own / (program.micro_batches * lanes)
+    own = (columns.kind == FORWARD) & (columns.stage == stage)
+    return len(np.unique(columns.micro_batch[own])) / program.micro_batches
 
 
 def _equalise(module: nn.Module, group: Group, source: int) -> None:
@@ -234,8 +244,8 @@ def _own_gradients(
 
     Of what tensor ranks all have the first one's counts, of a share that several have, an equal part on each.
     """
-    reducing = _groups_of_stages(program, "gather", "reduce")
-    crossing, found = _groups_of_stages(program, "reduce_across"), {}
+    reducing = groups_of_stages(program, "gather", "reduce")
+    crossing, found = groups_of_stages(program, "reduce_across"), {}
     for stage, layout in layouts.items():
         others = [one.own_gradient(stage) for one in methods.values()]
         group = reducing.get(stage)

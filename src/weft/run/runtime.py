@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
@@ -17,7 +19,7 @@ from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
-from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources
+from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources, share_of
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
@@ -181,6 +183,16 @@ class RankRuntime:
         self._catch_up()
         average_statistics(self._resources.statistics)
 
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """A block in which the parameters of `stages` are those that stand for all replicas, also where these
+        step by themselves; every rank must enter it, and take no step in it."""
+        self._catch_up()
+        with ExitStack() as held:
+            for one in self.methods.values():
+                held.enter_context(one.settled())
+            yield
+
     def step(self, step: int, batch: Batch) -> StepResult:
         """Train one step.
 
@@ -207,16 +219,17 @@ class RankRuntime:
         """
         executor = Executor(program, self._workspace(program, training=False))
         self.average_statistics()
-        for module in self.stages.values():
-            module.eval()
-        try:
-            results = [
-                self._share(step, executor.run_step(step, batch)) for step, batch in enumerate(batches)
-            ]
-            executor.drain()
-        finally:
+        with self.settled():
             for module in self.stages.values():
-                module.train()
+                module.eval()
+            try:
+                results = [
+                    self._share(step, executor.run_step(step, batch)) for step, batch in enumerate(batches)
+                ]
+                executor.drain()
+            finally:
+                for module in self.stages.values():
+                    module.train()
         if not results:
             raise InputError(Violation("evaluate", "no batches were given"))
         return sum(result.loss for result in results) / len(results)
@@ -249,8 +262,16 @@ class RankRuntime:
             route=Route.of(program),
             training=training,
             micro_batch_weight=1.0 / program.micro_batches,
+            gradient_weight=self._gradient_weight(),
             last_gradients=frozenset(program.first_row + row for row in last),
         )
+
+    def _gradient_weight(self) -> float:
+        """One over the replica's share of the losses, where it steps with the mean of its own alone."""
+        last = len(self.plan.stages) - 1
+        if last not in self._stages or not keeps_gradients_local(self.plan.sync):
+            return 1.0
+        return 1.0 / share_of(self.program, last)
 
     def _catch_up(self) -> None:
         """Between two steps: what the host reads now must have been done on all streams."""

@@ -74,6 +74,7 @@ class Workspace:
         training: keep what backward needs.
         micro_batch_weight: one over the micro-batches of the global batch, so that the losses add up to the
             global mean.
+        gradient_weight: what a loss so weighted counts in the gradient of a replica that steps by itself.
         values: by (name, stage, micro-batch). Who reads what a micro-batch has left takes it away; what is
             known of a whole stage stays until there is news.
         last_gradients: positions of the computations that complete a stage's gradient.
@@ -85,6 +86,7 @@ class Workspace:
     route: Route
     training: bool
     micro_batch_weight: float
+    gradient_weight: float = 1.0
     values: dict[tuple[str, int, int], Value] = field(default_factory=dict)
     last_gradients: frozenset[int] = frozenset()
     step: int = 0

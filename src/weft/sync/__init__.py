@@ -1,40 +1,50 @@
-"""torch: how replicas agree, one file per method, chosen by `Plan.sync.name`.
+"""torch: how replicas agree, chosen by `Plan.sync.name`.
 
 A package of others names a class that follows `weft.sync.base.Synchroniser` in the entry-point group
-`weft.synchronisers`, and a move that says what it keeps in `weft.moves`.
+`weft.synchronisers`, and a move that says what it keeps in `weft.moves`. A method that takes options
+contributes a `SyncMethod` (`weft.describe.synchronisation`) and, to the runtime, a `SynchroniserOf`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from weft.bundles import runtime_parts
 from weft.describe.plan import Choice
+from weft.describe.synchronisation import sync_options
+from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation, require_choice
 from weft.installed import installed
-from weft.sync.base import Synchroniser
+from weft.sync.base import Synchroniser, SynchroniserOf
 from weft.sync.dense import Dense
 
 SYNCHRONISERS: Mapping[str, Callable[[], Synchroniser]] = {"dense": Dense}
 
 
-def _all_synchronisers() -> Mapping[str, Callable[[], Synchroniser]]:
-    table = dict(SYNCHRONISERS)
-    for name, named in installed("weft.synchronisers"):
-        if name in table:
-            raise InputError(Violation("sync", f"two methods are called {name!r}"))
-        table[name] = named
-    return table
-
-
 def get_synchroniser(choice: Choice) -> Synchroniser:
-    """The method of that name.
+    """A synchroniser of that name, for all stages of one rank.
 
     Raises:
         InputError: for a name that is not known, or options that the method does not have.
     """
-    known = _all_synchronisers()
-    require_choice("sync", choice.name, known)
+    plain, of_methods = _all_synchronisers()
+    require_choice("sync", choice.name, {**plain, **of_methods})
+    if choice.name in of_methods:
+        return of_methods[choice.name](sync_options(choice.name, choice.options))
     if choice.options:
         given = ", ".join(sorted(choice.options))
         raise InputError(Violation("sync", f"{choice.name!r} takes no options, given {given}"))
-    return known[choice.name]()
+    return plain[choice.name]()
+
+
+def _all_synchronisers() -> tuple[
+    Mapping[str, Callable[[], Synchroniser]], Mapping[str, Callable[[TomlTable], Synchroniser]]
+]:
+    """Those that take no options, and those of methods, which do."""
+    of_methods = {one.name: one.make for one in runtime_parts(SynchroniserOf)}
+    plain = dict(SYNCHRONISERS)
+    for name, named in installed("weft.synchronisers"):
+        if name in {**plain, **of_methods}:
+            raise InputError(Violation("sync", f"two methods are called {name!r}"))
+        plain[name] = named
+    return plain, of_methods

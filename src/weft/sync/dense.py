@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import torch
 
-from weft.sync.base import Group
+from weft.sync.base import Meeting
 from weft.sync.collectives import add_up, reduce_scatter
 
 
 class Dense:
     """Sum over replicas of a flat gradient whose length is a multiple of the number of replicas."""
 
-    def reduce(self, gradient: torch.Tensor, group: Group) -> None:
+    def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Replace `gradient` (shape (n,), contiguous) by the sum over the group."""
-        add_up(gradient, group)
+        add_up(gradient, meeting.group)
 
-    def reduce_scatter(self, gradient: torch.Tensor, group: Group) -> torch.Tensor:
+    def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """This rank's share of the sum over the group, shape (n / replicas,)."""
-        return reduce_scatter(gradient, group)
+        return reduce_scatter(gradient, meeting.group)

@@ -13,7 +13,7 @@ from weft.timeline.timeline import Timeline
 COLLECTIVES, MESSAGES, WAITING = "collectives", "messages", "waiting"
 
 
-def step_breakdown(timeline: Timeline, peer: Ints, step_s: float) -> dict[str, float]:
+def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int = 1) -> dict[str, float]:
     """Seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
 
     Computations count by kind, in order of registration. Collectives and messages count where their rank
@@ -21,9 +21,10 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float) -> dict[str, f
     its ranks. What is left is waiting: bubbles, and what a host lost.
 
     Args:
-        timeline: one step of many equal ones, each `step_s` after the one before; they may overlap.
+        timeline: one cycle of many equal ones, each `cycle` steps after the one before; they may overlap.
         peer: the other rank of each message by position in the program, -1 for all else.
-        step_s: at least what the busiest rank computes.
+        step_s: at least what the busiest rank computes, of a cycle the mean.
+        cycle: how many steps the timeline has.
     """
     ranks = np.unique(timeline.rank)
     if not len(ranks):
@@ -44,12 +45,13 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float) -> dict[str, f
     length_ns = np.concatenate((length_ns, length_ns[arriving]))
     computing = np.concatenate((compute, np.zeros(int(arriving.sum()), dtype=np.bool_)))
     messaging = np.concatenate((message, np.ones(int(arriving.sum()), dtype=np.bool_)))
+    cycle_s = step_s * cycle
     in_computation, in_collective, in_message = (
-        _covered_ns(place[rows], start_ns[rows], length_ns[rows], step_s * 1e9)
+        _covered_ns(place[rows], start_ns[rows], length_ns[rows], cycle_s * 1e9)
         for rows in (computing, ~messaging, np.ones_like(computing))
     )
     causes |= {COLLECTIVES: in_collective - in_computation, MESSAGES: in_message - in_collective}
-    seconds = {cause: ns * 1e-9 / len(ranks) for cause, ns in causes.items()}
+    seconds = {cause: ns * 1e-9 / (len(ranks) * cycle) for cause, ns in causes.items()}
     return {**seconds, WAITING: max(0.0, step_s - sum(seconds.values()))}
 
 

@@ -16,10 +16,12 @@ from weft.program.program import NONE, Ints
 from weft.timeline.medians import (
     Instructions,
     Seconds,
+    cycle_of,
     from_step,
     instructions,
     median_by,
     step_times_s,
+    typical_step_s,
     waits_s,
 )
 from weft.timeline.prediction_error import error_text, prediction_error
@@ -61,7 +63,8 @@ def _relative(value: float, reference: float) -> float:
 class KindPair(Pair):
     """Median duration of the instructions of one kind; `stage` is -1 for all stages together.
 
-    `predicted_total_s` and `measured_total_s` sum over the instructions of one step and all ranks.
+    `predicted_total_s` and `measured_total_s` sum over the instructions of one step and all ranks; of steps
+    that differ they are means, and `instructions` counts those of all.
     """
 
     kind: str
@@ -97,6 +100,7 @@ class Comparison:
         step: seconds per step, those of the run's summary where `compare` was given them, else medians of
             `weft.timeline.medians.step_times_s`.
         steps, warm_up_steps: measured steps that count, and steps before them that do not.
+        cycle: how many steps differ in what is done, before they come again.
         matched, only_predicted, only_measured: counts of instructions.
         kinds, stages: by kind, and by stage and kind for the compute stream.
         waits: by rank. worst: the instructions with the largest differences, largest first.
@@ -106,6 +110,7 @@ class Comparison:
     step: Pair
     steps: int
     warm_up_steps: int
+    cycle: int
     matched: int
     only_predicted: int
     only_measured: int
@@ -136,6 +141,7 @@ class Comparison:
             self.figure: self.figure_of(self.step),
             "steps": self.steps,
             "warm_up_steps": self.warm_up_steps,
+            **({} if self.cycle == 1 else {"cycle": self.cycle}),
             "matched": self.matched,
             "only_predicted": self.only_predicted,
             "only_measured": self.only_measured,
@@ -152,7 +158,7 @@ class Comparison:
             f"step: {first} {format_seconds(self.step.predicted_s)}, "
             f"{second} {format_seconds(self.step.measured_s)} "
             f"({self.figure} {error_text(self.figure_of(self.step))}), "
-            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps",
+            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps{self._cycle_text}",
             f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
             f"{self.only_measured} only in {second}",
             "",
@@ -169,6 +175,10 @@ class Comparison:
         lines += [self._pair_row(f"rank {pair.rank} {pair.name}", "", pair) for pair in self.worst]
         return "\n".join(lines)
 
+    @property
+    def _cycle_text(self) -> str:
+        return "" if self.cycle == 1 else f", mean over a cycle of {self.cycle}"
+
     def _pair_row(self, label: str, count: str, pair: Pair) -> str:
         sides = format_seconds(pair.predicted_s), format_seconds(pair.measured_s)
         return _row(label, count, *sides, error_text(self.figure_of(pair)))
@@ -183,7 +193,8 @@ def compare(
 ) -> Comparison:
     """Compare two timelines; the first may also be another run's measurement.
 
-    The first `warm_up` steps of a timeline do not count; of one that is not longer, only its last step does.
+    The first `warm_up` steps of a measured timeline do not count; of one that is not longer, only its last
+    step does, or its last steps, as many as differ from each other.
     `step` is what is known of whole steps, besides their instructions.
 
     Raises:
@@ -203,17 +214,18 @@ def compare(
         )
     rows, durations = one.instructions.take(left), two.instructions.duration_s[right]
     everywhere = np.full(len(left), NONE, dtype=np.int64)
-    compute = np.flatnonzero(is_compute(rows.kind))
+    compute, cycle = np.flatnonzero(is_compute(rows.kind)), max(one.cycle, two.cycle)
     return Comparison(
         labels=_labels(predicted, measured),
         step=step or Pair(predicted_s=one.step_s, measured_s=two.step_s),
         steps=two.steps,
         warm_up_steps=two.skipped,
+        cycle=cycle,
         matched=len(left),
         only_predicted=len(one.instructions.id) - len(left),
         only_measured=len(two.instructions.id) - len(left),
-        kinds=_kind_pairs(rows, durations, everywhere),
-        stages=_kind_pairs(rows.take(compute), durations[compute], rows.stage[compute]),
+        kinds=_kind_pairs(rows, durations, everywhere, cycle),
+        stages=_kind_pairs(rows.take(compute), durations[compute], rows.stage[compute], cycle),
         waits=_wait_pairs(one.timeline, two.timeline),
         worst=_worst(rows, durations),
     )
@@ -228,6 +240,7 @@ class _Side:
     step_s: float
     steps: int
     skipped: int
+    cycle: int
 
     @classmethod
     def of(cls, timeline: Timeline, warm_up: int) -> _Side:
@@ -235,15 +248,17 @@ class _Side:
             raise InputError(
                 Violation("compare", f"the {timeline.clock} timeline of {timeline.run!r} is empty")
             )
-        steps = np.unique(timeline.step)
-        skipped = min(warm_up, len(steps) - 1)
+        steps, cycle = np.unique(timeline.step), cycle_of(timeline)
+        # A predicted cycle is steady.
+        skipped = 0 if timeline.clock == PREDICTED else min(warm_up, len(steps) - cycle)
         counted = from_step(timeline, int(steps[skipped]))
         return cls(
             timeline=counted,
             instructions=instructions(counted),
-            step_s=float(np.median(step_times_s(counted))),
+            step_s=typical_step_s(steps[skipped:].tolist(), step_times_s(counted).tolist(), cycle),
             steps=len(steps) - skipped,
             skipped=skipped,
+            cycle=cycle,
         )
 
 
@@ -254,8 +269,8 @@ def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
     return predicted.run, measured.run
 
 
-def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints) -> tuple[KindPair, ...]:
-    """One pair per (stage, kind)."""
+def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
+    """One pair per (stage, kind), of the instructions of so many steps."""
     code = (stage + 1) * len(KINDS) + rows.kind
     codes, first_median = median_by(code, rows.duration_s)
     _, second_median = median_by(code, measured_s)
@@ -269,8 +284,8 @@ def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints) -> tuple[K
             instructions=int(count[place]),
             predicted_s=float(first_median[place]),
             measured_s=float(second_median[place]),
-            predicted_total_s=float(first_total[place]),
-            measured_total_s=float(second_total[place]),
+            predicted_total_s=float(first_total[place]) / cycle,
+            measured_total_s=float(second_total[place]) / cycle,
         )
         for place, entry in enumerate(codes)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,6 +37,24 @@ class Instructions:
             self.rank[rows],
             self.duration_s[rows],
         )
+
+
+def cycle_of(timeline: Timeline) -> int:
+    """After how many steps the same instructions come again; of a shorter timeline, its steps."""
+    if not len(timeline):
+        return 1
+    _, first = np.unique(timeline.step, return_index=True)
+    return len(np.unique(np.minimum.reduceat(timeline.id, first)))
+
+
+def typical_step_s(steps: Sequence[int], seconds: Sequence[float], cycle: int) -> float:
+    """The median of steps at the same place of a cycle, and the mean over its places.
+
+    Args:
+        steps: their numbers. seconds: what each took.
+    """
+    place, length = np.array(steps, dtype=np.int64) % cycle, np.array(seconds, dtype=np.float64)
+    return float(np.mean([np.median(length[place == one]) for one in np.unique(place)]))
 
 
 def from_step(timeline: Timeline, step: int) -> Timeline:

@@ -13,8 +13,9 @@ It reads no pickle: the storage takes its metadata from the headers of the safet
 Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
 `optimizer/transformer.h.0.ln_1.weight/exp_avg` a state of its optimizer. Both are whole, also where replicas
 share out what they step: each writes the states that begin in its share. `method/NAME/...` is what a method
-keeps. Every leaf is a tensor, because the storage cannot read back anything else; what is not a tensor stands
-in `state.json`.
+keeps. Where replicas step by themselves these are what stands for all of them, and `rank/NUMBER/...` is what
+each rank goes on from. Every leaf is a tensor, because the storage cannot read back anything else; what is
+not a tensor stands in `state.json`.
 
 A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
 name it is complete. `weft.training.manifest` checks every byte before anything is loaded.
@@ -47,7 +48,7 @@ from weft.training.manifest import (
     untold,
 )
 from weft.training.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
-from weft.training.tensor_shares import join_shares, read_shares
+from weft.training.tensor_shares import join_shares, parameter_of, read_shares
 from weft.training.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.training_state import STATE, TrainingState, read_state
 from weft.training.weight_tensors import fill_copies, model_slots, model_tensors
@@ -58,6 +59,7 @@ SAVE_TIMEOUT_S = 1800.0
 LOAD_TIMEOUT_S = CheckpointTable().load_timeout_s
 NO_METHODS: Mapping[str, MethodState] = {}
 _UNFINISHED = ".saving-"
+_RANK = "rank"
 
 
 def save(
@@ -92,9 +94,31 @@ def collect(
     `shards` has the stages of which this rank steps a share or masters, which stand for the parameters.
     """
     with meeting_peers():
-        weights = model_tensors(stages, shards)
-        states = optimizer_tensors(stages, optimizers, shards)
-        return join_shares(stages, weights | states) | _method_tensors(methods)
+        own = _own_tensors(stages, optimizers, shards)
+        agreed, parameters = own, {name: parameter_of(name) for name in own}
+        for one in methods.values():
+            agreed = one.agreed(agreed, parameters)
+        found = join_shares(stages, agreed) | _method_tensors(methods)
+        apart = {name: tensor for name, tensor in own.items() if agreed[name] is not tensor}
+        return found | _rank_tensors(apart, methods)
+
+
+def _own_tensors(
+    stages: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer], shards: Shards
+) -> Mapping[str, torch.Tensor]:
+    return model_tensors(stages, shards) | optimizer_tensors(stages, optimizers, shards)
+
+
+def _rank_tensors(
+    own: Mapping[str, torch.Tensor], methods: Mapping[str, MethodState]
+) -> dict[str, torch.Tensor]:
+    """What this rank alone has, where replicas differ."""
+    kept = {
+        f"method/{method}/{name}": tensor
+        for method, state in methods.items()
+        for name, tensor in state.rank_tensors().items()
+    }
+    return {f"{_RANK}/{dist.get_rank()}/{name}": tensor for name, tensor in {**own, **kept}.items()}
 
 
 def _method_tensors(methods: Mapping[str, MethodState]) -> dict[str, torch.Tensor]:
@@ -202,6 +226,7 @@ def load(
     shards: Shards = NO_SHARDS,
     methods: Mapping[str, MethodState] = NO_METHODS,
     *,
+    plan_ids: Collection[str] = (),
     ranks: Attendance | None = None,
     timeout_s: float = LOAD_TIMEOUT_S,
 ) -> TrainingState:
@@ -209,8 +234,10 @@ def load(
 
     Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
     that reach into its share. What a method keeps is read where the checkpoint has it; a method that was not
-    in use then begins anew. It meets `ranks` when it has read all: whoever is there first waits for the
-    others while they read on, and no longer than `timeout_s` for one that reads nothing.
+    in use then begins anew. Where replicas differed, each goes on with its own under the same plan, of which
+    `plan_ids` are all ids; under another one all begin from what stood for all. A rank meets `ranks` when it
+    has read all: whoever is there first waits for the others while they read on, and no longer than
+    `timeout_s` for one that reads nothing.
 
     Raises:
         RunError: on every rank, when a tensor is missing or has another shape, or a rank is late or gone.
@@ -224,12 +251,33 @@ def load(
         rooms = {key: slot.whole for key, slot in slots.items()} | kept
         filled = read_shares(path, stages, rooms, progress)
         read_tensors(path, {key: room for key, room in rooms.items() if key not in filled}, progress)
-    for slot in slots.values():
-        slot.fill()
-    fill_copies(stages, optimizers, shards)
+        for slot in slots.values():
+            slot.fill()
+        fill_copies(stages, optimizers, shards)
+        if state.plan_id in plan_ids and _apart(known):
+            # The states that a fresh optimizer has not made yet are there now.
+            own = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)
+            read_tensors(path, {key: room for key, room in own.items() if key in known}, progress)
+            fill_copies(stages, optimizers, shards)
+        else:
+            for one in methods.values():
+                one.rebase()
     for stepped in shards.values():
         stepped.publish()
     return state
+
+
+def has_rank_tensors(path: Path) -> bool:
+    """Whether a checkpoint has what each rank goes on from, beside what stands for all of them.
+
+    Raises:
+        RunError: when a file cannot be read.
+    """
+    return _apart(known_tensors(path))
+
+
+def _apart(known: Collection[str]) -> bool:
+    return any(name.startswith(f"{_RANK}/") for name in known)
 
 
 def _waiting(

@@ -159,11 +159,19 @@ class HangWatch:
         reached = tuple(first + count - 1 for count in begun)
         # Of the step before, the last transfers may still be under way.
         steps = range(max(first, min(reached) - 1), max(reached) + 1)
-        ended = {step: np.concatenate([read_ended(path, step) for path in self._paths]) for step in steps}
-        if any(len(rows) != len(self._program) for rows in ended.values()):
+        recorded = {step: np.concatenate([read_ended(path, step) for path in self._paths]) for step in steps}
+        if any(len(rows) != len(self._program) for rows in recorded.values()):
             # Another plan has just taken over, and who watches is not told yet.
             return _Progress(begun=begun, reached=begun, first=None, ended={})
+        ended = {step: rows | self._of_other_steps(step) for step, rows in recorded.items()}
         return _Progress(begun=begun, reached=reached, first=first, ended=ended)
+
+    def _of_other_steps(self, step: int) -> npt.NDArray[np.bool_]:
+        """Instructions of other steps of the cycle, which count as if they had ended."""
+        others: npt.NDArray[np.bool_] = (
+            self._program.columns.iteration != step % self._program.steps_per_cycle
+        )
+        return others
 
     def _measure_step(self, begun: int, elapsed_s: float) -> None:
         """Count a step as long as the last one took, where that is longer than predicted."""

@@ -49,6 +49,8 @@ def warnings(directory: RunDirectory, since_s: float) -> list[str]:
         "data warning": "{warning}",
         "hang": "{problem}",
         "hang over": "goes on after {after_s:.0f} s",
+        "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
+        "replicas go on from their average",
         "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
     }
     return [

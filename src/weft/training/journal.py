@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 from weft.errors import RunError
 from weft.files import append_record, write_whole
 from weft.run.runtime import StepResult
+from weft.timeline.medians import typical_step_s
 from weft.training.agreement import meeting_peers
 from weft.training.history import plan_since
 from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
@@ -93,11 +93,14 @@ class Journal:
             self.flush()
             self._feeds.held_out(held_out)
 
-    def finish(self, *, tokens_per_step: int, rss_bytes: Sequence[int], **results: Any) -> None:
+    def finish(
+        self, *, tokens_per_step: int, rss_bytes: Sequence[int], steps_per_cycle: int = 1, **results: Any
+    ) -> None:
         """Write `result.json`.
 
         The step time is the median over all steps of the run's plan after the warm-up; where they are no more
-        than the warm-up it is the last step's.
+        than the warm-up it is the last step's. Of a program whose cycle has several steps it is the mean of
+        what each of them typically takes.
 
         Raises:
             RunError: when no step was taken.
@@ -110,8 +113,9 @@ class Journal:
         if not recorded:
             raise RunError("every step was left out: the gradient was never finite")
         rows = [row for row in recorded if row["step"] >= plan_since(directory)] or recorded
-        warm_up = min(WARM_UP_STEPS, len(rows) - 1)
-        step_s = statistics.median(row["step_s"] for row in rows[warm_up:])
+        counted = rows[max(0, min(WARM_UP_STEPS, len(rows) - steps_per_cycle)) :]
+        steps, seconds = ([row[name] for row in counted] for name in ("step", "step_s"))
+        step_s = typical_step_s(steps, seconds, steps_per_cycle)
         record = {
             **results,
             "measured_step_s": step_s,

@@ -20,6 +20,7 @@ from weft.run.heartbeat import beating
 from weft.run.runtime import StepResult
 from weft.run.worker_start import WorkerContext
 from weft.training.agreement import StopRequest, gather, meeting_peers, together
+from weft.training.checkpoints import has_rank_tensors
 from weft.training.held_out import held_out, held_out_samples
 from weft.training.history import checkpoint_times, last_plan_id, recorded_loss, warnings
 from weft.training.journal import max_rss_bytes
@@ -91,6 +92,8 @@ def _start(run: OpenRun) -> TrainingState:
 def _resume(run: OpenRun, newest: Path) -> TrainingState:
     state, plan_id = load(run, newest), run.begin.plan_id
     _tell_plan(run, state.step, last_plan_id(run.directory) or state.plan_id)
+    if current_id(state.plan_id, run.job.plan) != plan_id and has_rank_tensors(newest):
+        run.journal.event("began anew", step=state.step, former=state.plan_id)
     run.journal.event("resumed", step=state.step, plan_id=plan_id, checkpoint=newest.name)
     return replace(state, plan_id=plan_id, precision=run.begin.precision)
 
@@ -234,6 +237,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
     run.journal.finish(
         tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
         rss_bytes=gather(max_rss_bytes()),
+        steps_per_cycle=run.job.program.steps_per_cycle,
         first_loss=state.first_loss,
         final_loss=final_loss,
         final_metrics=metrics,

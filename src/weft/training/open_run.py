@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from weft.describe.home import weft_home
-from weft.describe.plan_versions import current_id
+from weft.describe.plan_versions import current_id, former_ids
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.precision import STEPPED
@@ -166,6 +166,7 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
         runtime.optimizers,
         runtime.stepped,
         runtime.methods,
+        plan_ids={run.job.plan.plan_id, *former_ids(run.job.plan)},
         ranks=run.checkpoint_ranks,
         timeout_s=run.job.run.checkpoint.load_timeout_s,
     )

@@ -8,11 +8,10 @@ Talwalkar, arXiv 1502.07943). A plan that does not run is a result like any othe
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from weft.predict.corrections import Observation
 from weft.predict.ledger import Ledger
 from weft.run.launch import launch_workers
 from weft.run.recorder import collect_timeline
+from weft.timeline.medians import typical_step_s
 from weft.training.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, enter_prediction, prepare
 
@@ -48,20 +48,24 @@ class TrialOutcome(StrEnum):
 class Trial:
     """One plan trained for `steps` steps: each step but the first in seconds, or why there are none.
 
-    `observation` is what they say of the plan's prediction, where its instructions were measured, too.
+    `cycle`: how many of its steps differ in what they do. `observation` is what they say of the plan's
+    prediction, where its instructions were measured, too.
     """
 
     candidate: Candidate
     outcome: TrialOutcome
     steps: int
     seconds: tuple[float, ...] = ()
+    cycle: int = 1
     reason: str = ""
     observation: Observation | None = None
 
     @property
     def step_s(self) -> float | None:
-        """The median; None where the plan did not run."""
-        return statistics.median(self.seconds) if self.seconds else None
+        """The median, of a cycle the mean of its steps' medians; None where the plan did not run."""
+        if not self.seconds:
+            return None
+        return typical_step_s(range(1, 1 + len(self.seconds)), self.seconds, self.cycle)
 
     @property
     def spread(self) -> float | None:
@@ -163,14 +167,16 @@ def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) ->
     if not seconds:
         return _without_steps(candidate, steps, TrialOutcome.FAILED, "no step was taken after the first one")
     measured = collect_timeline(directory.path, job.program, job.plan.plan_id, directory.name)
-    step_s = statistics.median(seconds)
-    return Trial(
+    made = Trial(
         candidate=candidate,
         outcome=TrialOutcome.MEASURED,
         steps=steps,
         seconds=seconds,
-        observation=observe(job, measured, step_s=step_s, warm_up=1, time_s=time.time()),
+        cycle=job.program.steps_per_cycle,
     )
+    assert made.step_s is not None, "there are seconds"
+    observation = observe(job, measured, step_s=made.step_s, warm_up=1, time_s=time.time())
+    return replace(made, observation=observation)
 
 
 def _without_steps(candidate: Candidate, steps: int, outcome: TrialOutcome, reason: str) -> Trial:

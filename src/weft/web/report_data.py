@@ -12,7 +12,7 @@ from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS
 from weft.timeline.compare import WARM_UP_STEPS, compare
 from weft.timeline.figures import busy_by_kind
-from weft.timeline.medians import step_times_s
+from weft.timeline.medians import cycle_of, step_times_s, typical_step_s
 from weft.timeline.timeline import Timeline
 
 Points = Sequence[tuple[float, float]]
@@ -88,9 +88,14 @@ class ReportData:
 
     @property
     def measured_step_s(self) -> float | None:
-        """Median seconds of a step after the warm-up; of all steps where the run is shorter than that."""
-        times = [seconds for _, seconds in self.step_times if math.isfinite(seconds)]
-        return float(np.median(times[WARM_UP_STEPS:] or times)) if times else None
+        """Median seconds of a step after the warm-up; of all steps where the run is shorter than that.
+
+        Where steps differ, the mean of the medians of each.
+        """
+        times = [(int(step), seconds) for step, seconds in self.step_times if math.isfinite(seconds)]
+        cycle = 1 if self.predicted is None else cycle_of(self.predicted)
+        counted = times[WARM_UP_STEPS:] if len(times) >= WARM_UP_STEPS + cycle else times
+        return typical_step_s(*zip(*counted, strict=True), cycle) if times else None
 
 
 def chosen_steps(measured: Timeline) -> dict[int, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft.describe.plan import Plan, shared_out
 from weft.describe.plan_versions import current_id
+from weft.describe.synchronisation import sync_words
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import sections_of
 from weft.predict.live_bytes import live_curve
@@ -72,7 +73,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
         ("precision", plan.precision),
         ("sharding", shared_out(plan)),
-        ("synchronisation", plan.sync.name),
+        ("synchronisation", sync_words(plan.sync)),
         *stages,
     ]
 

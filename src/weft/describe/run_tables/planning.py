@@ -5,12 +5,15 @@ What is left out here is decided by the planner.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.layout import PartialLayout
-from weft.describe.plan import Count
+from weft.describe.plan import Choice, Count
+from weft.describe.synchronisation import sync_methods, sync_options
 from weft.describe.toml_table import TomlTable, Word
 
 
@@ -53,4 +56,34 @@ class PlanTable(PartialLayout):
 class SyncTable(TomlTable):
     """`[sync]`: how replicas agree."""
 
-    method: Word | None = Field(default=None, description="dense, unless an installed package adds another")
+    method: Word | None = Field(
+        default=None,
+        description="dense; local-averaging, which steps replicas apart and averages their weights "
+        "every so many steps; or what an installed package adds",
+    )
+    # Of the method; in a file its keys stand beside it.
+    options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_the_method(cls, record: Any) -> Any:
+        method = record.get("method") if isinstance(record, Mapping) else None
+        # Who leaves it open needs no methods, which may import these tables themselves.
+        if not isinstance(method, str) or "options" in record or method not in sync_methods():
+            return record
+        keys = {key: value for key, value in record.items() if key != "method"}
+        return {"method": method, "options": sync_options(method, keys, "")}
+
+    @model_serializer(mode="wrap")
+    def _keys_beside_the_method(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        record: dict[str, Any] = dump(self)
+        of_method = record.pop("options", None) or {}
+        return {**record, **of_method}
+
+    @property
+    def choice(self) -> Choice | None:
+        """The method with the options that are not its usual ones; None where it is left open."""
+        if self.method is None:
+            return None
+        given = {} if self.options is None else self.options.model_dump(exclude_defaults=True)
+        return Choice(name=self.method, options=given)

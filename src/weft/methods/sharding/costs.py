@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from weft.methods.sharding.kinds import REDUCE
-from weft.predict.cost.hooks import CostOf, Lead, LeadOf, TimeOf, collective_hook, takes_nothing
+from weft.predict.cost.hooks import (
+    CostOf,
+    Lead,
+    LeadOf,
+    TimeOf,
+    collective_hook,
+    synchronising_hook,
+    takes_nothing,
+)
 from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_parameters
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, Seconds
@@ -61,9 +69,9 @@ def _states(pricing: Pricing) -> Held:
 
 
 COSTS = (
-    CostOf(kind="reduce", hook=collective_hook(_reduction)),
+    CostOf(kind="reduce", hook=synchronising_hook(_reduction)),
     # Those that hold the same share add it up, once more.
-    CostOf(kind="reduce_across", hook=collective_hook(lambda pricing: Network.all_reduce)),
+    CostOf(kind="reduce_across", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),

@@ -26,6 +26,7 @@ GATHER = KINDS.register(
         reads=("weights",),
         writes=("gathered_weights",),
         collective=True,
+        joins_replicas=True,
     )
 )
 FREE = KINDS.register(
@@ -44,6 +45,7 @@ REDUCE = KINDS.register(
         reads=(Read("weight_gradient", consumes=True),),
         writes=("reduced_gradient",),
         collective=True,
+        joins_replicas=True,
     )
 )
 REDUCE_ACROSS = KINDS.register(
@@ -54,6 +56,7 @@ REDUCE_ACROSS = KINDS.register(
         reads=("reduced_gradient",),
         writes=("island_sum",),
         collective=True,
+        joins_replicas=True,
     )
 )
 

@@ -32,6 +32,7 @@ import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Sharding
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
 from weft.methods.sharding.groups import group_tables
 from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS, SharesOut
@@ -46,16 +47,21 @@ from weft.program.program import Columns, Edges, Ints
 from weft.program.schedules.base import ComputeOrder
 
 NAME = "sharding"
+STEPS_APART = "replicas that step by themselves share nothing out"
 
 _FREE, _GATHER, _REDUCE, _REDUCE_ACROSS = range(1, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What replicas share out, and among how many of them each does; None: all of them."""
+    """What replicas share out, and among how many of them each does; None: all of them.
+
+    `local`: nothing at all, not even the sum of their gradients.
+    """
 
     level: Sharding = "zero-0"
     island: int | None = None
+    local: bool = False
 
     def sharers(self, layout: PipelineLayout) -> int:
         """How many replicas share a stage out among themselves, all of it."""
@@ -63,12 +69,14 @@ class Shared:
 
 
 def asked(plan: Plan, graph: LayerGraph) -> Shared:
-    return Shared(plan.sharding, plan.island)
+    return Shared(plan.sharding, plan.island, keeps_gradients_local(plan.sync))
 
 
 def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) -> list[Violation]:
-    """Islands that are not whole, or share nothing."""
+    """Islands that are not whole, or share nothing, and replicas that do and step by themselves."""
     island, replicas = shared.island, layout.replicas
+    if shared.local and shared.level != "zero-0":
+        return [Violation("sharding", f"{shared.level}: {STEPS_APART}", "zero-0")]
     if island is None:
         return []
     if island < 1 or replicas % island:
@@ -86,7 +94,7 @@ def owes(layout: PipelineLayout, shared: Shared) -> SharesOut | None:
 
 def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> LoweredPipeline:
     """Add the collectives of the replicas to one pipeline, where there are several."""
-    if layout.replicas == 1:
+    if layout.replicas == 1 or shared.local:
         return pipeline
     sharding, sharers = shared.level, shared.sharers(layout)
     columns = pipeline.columns

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
+from weft.methods.sharding.program import STEPS_APART
 from weft.moves.composition import Composition
 from weft.moves.job import Job
 from weft.moves.sharers import replicas_of
@@ -24,6 +26,12 @@ def _nobody(job: Job, layout: Layout) -> str | None:
 def _not_whole(job: Job, layout: Layout) -> str | None:
     found = _refuse_island(layout, replicas_of(layout))
     return None if found is None else f"{found.problem}; nearest {found.where}: {found.nearest}"
+
+
+def _steps_apart(job: Job, layout: Layout) -> str | None:
+    if layout.sharding == "zero-0" or not keeps_gradients_local(Choice(name=layout.sync)):
+        return None
+    return f"{layout.sharding}: {STEPS_APART}; nearest sharding: zero-0"
 
 
 def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
@@ -50,6 +58,8 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     if plan.sharding != "zero-0" and single:
         problem = f"{plan.sharding} shares states out over replicas; stages {listed(single)} have one"
         yield Violation("plan: sharding", problem, "zero-0")
+    if plan.sharding != "zero-0" and keeps_gradients_local(plan.sync):
+        yield Violation("plan: sharding", f"{plan.sharding}: {STEPS_APART}", "zero-0")
     sizes = sorted({count for count in copies if count > 1 or plan.sharding == "zero-0"})
     refused = (_refuse_island(plan, size) for size in sizes)
     yield from (replace(one, where="plan: island") for one in dict.fromkeys(refused) if one is not None)
@@ -64,6 +74,12 @@ RULES = (
         other="islands",
         reason="islands are whole, of two replicas or more, and share something out",
         refuse=_not_whole,
+    ),
+    Composition(
+        method="sharding",
+        other="local gradients",
+        reason=STEPS_APART,
+        refuse=_steps_apart,
     ),
     PlanRule(refuse=_problems_of),
 )

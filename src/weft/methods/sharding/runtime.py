@@ -7,6 +7,7 @@ from weft.run.handlers.base import GRADIENT, WEIGHTS, Issue
 from weft.run.methods import HandlerOf
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
+from weft.sync.base import Meeting
 
 
 def gather(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -45,14 +46,16 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
     bucket, shard = resources.buckets[stage], resources.shards.get(stage)
     synchroniser, group = resources.synchroniser, resources.groups.collective[instruction.group]
 
-    def work() -> None:
-        if shard is None:
-            synchroniser.reduce(bucket.flat, group)
-        else:
-            shard.take_in(synchroniser.reduce_scatter(bucket.flat, group), part)
-            bucket.hand_back()
-
     def issue(stream: Stream) -> Completion:
+        meeting = Meeting(group=group, stage=stage, step=workspace.step)
+
+        def work() -> None:
+            if shard is None:
+                synchroniser.reduce(bucket.flat, meeting)
+            else:
+                shard.take_in(synchroniser.reduce_scatter(bucket.flat, meeting), part)
+                bucket.hand_back()
+
         reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
         value = workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)
         if shard is not None:
@@ -67,10 +70,12 @@ def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
 
-    def work() -> None:
-        resources.synchroniser.reduce(shard.own_gradient, group)
-
     def issue(stream: Stream) -> Completion:
+        meeting = Meeting(group=group, stage=stage, step=workspace.step)
+
+        def work() -> None:
+            resources.synchroniser.reduce(shard.own_gradient, meeting)
+
         reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
         workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)
         return reduced

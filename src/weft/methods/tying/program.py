@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.replica_grid import ReplicaGrid
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
 from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
 from weft.predict.cost.memory import gradient_element_bytes
@@ -46,10 +47,14 @@ class TiedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """The weights that stages share, whose replicas are such grids; all of them are trained."""
+    """The weights that stages share, whose replicas are such grids; all of them are trained.
+
+    `local`: the copies of each replica are added up by themselves.
+    """
 
     weights: tuple[TiedWeights, ...]
     grid: ReplicaGrid
+    local: bool = False
 
 
 def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
@@ -62,7 +67,8 @@ def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
         if len(stages) > 1:
             parameters = round(one.parameters(plan.shape(stages[0])))
             weights.append(TiedWeights(stages, element * parameters))
-    return Tied(tuple(weights), plan.grid(0)) if weights else None
+    local = keeps_gradients_local(plan.sync)
+    return Tied(tuple(weights), plan.grid(0), local) if weights else None
 
 
 def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:
@@ -73,6 +79,9 @@ def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> lis
         for one in tied.weights
         if not _are_trained_stages(one.stages, trained)
     ]
+    if tied.local and layout.paths > 1:
+        problem = "copies on one rank belong to several replicas, which step by themselves"
+        problems.append(Violation("tied weights", f"{layout.paths} paths: {problem}"))
     lanes, parts = len(layout.stages[0].replicas[0]), tied.grid.context
     if parts < 1 or lanes % parts:
         problem = f"replicas of {lanes} ranks are not whole groups of {parts} context ranks"
@@ -86,14 +95,18 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
     """The ranks with a copy of each weight; lanes that divide the tokens are in one group."""
+    every = range(layout.replicas)
+    apart = [(replica,) for replica in every] if tied.local else [tuple(every)]
     found = []
-    for one in tied.weights:
-        replicas = (ranks for stage in one.stages for ranks in layout.stages[stage].replicas)
+    for one, together in product(tied.weights, apart):
+        holders = product(one.stages, together)
+        replicas = (layout.stages[stage].replicas[replica] for stage, replica in holders)
         alike = zip(*map(tied.grid.context_groups, replicas), strict=True)
         found += [tuple(dict.fromkeys(chain.from_iterable(copies))) for copies in alike]
-    table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), -1)
-    whole = np.tile(table, (1, tied.grid.context))
-    return (GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=("part",), table=whole),)
+    table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), len(apart), -1)
+    whole = np.tile(table, (1, 1, tied.grid.context))
+    by, whole = (("part", "replica"), whole) if tied.local else (("part",), whole[:, 0])
+    return (GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=by, table=whole),)
 
 
 def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> LoweredPipeline:

@@ -21,7 +21,7 @@ from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
-from weft.sync.base import Group, Synchroniser
+from weft.sync.base import Group, Meeting, Synchroniser
 
 
 @runtime_checkable
@@ -67,13 +67,13 @@ class TiedGradient:
         for copy in others:
             copy.detach().copy_(first.detach())
 
-    def reduce(self, synchroniser: Synchroniser, group: Group) -> None:
-        """Make every copy's gradient the sum of all, on every rank of the group."""
+    def reduce(self, synchroniser: Synchroniser, meeting: Meeting) -> None:
+        """Make every copy's gradient the sum of all, on every rank of the meeting."""
         total, *others = self._flat.values()
         for gradient in others:
             total += gradient
-        if group.size > 1:
-            synchroniser.reduce(total, group)
+        if meeting.group.size > 1:
+            synchroniser.reduce(total, meeting)
         for gradient in others:
             gradient.copy_(total)
 
@@ -157,10 +157,12 @@ def reduce_tied(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, TiedState)
     tied, group = state.tied[instruction.part], resources.groups.collective[instruction.group]
 
-    def work() -> None:
-        tied.reduce(resources.synchroniser, group)
-
     def issue(stream: Stream) -> Completion:
+        meeting = Meeting(group=group, step=workspace.step)
+
+        def work() -> None:
+            tied.reduce(resources.synchroniser, meeting)
+
         reduced = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in tied.stages))
         for stage in tied.stages:
             workspace.values[GRADIENT, stage, NONE] = Value.of(None, reduced)

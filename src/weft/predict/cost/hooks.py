@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
+from weft.describe.synchronisation import wire_of
 from weft.errors import InputError, Violation
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
@@ -174,20 +175,48 @@ def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
     """The cost of collectives, from the time that one alone takes over ranks that lie on nodes somehow."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        columns = pricing.program.columns
-        alone = time_of(pricing)
-
-        def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
-            spreads = pricing.placed.links.spreads_of_group[group]
-            taken = max(alone(pricing.model.network, spread, moved_bytes) for spread in spreads)
-            # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
-            # latencies and bytes: the others' bytes move while one waits.
-            link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
-            return max(taken.seconds, link_s), 0.0, link_s
-
-        return by_table(group_s, columns.group[rows], columns.bytes[rows])
+        return _collective(pricing, rows, time_of(pricing), pricing.model.network)
 
     return hook
+
+
+def synchronising_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
+    """The cost of collectives by which replicas agree, as their method sends and computes (`Wire`)."""
+
+    def hook(pricing: Pricing, rows: Ints) -> Taken:
+        wire = wire_of(pricing.plan.sync)
+        taken = _collective(pricing, rows, time_of(pricing), pricing.model.network.carrying(wire))
+        if wire.passes == 0.0:
+            return taken
+        return taken._replace(occupancy=taken.occupancy + wire.passes * _pass_s(pricing, rows))
+
+    return hook
+
+
+def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -> Taken:
+    columns = pricing.program.columns
+
+    def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
+        spreads = pricing.placed.links.spreads_of_group[group]
+        taken = max(alone(network, spread, moved_bytes) for spread in spreads)
+        # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
+        # latencies and bytes: the others' bytes move while one waits.
+        link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
+        return max(taken.seconds, link_s), 0.0, link_s
+
+    return by_table(group_s, columns.group[rows], columns.bytes[rows])
+
+
+def _pass_s(pricing: Pricing, rows: Ints) -> Seconds:
+    """Seconds in which the slowest device of each row reads the gradient of its stage once."""
+    columns, placed = pricing.program.columns, pricing.placed
+    sets = placed.device_set_of_rank[columns.rank[rows]]
+
+    def place_s(stage: int, devices: int) -> tuple[float, float, float]:
+        times = zip(placed.stage_times[stage, devices], placed.speed_sets[devices], strict=True)
+        return max(one.read_gradients_s / speed for one, speed in times), 0.0, 0.0
+
+    return by_table(place_s, columns.stage[rows], sets).occupancy
 
 
 def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:

@@ -10,13 +10,14 @@ ranks of one node whose device was measured, the measured tables take the place 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
 from weft.describe.one_line import one_line
+from weft.describe.synchronisation import AS_IT_IS, Wire
 from weft.predict.corrections import Correction
 from weft.predict.cost.places import ClusterPlaces, Spread
 from weft.predict.cost.tables import value_at
@@ -46,14 +47,19 @@ class CollectiveTime(NamedTuple):
 class Network:
     """The links of a cluster; `machine` is what was measured between two ranks of one node.
 
-    `correction` multiplies all times.
+    `correction` multiplies all times. `wire` says what is sent of each byte of a collective.
     """
 
     cluster: Cluster
     machine: MachineMeasurement | None = None
     correction: Correction | None = None
+    wire: Wire = AS_IT_IS
 
     __repr__ = one_line
+
+    def carrying(self, wire: Wire) -> Network:
+        """The same links for collectives that send something else than what they are about."""
+        return self if wire == self.wire else replace(self, wire=wire)
 
     @cached_property
     def places(self) -> ClusterPlaces:
@@ -86,7 +92,7 @@ class Network:
         spread = self._spread_of(ranks)
         machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
         if machine is not None and machine.all_reduce:
-            measured_s = _scaled(machine.all_reduce, spread.ranks, reduced_bytes)
+            measured_s = _scaled(machine.all_reduce, spread.ranks, reduced_bytes * self.wire.inside)
             return CollectiveTime(measured_s, 0.0).scaled(self._factor)
         one_way = min(self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes))
         return one_way.scaled(2.0 * self._factor)
@@ -157,13 +163,14 @@ class Network:
 
     def _inside(self, spread: Spread) -> list[Link]:
         """Those inside the nodes."""
-        return [self.cluster.groups[group].link for group in spread.inside]
+        links = [self.cluster.groups[group].link for group in spread.inside]
+        return links if self.wire.inside == 1.0 else [_slower(link, self.wire.inside) for link in links]
 
     def _between(self, pairs: Sequence[tuple[int, int]], sharing: int = 1) -> list[Link]:
         """Those between nodes of pairs of groups, each with its share of them."""
         names = (sorted(self.cluster.groups[group].name for group in pair) for pair in pairs)
         links = (self.cluster.links[one, other] for one, other in names)
-        return [Link(link.bytes_per_s / sharing, link.latency_s) for link in links]
+        return [_slower(link, sharing * self.wire.between) for link in links]
 
     def _link(self, rank: int, peer: int, sharing: int = 1) -> Link:
         link = self.cluster.link_between(rank, peer)
@@ -178,6 +185,10 @@ class Network:
         return machine if same else None
 
 
+def _slower(link: Link, factor: float) -> Link:
+    return Link(link.bytes_per_s / factor, link.latency_s)
+
+
 def _slowest_s(links: Sequence[Link], moved_bytes: float) -> float:
     """Seconds until `moved_bytes` have come over each of the links, if the slowest decides."""
     return max(link.latency_s for link in links) + _moving_s(links, moved_bytes)
@@ -190,7 +201,7 @@ def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
     return moved_bytes / min(link.bytes_per_s for link in links)
 
 
-def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: int) -> float:
+def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
     """A measured all-reduce of two ranks, scaled to n as rings scale.
 
     Two ranks take two turns and move all the bytes; n ranks take 2 (n - 1) turns and move 2 (n - 1) / n of

@@ -23,15 +23,15 @@ def check_obligations(program: Program) -> list[Violation]:
             for stage, replica in missing
         ]
     return [
-        *_compare(program, "forward", owed.forward, FORWARD),
-        *_compare(program, "backward", owed.backward, BACKWARD, BACKWARD_INPUT),
-        *_compare(program, "weight part of backward", owed.backward, BACKWARD, BACKWARD_WEIGHT),
-        *_compare(program, "step", np.insert(owed.step, 2, -1, axis=1), STEP),
+        *check_runs(program, "forward", owed.forward, FORWARD),
+        *check_runs(program, "backward", owed.backward, BACKWARD, BACKWARD_INPUT),
+        *check_runs(program, "weight part of backward", owed.backward, BACKWARD, BACKWARD_WEIGHT),
+        *check_runs(program, "step", np.insert(owed.step, 2, -1, axis=1), STEP),
     ]
 
 
-def _compare(program: Program, what: str, owed: Ints, *kinds: int) -> list[Violation]:
-    """Compare owed rows (stage, replica, micro-batch, iteration) with what the owners run."""
+def check_runs(program: Program, what: str, owed: Ints, *kinds: int) -> list[Violation]:
+    """Compare owed rows (stage, replica, micro-batch, iteration) of these kinds with what the owners run."""
     columns = program.columns
     rows = rows_of(program, *kinds)
     wanted = _per_rank(owed, program.obligations)

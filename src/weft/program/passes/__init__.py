@@ -1,6 +1,7 @@
 """Passes: what methods add to a lowered pipeline, and what a program owes them for it.
 
-A pass works on one lowered pipeline, with devices in place of ranks, and leaves the computations alone. A
+A pass works on one lowered pipeline, with devices in place of ranks, and leaves the computations alone: first
+on that of one step; then on that of a cycle, in which the step is repeated. A
 method contributes it (`weft.bundles`) together with the groups that its collectives meet in, what the program
 then owes the method, and the check that proves it. The compiler and the verifier know passes and no method.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from math import lcm
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
+from weft.program.cycle import repeated
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.program import NONE, Columns, GroupKin, Groups, Ints, Owed, Program
@@ -42,6 +45,14 @@ class GroupTable:
     groups: Groups
     by: tuple[str, ...]
     table: Ints
+
+
+def _one_step(asked: Any) -> int:
+    return 1
+
+
+def _as_it_is(pipeline: LoweredPipeline, layout: PipelineLayout, asked: Any) -> LoweredPipeline:
+    return pipeline
 
 
 def _no_problems(layout: PipelineLayout, asked: Any, others: Mapping[str, Any]) -> Sequence[Violation]:
@@ -67,7 +78,9 @@ class Pass(Generic[Asked]):
     Attributes:
         name: the method's.
         asked: what a plan asks of the method; None: nothing, and the pass does not run.
-        apply: the pipeline with the method's rows and edges.
+        apply: the pipeline of one step with the method's rows and edges.
+        cycle: how many steps make a cycle of the method's; that of a program has those of all its methods.
+        apply_to_cycle: the pipeline of a whole cycle with the method's rows and edges.
         default: what is asked of it where programs are built without a plan.
         after: methods whose passes come before this one.
         evaluates: whether it runs in forward-only programs, too.
@@ -81,7 +94,9 @@ class Pass(Generic[Asked]):
 
     name: str
     asked: Callable[[Plan, LayerGraph], Asked | None]
-    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline]
+    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
+    cycle: Callable[[Asked], int] = _one_step
+    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
     default: Asked | None = None
     after: tuple[str, ...] = ()
     evaluates: bool = False
@@ -151,9 +166,18 @@ class PassList:
             raise InputError(problems)
         return cls(chosen)
 
+    @property
+    def steps_per_cycle(self) -> int:
+        """The fewest steps after which the cycles of all methods end."""
+        return lcm(*(one.cycle(asked) for one, asked in self.passes))
+
     def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
+        """A cycle out of the pipeline of one step."""
         for one, asked in self.passes:
             pipeline = one.apply(pipeline, layout, asked)
+        pipeline = repeated(pipeline, self.steps_per_cycle)
+        for one, asked in self.passes:
+            pipeline = one.apply_to_cycle(pipeline, layout, asked)
         return pipeline
 
     def owed(self, layout: PipelineLayout) -> dict[str, Owed]:

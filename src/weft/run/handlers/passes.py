@@ -199,7 +199,10 @@ def _going_back(
         def work() -> None:
             require_weights()
             inputs, output = saved.content
-            left.content = differentiate(inputs, output, given.content)
+            gradient = given.content
+            if last and workspace.gradient_weight != 1.0:
+                gradient = torch.full_like(output, workspace.gradient_weight)
+            left.content = differentiate(inputs, output, gradient)
             made.content = inputs.grad
 
         ended = stream.run(label, work, saved, given, values.get(weights, THERE), buffer.emptied)

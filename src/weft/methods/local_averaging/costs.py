@@ -1,0 +1,30 @@
+"""What an averaging costs: an all-reduce of a stage's weights, what is computed of them, and what is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.methods.local_averaging.options import options_of
+from weft.predict.cost.hooks import CostOf, synchronising_hook
+from weft.predict.cost.memory import plan_states, stage_parameters
+from weft.predict.cost.network import Network
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import Held, ResidentBytes
+
+
+def _outer_states(pricing: Pricing) -> Held:
+    """The last averaged weights of a rank's stages, as they are stepped, and their momentum."""
+    held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
+    options = options_of(plan)
+    if options is not None and options.steps_outside:
+        element = 2 * plan_states(plan).gradients
+        for index, stage in enumerate(plan.stages):
+            parameters = stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
+            held[pricing.placed.ranks_of_stage[index].ravel()] += element * parameters
+    return Held(held)
+
+
+COSTS = (
+    CostOf(kind="average_weights", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
+    ResidentBytes(what="states of the outer step", hook=_outer_states),
+)

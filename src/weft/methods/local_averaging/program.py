@@ -1,0 +1,108 @@
+"""Weights averaged over replicas that step by themselves (local SGD; Stich, arXiv 1805.09767).
+
+In all steps but every K-th replicas exchange nothing. After the K-th step of each cycle the replicas of a
+stage average its weights, before anybody reads them in the next cycle. Averagings stand at the end of a
+device's cycle, in the order in which the next cycle needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.errors import Violation
+from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
+from weft.methods.local_averaging.options import NAME, options_of
+from weft.methods.local_averaging.verify import check_averagings
+from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
+from weft.program.kinds import READS_WEIGHTS, STEP, is_any_of
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes import GroupTable, Pass
+from weft.program.passes.insert import insert
+from weft.program.passes.replicas import replica_groups
+from weft.program.program import Columns, Edges
+
+NOBODY = "one replica has nobody to average with"
+CLIPS = "the norm of the whole gradient is that of no replica; replicas step with gradients of their own"
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """How many steps replicas take by themselves, and the bytes of each stage's weights as they are stepped,
+    on one rank."""
+
+    every: int
+    weight_bytes: tuple[int, ...]
+
+
+def asked(plan: Plan, graph: LayerGraph) -> Averaging | None:
+    options = options_of(plan)
+    if options is None:
+        return None
+    # Weights are averaged in the precision in which they are stepped, which is that of their gradients.
+    element = gradient_element_bytes(plan)
+    held = (
+        stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
+    )
+    return Averaging(options.every, tuple(element * parameters for parameters in held))
+
+
+def refuse(layout: PipelineLayout, averaging: Averaging, others: Mapping[str, Any]) -> list[Violation]:
+    problems = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    if GRADIENT_NORM in others:
+        problems.append(Violation("sync", CLIPS, "dense"))
+    return problems
+
+
+def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: Averaging) -> LoweredPipeline:
+    """Add the averagings to one pipeline's cycle: one after every K-th step of each stage.
+
+    Who would read the weights of such a step reads what the averaging has made of them.
+    """
+    columns, edges = pipeline.columns, pipeline.edges
+    last = (columns.kind == STEP) & ((columns.iteration + 1) % averaging.every == 0)
+    steps = np.flatnonzero(last)
+    row_of = np.full(len(columns), -1, dtype=np.int64)
+    row_of[steps] = len(columns) + np.arange(len(steps), dtype=np.int64)
+    # The rows of a device and step come one after the other.
+    place = columns.rank * (int(columns.iteration.max(initial=0)) + 1) + columns.iteration
+    anchors = np.searchsorted(place, place[steps], side="right") - 1
+    stage = columns.stage[steps]
+    added = Columns.of(
+        len(steps),
+        kind=AVERAGE_WEIGHTS,
+        stage=stage,
+        replica=columns.replica[steps],
+        iteration=columns.iteration[steps],
+        rank=columns.rank[steps],
+        bytes=np.array(averaging.weight_bytes, dtype=np.int64)[stage],
+    )
+    follows = last[edges.source] & is_any_of(columns.kind[edges.target], READS_WEIGHTS)
+    source = np.where(follows, row_of[edges.source], edges.source)
+    moved = LoweredPipeline(columns, Edges(source=source, target=edges.target, distance=edges.distance))
+    return insert(moved, added, anchors, 1 + stage, Edges.of(steps, row_of[steps]))
+
+
+def groups(layout: PipelineLayout, averaging: Averaging) -> tuple[GroupTable, ...]:
+    """All replicas of a stage, lane by lane."""
+    everybody = [list(range(layout.replicas))]
+    return (replica_groups((AVERAGE_WEIGHTS,), layout, [everybody] * len(layout.stages)),)
+
+
+PASS = Pass(
+    name=NAME,
+    asked=asked,
+    cycle=lambda averaging: averaging.every,
+    apply_to_cycle=average,
+    after=("sharding", "tying", "blocking", "gradient-norm"),
+    refuse=refuse,
+    groups=groups,
+    owes=lambda layout, averaging: AveragesWeights(every=averaging.every),
+    check=check_averagings,
+)

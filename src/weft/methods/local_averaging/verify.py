@@ -1,0 +1,47 @@
+"""Every replica averages the weights of all stages that it steps, with all others, after every K-th step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.errors import Violation
+from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
+from weft.program.checks.obligations import check_runs
+from weft.program.checks.report import name, rows_of, violations
+from weft.program.program import Program
+
+
+def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Violation]:
+    """Everything that keeps replicas from being equal again when a cycle ends."""
+    if owed is None:
+        return []
+    if program.steps_per_cycle % owed.every:
+        problem = f"a cycle of {program.steps_per_cycle} steps does not end with an averaging"
+        return [Violation("averagings", f"{problem}; they come every {owed.every} steps")]
+    steps = program.obligations.step
+    last = steps[(steps[:, 2] + 1) % owed.every == 0]
+    found = check_runs(program, "averagings", np.insert(last, 2, -1, axis=1), AVERAGE_WEIGHTS)
+    # A folded program has the rows of one replica only.
+    return found if program.kept_replica is not None else found + _check_members(program)
+
+
+def _check_members(program: Program) -> list[Violation]:
+    """All ranks that hold the same part of a stage average it together."""
+    columns, owners = program.columns, program.obligations.owners
+    holders: dict[int, list[tuple[int, ...]]] = {}
+    for (stage, _), ranks in owners.items():
+        holders.setdefault(stage, []).append(ranks)
+    wrong = []
+    for row in rows_of(program, AVERAGE_WEIGHTS).tolist():
+        stage, rank = int(columns.stage[row]), int(columns.rank[row])
+        own = owners.get((stage, int(columns.replica[row])), ())
+        lane = own.index(rank) if rank in own else -1
+        expected = {ranks[lane] for ranks in holders.get(stage, [])}
+        group = int(columns.group[row])
+        if not 0 <= group < len(program.groups) or set(program.groups[group]) != expected:
+            wrong.append(row)
+    return violations(
+        "averagings",
+        np.array(wrong, dtype=np.int64),
+        lambda row: f"{name(program, row)} is not with all replicas of its stage",
+    )

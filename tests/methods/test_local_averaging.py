@@ -1,0 +1,187 @@
+"""Laws: replicas exchange nothing but weights, once in every K steps; a program that does else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from program.mutations import without_edge, without_row
+from small_jobs import make_plan, make_program, tiny
+
+from weft.describe.amount import Shape
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.plan import Choice, Plan
+from weft.errors import InputError
+from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
+from weft.planning.compile import compile_evaluation, compile_folded
+from weft.predict.predict import predict
+from weft.program.kinds import STEP, is_collective
+from weft.program.program import Columns, Program
+from weft.program.verify import require_valid, verify
+
+CONFIG = tiny(layers=2)
+ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
+
+
+def averaging(every: int, *order: str | int, **options: float) -> Plan:
+    schedule, pp, loops = order or ORDERS[1]
+    plan = make_plan(CONFIG, pp=pp, dp=2, loops=loops, schedule=schedule, precision="fp32")
+    sync = Choice(name="local-averaging", options={"every": every, **options})
+    return plan.model_copy(update={"sync": sync})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_every_stage_is_averaged_by_all_its_replicas_after_its_last_step(
+    every: int, order: tuple[str, int, int]
+) -> None:
+    plan = averaging(every, *order)
+    program = make_program(CONFIG, plan)
+    require_valid(program)
+    columns = program.columns
+    assert program.steps_per_cycle == every
+    rows = np.flatnonzero(is_collective(columns.kind))
+    assert set(columns.kind[rows]) == {AVERAGE_WEIGHTS}
+    assert set(columns.iteration[rows]) == {every - 1}
+    steps = np.flatnonzero(columns.kind == STEP)
+    assert len(steps) == every * len(rows)
+    holders = [{rank for copy in stage.replicas for rank in copy.ranks} for stage in plan.stages]
+    for row in rows.tolist():
+        assert set(program.groups[columns.group[row]]) == holders[columns.stage[row]]
+
+
+def test_steps_and_forwards_of_a_cycle_are_those_of_one_step_each() -> None:
+    one, three = (make_program(CONFIG, averaging(every)) for every in (1, 3))
+    for iteration in range(3):
+        mine = np.flatnonzero(three.columns.iteration == iteration)
+        kinds = three.columns.kind[mine]
+        others = one.columns.kind[one.columns.kind != AVERAGE_WEIGHTS]
+        assert np.array_equal(kinds[kinds != AVERAGE_WEIGHTS], others)
+
+
+def test_an_evaluation_averages_nothing() -> None:
+    program = compile_evaluation(averaging(3), layer_graph(CONFIG))
+    require_valid(program)
+    assert program.steps_per_cycle == 1
+    assert not (program.columns.kind == AVERAGE_WEIGHTS).any()
+
+
+def _average_of(program: Program) -> int:
+    return int(np.flatnonzero(program.columns.kind == AVERAGE_WEIGHTS)[0])
+
+
+def _doubled(program: Program) -> Program:
+    """The same averaging once more, under the number of another part."""
+    row = _average_of(program)
+    order = np.insert(np.arange(len(program)), row + 1, row)
+    columns = program.columns.take(order)
+    part = columns.part.copy()
+    part[row + 1] = 1
+    edges = program.edges
+    moved = (edges.source + (edges.source > row), edges.target + (edges.target > row))
+    return replace(
+        program,
+        columns=Columns(**{**vars(columns), "part": part}),
+        edges=replace(edges, source=moved[0], target=moved[1]),
+    )
+
+
+def _in_another_step(program: Program) -> Program:
+    iteration = program.columns.iteration.copy()
+    iteration[_average_of(program)] = 0
+    return replace(program, columns=replace(program.columns, iteration=iteration))
+
+
+def _alone(program: Program) -> Program:
+    group = program.columns.group.copy()
+    row = _average_of(program)
+    group[row] = len(program.groups)
+    groups = (*program.groups, (int(program.columns.rank[row]),))
+    return replace(program, columns=replace(program.columns, group=group), groups=groups)
+
+
+def _not_awaited(program: Program) -> Program:
+    """Without the edges from the averaging to what reads the weights in the next cycle."""
+    while True:
+        edges = program.edges
+        reaching = (edges.source == _average_of(program)) & (edges.distance == 1)
+        if not reaching.any():
+            return program
+        program = without_edge(program, int(np.flatnonzero(reaching)[0]))
+
+
+def _too_early(program: Program) -> Program:
+    edges = program.edges
+    return without_edge(program, int(np.flatnonzero(edges.target == _average_of(program))[0]))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda program: without_row(program, _average_of(program)), "runs 0 times on rank 0, not 1"),
+        (_doubled, "runs 2 times on rank 0, not 1"),
+        (_in_another_step, "step 0 of replica 0 runs 1 times on rank 0, not 0"),
+        (_alone, "is not with all replicas of its stage"),
+        (_not_awaited, "does not wait for rank 0 AW0 of step 2, which makes its 'weights'"),
+        (_too_early, "rank 0 AW0 of step 2 does not wait for rank 0 O0 of step 2"),
+    ],
+)
+def test_a_program_that_averages_otherwise_is_refused(
+    broken: Callable[[Program], Program], said: str
+) -> None:
+    program = make_program(CONFIG, averaging(3))
+    assert said in "; ".join(str(one) for one in verify(broken(program)))
+
+
+def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
+    graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
+    steps = {}
+    for every in (1, 4):
+        plan = averaging(every)
+        whole = predict(plan, make_program(CONFIG, plan), graph, cluster)
+        folded = predict(plan, compile_folded(plan, graph, cluster), graph, cluster)
+        assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-6)
+        assert len(np.unique(whole.simulation.timeline.step)) == every
+        steps[every] = whole.prediction.step_s
+    assert steps[4] < steps[1]
+
+
+def test_an_outer_step_keeps_two_more_of_every_weight() -> None:
+    graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
+    plain, outer = (
+        predict(plan, make_program(CONFIG, plan), graph, cluster).prediction
+        for plan in (averaging(2), averaging(2, outer_momentum=0.9))
+    )
+    shape = Shape(1, CONFIG.sequence)
+    parameters = sum(layer.parameters(shape) for layer in graph.layers)
+    more = sum(outer.peak_bytes) - sum(plain.peak_bytes)
+    assert more == pytest.approx(2 * 2 * 4 * parameters * 1.03, rel=0.01)
+    assert outer.step_s > plain.step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sharding": "zero-1"}, "zero-1: replicas that step by themselves share nothing out"),
+        (
+            {"methods": (Choice(name="gradient-norm"),)},
+            "the norm of the whole gradient is that of no replica",
+        ),
+        ({"sync": Choice(name="local-averaging")}, "sync.options: every: missing"),
+        ({"sync": Choice(name="local-averaging", options={"every": 0})}, "sync.options: every: 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_program(CONFIG, averaging(2).model_copy(update=change))
+    [line] = refused.value.violations
+    assert said in str(line)
+
+
+def test_one_replica_has_nobody_to_average_with() -> None:
+    plan = make_plan(CONFIG).model_copy(update={"sync": averaging(2).sync})
+    with pytest.raises(InputError, match="one replica has nobody to average with"):
+        make_program(CONFIG, plan)
