@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan_file
-from weft.describe.run_file import load_run
+from weft.describe.prediction import Prediction
+from weft.describe.run_file import RunFile, load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, given_plan
+from weft.planning.planned import PlannedJob, checked_plan, given_plan
 from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
@@ -57,9 +59,22 @@ def reopen(path: Path) -> PlannedJob:
     Raises:
         InputError: when it is not a run directory or a file in it is broken.
     """
+    return given_plan(*_files(path))
+
+
+def reopen_unpredicted(path: Path) -> PlannedJob:
+    """The same with no prediction but that of the directory, for ranks that nobody asks for another one.
+
+    Raises:
+        InputError: as `reopen`.
+    """
+    return checked_plan(*_files(path))
+
+
+def _files(path: Path) -> tuple[RunFile, Plan, Prediction | None]:
     RunDirectory(path).require()
     given = load_plan_file(path / "plan.json")
-    return given_plan(load_run(path / "run.toml"), given.plan, given.prediction)
+    return load_run(path / "run.toml"), given.plan, given.prediction
 
 
 def execute(
