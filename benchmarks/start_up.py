@@ -5,7 +5,8 @@
 
 What a rank compiles is measured in fresh processes, in seconds of the processor, which other work on the
 machine does not stretch, and in bytes that the process had in memory at its peak, Python and imports among
-them. What is compiled first loads the methods, too; what is compiled once more does not. Pipelines run as many micro-batches whatever the number of ranks.
+them. What is compiled first loads the methods, too; what is compiled once more does not. Pipelines run as
+many micro-batches whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -81,13 +82,12 @@ def of_ranks() -> None:
             )
             for name, found in figures.items():
                 found.append(part[name])
-    words = {"compile_s": "seconds for a part", "peak_bytes": "peak memory", "again_s": "seconds, once more"}
+    words = {"compile_s": "seconds of a part", "peak_bytes": "peak memory", "again_s": "seconds, once more"}
+    span = f"{RANKS[0]} to {RANKS[-1]} ranks"
     for name, found in figures.items():
         ratio = max(found) / min(found)
         verdict = "met" if ratio <= FLAT else "MISSED"
-        print(
-            f"{words[name]}, {RANKS[0]} to {RANKS[-1]} ranks: within {ratio:.2f}x (target {FLAT:g}x: {verdict})"
-        )
+        print(f"{words[name]}, {span}: within {ratio:.2f}x (target {FLAT:g}x: {verdict})")
 
 
 def measured(folder: str, ranks: str, what: str, repeats: int) -> dict[str, object]:

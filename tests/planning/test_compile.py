@@ -1,5 +1,7 @@
 """Compiling is a pure function of the plan; messages and buckets have the sizes the layers say."""
 
+import pytest
+
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.layout import Layout
@@ -8,8 +10,15 @@ from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
-from weft.planning.compile import compile_evaluation, compile_folded, compile_plan
+from weft.planning.compile import (
+    compile_evaluation,
+    compile_evaluation_part,
+    compile_folded,
+    compile_part,
+    compile_plan,
+)
 from weft.program.kinds import FORWARD, SEND_ACTIVATION, STEP
+from weft.program.rank_program import digests, part_of
 from weft.program.verify import verify
 
 
@@ -49,6 +58,30 @@ def test_a_program_of_another_length_is_that_of_a_plan_with_such_shares():
     )
     assert (programs[0].ids == programs[1].ids).all()
     assert (programs[0].columns.rank == programs[1].columns.rank).all()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"sharding": "zero-3"},
+        {"dp": 4, "sharding": "zero-1", "island": 2},
+        {"dp": 1, "loops": 1, "schedule": "1f1b", "tp": 2, "cp": 2},
+        {"dp": 2, "loops": 1, "schedule": "chimera"},
+        {"micro_batches_per_replica": (5, 3), "sharding": "zero-1", "rank_order": (3, 0, 2, 1)},
+    ],
+    ids=["weights shared out", "islands", "lanes", "two paths", "uneven shares and order"],
+)
+def test_the_parts_of_a_plans_ranks_are_those_of_its_whole_programs(layout):
+    plan, graph = planned(**layout)
+    pairs = ((compile_plan, compile_part), (compile_evaluation, compile_evaluation_part))
+    for whole, part in pairs:
+        program = whole(plan, graph)
+        told = digests(program).tolist()
+        for rank in range(plan.ranks):
+            own, taken = part(plan, graph, rank), part_of(program, rank)
+            assert own.digest == taken.digest == told[rank]
+            assert own.ids.tolist() == taken.ids.tolist()
+            assert (own.first_row, own.groups, own.stages) == (taken.first_row, taken.groups, taken.stages)
 
 
 def test_messages_carry_one_hidden_state_and_buckets_all_gradients():

@@ -229,14 +229,25 @@ def given_plan(
     Raises:
         InputError: listing everything that is wrong with the plan.
     """
+    job = checked_plan(run, plan, prediction, later)
+    return job if prediction is not None else replace(job, chosen_for=job.predicted.prediction)
+
+
+def checked_plan(
+    run: RunFile, plan: Plan, prediction: Prediction | None = None, later: Later | None = None
+) -> PlannedJob:
+    """As `given_plan`, without predicting anything.
+
+    Raises:
+        InputError: listing everything that is wrong with the plan.
+    """
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)
     problem = problem_of_run(run)
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:
         raise InputError(violations)
-    job = PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction, later=later)
-    return job if prediction is not None else replace(job, chosen_for=job.predicted.prediction)
+    return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction, later=later)
 
 
 def _require_deadline(run: RunFile, best: Candidate) -> None:

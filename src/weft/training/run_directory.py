@@ -3,8 +3,8 @@
 Nothing here imports torch; the launcher calls it.
 
     runs/NAME/
-      run.toml plan.json program.txt predicted.parquet verified.json
-                                                            written before the start
+      run.toml plan.json program.txt predicted.parquet      written before the start
+      verified.json                                         what the launcher has verified, for its workers
       then/plan.json ...                                    the same of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
