@@ -33,7 +33,7 @@ CLIPS = "the norm of the whole gradient is that of no replica; replicas step wit
 
 
 @dataclass(frozen=True, slots=True)
-class Averaging:
+class AveragingAsked:
     """How many steps replicas take by themselves, and the bytes of each stage's weights as they are stepped,
     on one rank."""
 
@@ -41,7 +41,7 @@ class Averaging:
     weight_bytes: tuple[int, ...]
 
 
-def asked(plan: Plan, graph: LayerGraph) -> Averaging | None:
+def asked(plan: Plan, graph: LayerGraph) -> AveragingAsked | None:
     options = options_of(plan)
     if options is None:
         return None
@@ -50,17 +50,17 @@ def asked(plan: Plan, graph: LayerGraph) -> Averaging | None:
     held = (
         stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
     )
-    return Averaging(options.every, tuple(element * parameters for parameters in held))
+    return AveragingAsked(options.every, tuple(element * parameters for parameters in held))
 
 
-def refuse(layout: PipelineLayout, averaging: Averaging, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, averaging: AveragingAsked, others: Mapping[str, Any]) -> list[Violation]:
     problems = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
     if GRADIENT_NORM in others:
         problems.append(Violation("sync", CLIPS, "dense"))
     return problems
 
 
-def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: Averaging) -> LoweredPipeline:
+def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: AveragingAsked) -> LoweredPipeline:
     """Add the averagings to one pipeline's cycle: one after every K-th step of each stage.
 
     Who would read the weights of such a step reads what the averaging has made of them.
@@ -89,7 +89,7 @@ def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: Averag
     return insert(moved, added, anchors, 1 + stage, Edges.of(steps, row_of[steps]))
 
 
-def groups(layout: PipelineLayout, averaging: Averaging) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, averaging: AveragingAsked) -> tuple[GroupTable, ...]:
     """All replicas of a stage, lane by lane."""
     everybody = [list(range(layout.replicas))]
     return (replica_groups((AVERAGE_WEIGHTS,), layout, [everybody] * len(layout.stages)),)

@@ -20,7 +20,7 @@ from weft.sync.base import Group, Meeting, StatefulSynchroniser, SynchroniserOf
 Tensors = Sequence[torch.Tensor]
 
 
-class StageWeights:
+class AveragedStage:
     """What a rank steps of one stage.
 
     Args:
@@ -62,7 +62,7 @@ class LocalAveraging(MethodState):
 
     def __init__(self, making: Making) -> None:
         self._program = making.program
-        self._stages: dict[int, StageWeights] = {}
+        self._stages: dict[int, AveragedStage] = {}
 
     def begin(self, resources: Resources) -> None:
         program = self._program
@@ -76,7 +76,7 @@ class LocalAveraging(MethodState):
                 else [piece.stepped for piece in stepped.pieces]
             )
             share, over = share_of(program, stage), resources.groups.collective[group]
-            self._stages[stage] = StageWeights(weights, share, over)
+            self._stages[stage] = AveragedStage(weights, share, over)
         self.rebase()
 
     def rebase(self) -> None:
