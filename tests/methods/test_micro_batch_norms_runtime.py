@@ -76,7 +76,7 @@ def train(rank: int, ranks: int, case: Case) -> tuple[Norms, dict[str, torch.Ten
     return norms, parameters
 
 
-def alone(rank: int, ranks: int, case: Case) -> Norms:
+def alone(case: Case) -> Norms:
     """One process that goes back through each micro-batch by itself, and steps with the mean."""
     plan, config = case.plan, case.model
     model = build_stage(config, range(config.layers + 2), SEED, torch.float64)
@@ -96,15 +96,12 @@ def alone(rank: int, ranks: int, case: Case) -> Norms:
 
 CASES = (
     Case(tied=True),
-    Case(pp=2, dp=2),
+    Case(pp=2, dp=2, sharding="zero-3"),
     Case("gpipe", pp=2, recompute="full"),
-    Case("breadth-first", pp=2, dp=2, loops=2, recompute="selective", sharding="zero-3"),
+    Case("breadth-first", pp=2, dp=2, loops=2, recompute="selective", sharding="zero-1"),
     Case("zb-h1", pp=2, recompute="full"),
-    Case("zb-h1", pp=2, dp=2, sharding="zero-1"),
     Case("chimera", pp=2),
-    Case(tp=2, recompute="selective"),
     Case("zb-h1", pp=2, tp=2),
-    Case(cp=2, dp=2, sharding="zero-2"),
     Case("zb-h1", pp=2, cp=2, recompute="selective"),
     Case(cp=2, tp=2, tied=True),
 )
@@ -113,7 +110,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_norms_are_those_of_one_process(worker_pool: WorkerPool, case: Case) -> None:
     require_valid(make_program(case.model, case.plan))
-    [expected] = worker_pool.run(alone, case, ranks=1)
+    expected = alone(case)
     for norms, _ in worker_pool.run(train, case, ranks=case.plan.ranks):
         for found, wanted in zip(norms, expected, strict=True):
             assert found == pytest.approx(wanted, rel=1e-9)
