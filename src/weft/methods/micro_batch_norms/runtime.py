@@ -89,7 +89,7 @@ class StageSquares:
         self._squares: list[torch.Tensor] = []
         apart = [one for name, one in trained.items() if name not in parts]
         layout = FlatLayout.of(module, apart=apart)
-        flat = layout.zeros(layout.length, dtype)
+        flat = self._flat = layout.zeros(layout.length, dtype)
         names = {id(one): name for name, one in trained.items()}
         views = zip(layout.parameters, layout.views(flat), strict=True)
         self._parts = {names[id(parameter)]: view for parameter, view in views}
@@ -108,14 +108,16 @@ class StageSquares:
             one.add_up()
         squares = [*self._squares, *map(square, self._counted)]
         self._squares.clear()
+        # The next micro-batch may not use all parameters.
+        self._flat.zero_()
         return torch.stack(squares).sum(dtype=torch.float64) if squares else 0.0
 
 
 def square(gradient: torch.Tensor) -> torch.Tensor:
-    """The sum of squares, in fp32 or wider."""
-    flat = gradient.reshape(-1)
-    wide = flat.float() if flat.itemsize < 4 else flat
-    return torch.dot(wide, wide)
+    """The sum of squares, in the gradient's precision: fp32 or wider, as autograd has cast it already."""
+    # Most parameters are short vectors, of which a view takes as long as the product.
+    flat = gradient if gradient.ndim == 1 else gradient.reshape(-1)
+    return torch.dot(flat, flat)
 
 
 def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> set[str]:
