@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from weft.describe.plan import GRADIENT_NORM, Choice
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice
 
 CLIPS = (Choice(name=GRADIENT_NORM),)
+TELLS_NORMS = (Choice(name=MICRO_BATCH_NORMS),)

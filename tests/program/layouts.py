@@ -31,6 +31,7 @@ def asked(
     island: int | None = None,
     blocking: Sequence[Blocking] = (),
     norm: bool = False,
+    told: bool = False,
     tied: Sequence[TiedWeights] = (),
 ) -> dict[str, Any]:
     """What a program is asked of weft's own methods."""
@@ -39,6 +40,8 @@ def asked(
         methods["blocking"] = tuple(blocking)
     if norm:
         methods["gradient-norm"] = True
+    if told:
+        methods["micro-batch-norms"] = True
     if tied:
         methods["tying"] = Tied(tuple(tied), ReplicaGrid())
     return methods

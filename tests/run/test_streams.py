@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from asked_methods import TELLS_NORMS
 from late_streams import late
 from pool import WorkerPool
 from small_jobs import batch_of, descent, make_plan, make_program, make_runtime, parameters_of, tiny
@@ -186,7 +187,8 @@ def test_every_stream_ends_its_work_in_order(any_stream: Stream) -> None:
     assert all(before[1] <= after[0] <= after[1] for before, after in pairwise(times))
 
 
-Trained = tuple[list[float], list[float | None], list[torch.Tensor], list[torch.Tensor], float]
+Norms = tuple[float | None, dict[str, list[float]]]
+Trained = tuple[list[float], list[Norms], list[torch.Tensor], list[torch.Tensor], float]
 
 
 def train(
@@ -212,7 +214,7 @@ def train(
         results = [runtime.step(step, batch) for step, batch in enumerate(batches)]
         unstated = clock.missing(program, rank, STEPS) if clock is not None else []
         losses = [result.loss for result in results]
-        norms = [result.gradient_norm for result in results]
+        norms = [(result.gradient_norm, result.series) for result in results]
         runtime.gather_weights()
         parameters = list(parameters_of(runtime).values())
         evaluated = runtime.evaluate(compile_evaluation_part(plan, layer_graph(config), rank), batches)
@@ -232,9 +234,14 @@ def plan_of(config: ModelConfig, sharding: str, *, clips: bool = False, **sizes:
     )
 
 
+def told(plan: Plan) -> Plan:
+    return plan.model_copy(update={"methods": TELLS_NORMS})
+
+
 WHOLE, TIED = tiny(), tiny(tied=True)
 CASES = {
     "1f1b": (WHOLE, plan_of(WHOLE, "zero-0", pp=2, schedule="1f1b")),
+    "norms of micro-batches": (WHOLE, told(plan_of(WHOLE, "zero-1", pp=2, dp=2, schedule="zb-h1"))),
     "zb-v, tied": (TIED, plan_of(TIED, "zero-0", pp=2, loops=2, schedule="zb-v", clips=True)),
     "zero-0": (WHOLE, plan_of(WHOLE, "zero-0", dp=2, loops=2, schedule="breadth-first", clips=True)),
     "zero-1, tied": (TIED, plan_of(TIED, "zero-1", pp=2, dp=2, schedule="zb-h1", clips=True)),

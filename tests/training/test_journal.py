@@ -9,13 +9,18 @@ import torch
 
 from weft.errors import RunError
 from weft.run.runtime import StepResult
+from weft.run.streams import Value
 from weft.training.journal import Journal
+from weft.training.loggers.feed import Feeds
 from weft.training.run_directory import RunDirectory
 
 
-def done(step: int, loss: float = 1.5, gradient_norm: float | None = None) -> StepResult:
+def done(
+    step: int, loss: float = 1.5, gradient_norm: float | None = None, **series: list[float]
+) -> StepResult:
     figures = {} if gradient_norm is None else {"gradient_norm": gradient_norm}
-    return StepResult(step, [torch.tensor([loss])], None, figures)
+    rows = {name: Value.of(torch.tensor(row, dtype=torch.float64)) for name, row in series.items()}
+    return StepResult(step, [torch.tensor([loss])], None, figures, rows)
 
 
 def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool = True) -> Journal:
@@ -88,6 +93,23 @@ def test_the_norm_is_written_and_a_step_left_out_is_an_event(tmp_path: Path) -> 
     assert [(row["step"], row["gradient_norm"]) for row in rows] == [(0, 2.0), (2, 3.0)]
     [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (event["event"], event["step"], event["gradient_norm"]) == ("left out", 1, "inf")
+
+
+def test_rows_of_numbers_are_written_without_what_json_lacks_and_kept_from_loggers(tmp_path: Path) -> None:
+    fed: list[dict[str, float]] = []
+
+    class Fed(Feeds):
+        def _put(self, record: dict[str, float]) -> None:
+            fed.append(record)
+
+    journal = Journal(tmp_path, writes=True)
+    journal.report_to(Fed())
+    journal.step(done(0, norms=[1.0, math.inf, 0.1]), step_s=1.0)
+    journal.flush()
+    [row] = RunDirectory(tmp_path).metrics()
+    assert row["norms"] == [1.0, None, 0.1]
+    assert fed[0]["step"] == 0
+    assert "norms" not in fed[0]
 
 
 def test_a_run_of_which_every_step_was_left_out_has_failed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from web.browser import Browser
 from web.samples import HOSTILE, sample_report
 
+from weft.planning.report_sections import Chart, Curve, Section
 from weft.web.report import write_report
 from weft.web.report_data import ReportData
 
@@ -202,3 +203,18 @@ def test_missing_parts_leave_a_page_without_complaints(show: Open, changes: dict
     assert browser.complaints() == []
     present = report.predicted is not None or report.measured is not None
     assert browser.run("document.getElementById('timeline').hidden") is not present
+
+
+def test_the_section_of_a_method_draws_its_curves(show: Open) -> None:
+    curves = (Curve("largest", [(0, 4.0), (1, math.nan), (2, 9.0)]), Curve(HOSTILE, [(0, 1.0), (2, 2.0)]))
+    section = Section("norms", HOSTILE, [("steps", "3")], Chart(curves, "step"))
+    bare = Section("bare", "Rows alone", [("steps", "3")])
+    browser = show(dataclasses.replace(sample_report(), sections=(section, bare)))
+    assert browser.complaints() == []
+    assert browser.run("document.querySelectorAll('#norms .chart path.series').length") == 2
+    assert browser.run("document.querySelectorAll('#norms .legend li').length") == 2
+    assert browser.run("document.querySelectorAll('#norms th').length") == 1
+    label = browser.run("document.querySelector('#norms svg[role=img]').getAttribute('aria-label')")
+    assert label.endswith(f"largest from 4 to 9; {HOSTILE} from 1 to 2")
+    assert browser.run("document.querySelector('#bare .chart')") is None
+    assert browser.run("window.harmed") is None

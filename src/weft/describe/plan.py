@@ -35,6 +35,8 @@ Stack = Literal["weft", "megatron-lm", "deepspeed"]
 # The method that clipping, and leaving out what is not finite, ask for: steps wait for the norm of the whole
 # gradient.
 GRADIENT_NORM = "gradient-norm"
+# The method that a report of the norms of micro-batches asks for.
+MICRO_BATCH_NORMS = "micro-batch-norms"
 
 
 class _Record(BaseModel):

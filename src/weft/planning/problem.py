@@ -177,7 +177,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        methods=(*table.methods, *asked_of_methods(run)),
+        methods=(*table.methods, *run.report.methods, *asked_of_methods(run)),
         optimizer=counted.work,
         home=home,
     )

@@ -1,16 +1,43 @@
-"""What methods add to the report of a run: sections of plain rows."""
+"""What methods add to the report of a run: sections of plain rows, with a chart where they have one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.bundles import parts
 from weft.planning.planned import PlannedJob
 
 # What, and the figure or words.
 Rows = Sequence[tuple[str, str]]
+
+
+class Curve(NamedTuple):
+    """A line of a chart; `points` are (x, y)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+class Chart(NamedTuple):
+    """Lines over one axis, which `x_name` names."""
+
+    curves: Sequence[Curve]
+    x_name: str
+
+
+class Section(NamedTuple):
+    """A section as it is shown."""
+
+    name: str
+    title: str
+    rows: Rows
+    chart: Chart | None = None
+
+
+def _no_chart(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +48,19 @@ class ReportSection:
         name: of the section in the page, one word.
         title: its heading.
         rows: what it shows of a job and the metrics of its steps; without any the section is left out.
+        chart: what it draws of them above its rows.
     """
 
     name: str
     title: str
     rows: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Rows]
+    chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Chart | None] = _no_chart
 
 
-def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Rows]]:
-    """(name, title, rows) of every section that has something to show."""
-    found = [(one.name, one.title, one.rows(planned, metrics)) for one in parts(ReportSection)]
-    return [section for section in found if section[2]]
+def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Every section that has something to show."""
+    found = (
+        Section(one.name, one.title, one.rows(planned, metrics), one.chart(planned, metrics))
+        for one in parts(ReportSection)
+    )
+    return [section for section in found if section.rows]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from weft.bundles import runtime_parts
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
@@ -21,17 +23,19 @@ from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Handler, Issue
 from weft.run.methods import HandlerOf
 from weft.run.recorder import Recorder
-from weft.run.streams import Completion
+from weft.run.streams import Completion, Value
 from weft.run.workspace import Batch, Workspace
 
 Record = Callable[[int, int, int, int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a step tells the host: this rank's share of the loss, and figures of methods by name."""
+    """What a step tells the host: this rank's share of the loss, and by name figures of methods and rows of
+    such, which may still be on their way."""
 
     loss: float
     figures: Mapping[str, float]
+    series: Mapping[str, Value[torch.Tensor]]
 
 
 class Executor:
@@ -104,13 +108,11 @@ class Executor:
 
     def _outcome(self) -> Outcome:
         workspace = self._workspace
-        figures = {
-            name: value
-            for one in workspace.resources.methods.values()
-            for name, value in one.figures(workspace).items()
-        }
+        methods = workspace.resources.methods.values()
+        figures = {name: value for one in methods for name, value in one.figures(workspace).items()}
+        series = {name: value for one in methods for name, value in one.series(workspace).items()}
         loss = workspace.read_loss()
-        return Outcome(loss, {name: workspace.read(value) for name, value in figures.items()})
+        return Outcome(loss, {name: workspace.read(value) for name, value in figures.items()}, series)
 
     def _where(self, instruction: Instruction | None) -> str:
         return (

@@ -6,7 +6,7 @@ A method names these among the `PARTS` of its runtime module (`weft.bundles`). T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +19,7 @@ from weft.describe.plan import Plan
 from weft.program.rank_program import RankProgram
 from weft.run.mesh import Groups
 from weft.run.streams import Value
+from weft.run.taps import Tap
 
 if TYPE_CHECKING:
     from weft.run.handlers.base import Handler
@@ -94,6 +95,14 @@ class MethodState:
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         """Numbers of the step under way, by name, for the run's metrics."""
         return {}
+
+    def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        """Rows of numbers of the step under way, by name, which the host reads a step later."""
+        return {}
+
+    def taps(self, stage: int) -> Sequence[Tap]:
+        """What the method sees of micro-batches in a stage; asked once, after `begin`."""
+        return ()
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What a checkpoint keeps of it, by name; loading fills the same tensors."""

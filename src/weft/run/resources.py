@@ -29,6 +29,7 @@ from weft.run.stepped import SteppedWeights, require_elementwise
 from weft.run.streams import Streams
 from weft.run.synchroniser_state import NAME as SYNCHRONISER
 from weft.run.synchroniser_state import SynchroniserState
+from weft.run.taps import StageTaps, stage_taps
 from weft.run.tensor_stage import (
     SummedGradients,
     connect_stages,
@@ -54,7 +55,7 @@ class Resources:
     collect while they train, `recompute` what their backward passes run forward again. `shards` has the
     stages that the rank steps a share of only. `methods` is what methods keep, by name. `own_gradients` are
     the gradients that the rank steps, by stage. `summed` has what the ranks of a replica add up of a stage's
-    gradient before it is whole.
+    gradient before it is whole. `taps` has the stages of which methods see anything.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class Resources:
     sequence: int
     seed: int
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
+    taps: Mapping[int, StageTaps] = field(default_factory=dict)
 
 
 def make_resources(
@@ -168,6 +170,11 @@ def make_resources(
     )
     for one in methods.values():
         one.begin(resources)
+    resources.taps = stage_taps(
+        stages,
+        resources.first_layers,
+        lambda stage: [tap for one in methods.values() for tap in one.taps(stage)],
+    )
     return resources
 
 

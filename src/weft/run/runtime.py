@@ -23,6 +23,7 @@ from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_r
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
+from weft.run.streams import Value
 from weft.run.supported import unsupported
 from weft.run.tensor_stage import disconnect_stages
 from weft.run.workspace import Batch, Route, Workspace
@@ -42,9 +43,11 @@ class StepResult:
         shares: list[torch.Tensor],
         work: dist.Work | None,
         figures: Mapping[str, float] | None = None,
+        series: Mapping[str, Value[torch.Tensor]] | None = None,
     ) -> None:
         self.step = step
         self.figures = dict(figures or {})
+        self._series = dict(series or {})
         self._shares = shares
         self._work = work
 
@@ -57,6 +60,13 @@ class StepResult:
     def left_out(self) -> bool:
         """Whether no rank stepped, because the gradient was not finite."""
         return self.gradient_norm is not None and not math.isfinite(self.gradient_norm)
+
+    @property
+    def series(self) -> dict[str, list[float]]:
+        """Rows of numbers that methods tell of it, by name; reading them waits as the loss does."""
+        for value in self._series.values():
+            value.completion.wait()
+        return {name: value.content.tolist() for name, value in self._series.items()}
 
     @property
     def loss(self) -> float:
@@ -245,6 +255,8 @@ class RankRuntime:
             self._held.channels.close()
             self._held.groups.close()
             disconnect_stages(self._stages)
+            for taps in self._held.taps.values():
+                taps.close()
             # torch's threads of a group end with the last reference to it. One that still runs when the
             # interpreter goes down, and then lets go of a tensor, aborts the process.
             self._training = self._held = None
@@ -282,7 +294,7 @@ class RankRuntime:
         share = torch.tensor([outcome.loss], dtype=torch.float64)
         shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
         work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work, outcome.figures)
+        return StepResult(step, shares, work, outcome.figures, outcome.series)
 
 
 def require_runnable(plan: Plan, program: RankProgram) -> None:

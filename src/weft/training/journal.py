@@ -7,7 +7,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,6 +72,7 @@ class Journal:
         self._pending = None
         with meeting_peers():
             loss = result.loss
+            series = result.series
         metrics |= result.figures
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
@@ -79,7 +80,7 @@ class Journal:
         if not math.isfinite(loss):
             self.event("diverged", step=result.step)
             raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
-        record = {"step": result.step, "loss": loss, **metrics}
+        record = {"step": result.step, "loss": loss, **metrics, **_finite(series)}
         append_record(self._run_dir / "metrics.jsonl", record)
         self._feeds.step(record)
 
@@ -123,6 +124,13 @@ class Journal:
             "max_rss_bytes": list(rss_bytes),
         }
         write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    """Rows of numbers as JSON has them: what is not finite is null."""
+    return {
+        name: [value if math.isfinite(value) else None for value in values] for name, values in series.items()
+    }
 
 
 def max_rss_bytes() -> int:

@@ -50,6 +50,16 @@ def page_record(report: ReportData) -> Record:
         "live": [
             {"rank": memory.rank, "points": thin(memory.live)} for memory in _live_curves(report.memory)
         ],
+        "charts": [
+            {
+                "section": one.name,
+                "title": one.title,
+                "xName": one.chart.x_name,
+                "curves": [{"name": curve.name, "points": thin(curve.points)} for curve in one.chart.curves],
+            }
+            for one in report.sections
+            if one.chart is not None
+        ],
     }
 
 

@@ -111,21 +111,25 @@ def _tables(report: ReportData) -> str:
         sections.append(_section("kinds", title, rows, _KIND_HEAD))
     if rows := _memory_table(report):
         sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
-    sections += [_section(name, escape(title), _rows(rows)) for name, title, rows in report.sections]
+    sections += [
+        _section(one.name, escape(one.title), _rows(one.rows), chart=one.chart is not None)
+        for one in report.sections
+    ]
     if report.summary:
         shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
         sections.append(_section("summary", "Summary", _rows(shown)))
     return "\n".join(sections)
 
 
-def _section(name: str, title: str, rows: str, head: Sequence[str] = ()) -> str:
+def _section(name: str, title: str, rows: str, head: Sequence[str] = (), *, chart: bool = False) -> str:
     columns = "".join(
         f'<th scope="col"{" class=number" if index else ""}>{escape(text)}</th>'
         for index, text in enumerate(head)
     )
     table_head = f"<thead><tr>{columns}</tr></thead>" if head else ""
+    picture = '<div class="chart"></div>' if chart else ""
     return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{picture}'
         f'<div class="scroll"><table>{table_head}<tbody>{rows}</tbody></table></div></section>'
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.planning.report_sections import Section
 from weft.program.kinds import KINDS
 from weft.timeline.compare import WARM_UP_STEPS, compare
 from weft.timeline.figures import busy_by_kind
@@ -58,7 +59,7 @@ class ReportData:
         losses, held_out: (step, nats per token); a value that is not finite is drawn as a gap.
         memory: one entry per rank.
         summary: what `summary.json` holds, shown as a table.
-        sections: what methods show: name, title, rows (what, figure or words).
+        sections: what methods show.
     """
 
     run: str
@@ -73,7 +74,7 @@ class ReportData:
     held_out: Points = ()
     memory: Sequence[RankMemory] = ()
     summary: Mapping[str, object] = field(default_factory=dict)
-    sections: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = ()
+    sections: Sequence[Section] = ()
 
     def __post_init__(self) -> None:
         timelines = (self.predicted, self.measured)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
-from weft.describe.plan import GRADIENT_NORM, Choice
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice
 from weft.describe.tasks import KNOWN_TASKS
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable
 from weft.describe.toml_text import table_text
@@ -195,6 +195,9 @@ class ReportTable(TomlTable):
     hang_after_s: Annotated[float, Field(ge=1)] = Field(
         default=30.0, description="nothing has ended for so long, and not for the time of ten steps"
     )
+    micro_batch_norms: bool = Field(
+        default=False, description="tell the norm of every micro-batch's own gradient, in all steps"
+    )
 
     @model_validator(mode="after")
     def _once_each(self) -> ReportTable:
@@ -203,3 +206,8 @@ class ReportTable(TomlTable):
             near = table_text("", {"log": tuple(dict.fromkeys(self.log))}).strip()
             raise InputError(Violation("log", f"{shown(twice)} is given twice", near))
         return self
+
+    @property
+    def methods(self) -> tuple[Choice, ...]:
+        """The methods that the table asks for."""
+        return (Choice(name=MICRO_BATCH_NORMS),) if self.micro_batch_norms else ()

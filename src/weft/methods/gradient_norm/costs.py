@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.methods.gradient_norm.program import asked
 from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.hooks import AddedWork, CostOf, Taken, by_table
 from weft.predict.cost.pricing import Pricing
 from weft.program.program import Ints
@@ -20,7 +21,7 @@ def _norm(pricing: Pricing, rows: Ints) -> Taken:
     return by_table(rank_s, columns.rank[rows], columns.group[rows], columns.bytes[rows])
 
 
-def _clipped(pricing: Pricing, times: StageTimes) -> float:
+def _clipped(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:
     """As if every step were clipped: gradients are read and written once more."""
     return 2.0 * times.read_gradients_s if asked(pricing.plan, pricing.model.graph) else 0.0
 

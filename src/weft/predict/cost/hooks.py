@@ -56,10 +56,13 @@ class CostOf:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedWork:
-    """Seconds that a method adds to a computation of another kind, on each stage and device."""
+    """Seconds that a method adds to a computation of another kind.
+
+    `seconds` is given the number of the stage, its times on a device, and what its replica's ranks exchange.
+    """
 
     kind: str
-    seconds: Callable[[Pricing, StageTimes], float]
+    seconds: Callable[[Pricing, int, StageTimes, Exchanges], float]
 
 
 class Lead(NamedTuple):
@@ -127,9 +130,12 @@ def computation(
         added = [one.seconds for one in parts(AddedWork) if one.kind == kind]
 
         def place_s(stage: int, replica: int, devices: int, completes: int) -> tuple[float, float, float]:
+            exchanges = pricing.placed.exchanges_of(stage, replica)
             seconds = max(
                 pricing.in_program_s(
-                    seconds_of(times) + sum(more(pricing, times) for more in added), device, speed
+                    seconds_of(times) + sum(more(pricing, stage, times, exchanges) for more in added),
+                    device,
+                    speed,
                 )
                 for times, device, speed in zip(
                     pricing.placed.stage_times[stage, devices],
@@ -138,7 +144,6 @@ def computation(
                     strict=True,
                 )
             )
-            exchanges = pricing.placed.exchanges_of(stage, replica)
             seconds += exchanged(exchanges)
             if recomputes and pricing.plan.stages[stage].recompute != "none":
                 seconds += exchanges.again_s

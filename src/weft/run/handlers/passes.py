@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from weft.run.workspace import Workspace
 # From a stage's input, the targets where it is the last one, and the step.
 StagePass = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
-# Of a stage's input, its output and the gradient of it; None for a loss.
-Differentiate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
+# Of a stage's input, its output and the gradient of it (None for a loss), and the step.
+Differentiate = Callable[..., Any]
 
 
 def forward(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -82,7 +82,9 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     add_up = _added_up(workspace, instruction)
     claim = workspace.resources.buckets[instruction.stage].claim
 
-    def differentiate(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    def differentiate(
+        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
+    ) -> None:
         claim()
         torch.autograd.backward(output, gradient)
         add_up()
@@ -101,7 +103,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
-        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
     ) -> WeightPart:
         if makes_gradients:
             claim()
@@ -116,13 +118,18 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
     bucket, add_up = workspace.resources.buckets[stage], _added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients
 
+    def differentiate(part: Any, *, step: int) -> None:
+        bucket.claim()
+        part.run()
+        add_up()
+
+    seen = _seen(workspace, instruction, differentiate, ends=True)
+
     def issue(stream: Stream) -> Completion:
-        part = workspace.values.pop((WEIGHT_PART, stage, number))
+        part, step = workspace.values.pop((WEIGHT_PART, stage, number)), workspace.step
 
         def work() -> None:
-            bucket.claim()
-            part.content.run()
-            add_up()
+            seen(part.content, step=step)
 
         ended = stream.run(label, work, part, bucket.buffer.emptied)
         if completes:
@@ -143,7 +150,9 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     module, loss_function = resources.stages[stage], resources.loss_function
     draws = workspace.training and draws_numbers(module)
     recompute = resources.recompute[stage] if workspace.training else KEEP_ALL
-    layered = draws or recompute != KEEP_ALL
+    taps = resources.taps.get(stage) if workspace.training else None
+    sees_layers = taps is not None and taps.sees_layers
+    layered = draws or recompute != KEEP_ALL or sees_layers
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
         def compute(value: torch.Tensor) -> torch.Tensor:
@@ -159,16 +168,29 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
 
         return draw_and_run
 
+    def layers_of(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
+        functions = layer_functions(module, inputs) if layered else (module,)
+        if draws:
+            functions = [seeded(place, function, step) for place, function in enumerate(functions)]
+        return functions
+
+    def to_the_loss(
+        functions: Sequence[LayerFunction], targets: torch.Tensor | None
+    ) -> Sequence[LayerFunction]:
+        return functions if targets is None else (*functions[:-1], weighted_loss(functions[-1], targets))
+
     def run(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
         with torch.set_grad_enabled(workspace.training):
-            functions = layer_functions(module, inputs) if layered else (module,)
-            if draws:
-                functions = [seeded(place, function, step) for place, function in enumerate(functions)]
-            if targets is not None:
-                functions = (*functions[:-1], weighted_loss(functions[-1], targets))
+            functions = to_the_loss(layers_of(inputs, step), targets)
             return run_layers(functions, inputs, recompute=recompute, draws=draws)
 
-    return run
+    def run_seen(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
+        with torch.enable_grad():
+            now = taps.passing(step, number)
+            functions = to_the_loss(taps.watched(layers_of(inputs, step), now), targets)
+            return taps.run_layers(functions, inputs, now, recompute=recompute, draws=draws)
+
+    return run_seen if sees_layers else run
 
 
 def _going_back(
@@ -189,11 +211,12 @@ def _going_back(
     made_as = (INPUT_GRADIENT, stage, number) if sent else (OUTPUT_GRADIENT, route.before.get(stage), number)
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
+    seen = _seen(workspace, instruction, differentiate, ends=leaves is None)
 
     def issue(stream: Stream) -> Completion:
         saved = values.pop((SAVED, stage, number))
         given = THERE if last else values.pop((OUTPUT_GRADIENT, stage, number))
-        made = Value()
+        made, step = Value(), workspace.step
         left = Value() if leaves is not None else made
 
         def work() -> None:
@@ -202,7 +225,7 @@ def _going_back(
             gradient = given.content
             if last and workspace.gradient_weight != 1.0:
                 gradient = torch.full_like(output, workspace.gradient_weight)
-            left.content = differentiate(inputs, output, gradient)
+            left.content = seen(inputs, output, gradient, step=step)
             made.content = inputs.grad
 
         ended = stream.run(label, work, saved, given, values.get(weights, THERE), buffer.emptied)
@@ -216,6 +239,14 @@ def _going_back(
         return ended
 
     return issue
+
+
+def _seen(
+    workspace: Workspace, instruction: Instruction, differentiate: Differentiate, *, ends: bool
+) -> Differentiate:
+    """The same, before the eyes of the stage's taps where it has any; `ends`: it makes the last gradients."""
+    taps = workspace.resources.taps.get(instruction.stage)
+    return differentiate if taps is None else taps.around(instruction.micro_batch, differentiate, ends=ends)
 
 
 def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:

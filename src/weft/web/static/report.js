@@ -74,8 +74,15 @@ function showLive(curves) {
   lineChart(section("live"), { series, format: byteText, tick: bytesTick, xFormat: seconds, xTick: secondsTick, xName: "time", zero: true, summary: `Live memory: ${peaks.join("; ")}` });
 }
 
+function showChart({ section: name, title, xName, curves }) {
+  const series = curves.map((curve, index) => ({ name: curve.name, colour: `var(--series-${index % 8})`, points: curve.points }));
+  const words = curves.map((curve) => `${curve.name} from ${curve.points[0][1]} to ${curve.points.at(-1)[1]}`);
+  lineChart(section(name), { series, format: (value) => (value === null ? "not finite" : significant(value, 4)), tick: significant, xName, zero: true, summary: `${title}: ${words.join("; ")}` });
+}
+
 if (data.timeline) showTimeline(data.timeline);
 if (data.loss.length || data.heldOut.length) showLoss(data.loss, data.heldOut);
 if (data.stepTimes.length) showStepTimes(data.stepTimes, data.interval, data.measuredStep);
 if (data.memory.some((rank) => rank.predicted !== null || rank.measured !== null)) memoryBars(section("memory"), data.memory);
 if (data.live.length) showLive(data.live);
+for (const chart of data.charts) showChart(chart);

@@ -1,0 +1,161 @@
+"""What seeing micro-batches costs: one rank trains a model with and without `report.micro_batch_norms`.
+
+Both trainings run in one process, step by step in turns, and go through the whole runtime. One thread and the
+time of the process, so that other load on the machine counts little. The cost is the median of the
+differences of neighbouring steps over the median step without, with its bootstrap 95 % interval.
+
+    python benchmarks/taps.py [MODEL] [--micro-batch-size N] [--schedule NAME] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import time
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from harness import print_machine
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.plan import MICRO_BATCH_NORMS, Choice, Plan, Replica, Stage
+from weft.planning.compile import compile_plan
+from weft.run.runtime import RankRuntime
+from weft.run.stages import build_stages
+from weft.run.workspace import Batch
+
+MICRO_BATCHES, STEPS, WARM_UP = 4, 100, 4
+RESAMPLES = 10_000
+TARGET = 0.03
+SEED = 3
+
+Floats = npt.NDArray[np.float64]
+
+
+def plan_of(config: ModelConfig, micro_batch_size: int, sequence: int, schedule: str) -> Plan:
+    graph = layer_graph(config)
+    replica = Replica(ranks=(0,), micro_batches=MICRO_BATCHES)
+    return Plan(
+        model=config.name,
+        model_fingerprint=graph.fingerprint,
+        cluster="this machine",
+        cluster_fingerprint="0" * 16,
+        sequence=sequence,
+        global_batch=MICRO_BATCHES * micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        precision="fp32",
+        mesh={"dp": 1, "pp": 1},
+        stages=(Stage(layers=tuple(range(len(graph.layers))), replicas=(replica,)),),
+        schedule=Choice(name=schedule),
+    )
+
+
+def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def runtime_of(config: ModelConfig, plan: Plan, generation: int) -> RankRuntime:
+    return RankRuntime(
+        plan,
+        compile_plan(plan, layer_graph(config)),
+        build_stages(plan, config, 0, SEED, torch.float32),
+        mean_loss,
+        lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True),
+        device="cpu",
+        seed=SEED,
+        generation=generation,
+    )
+
+
+def batch_of(config: ModelConfig, plan: Plan) -> Batch:
+    shape = (plan.micro_batch_size, plan.sequence + 1)
+    tokens = torch.randint(config.vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
+    return lambda number: (tokens[:, :-1], tokens[:, 1:])
+
+
+def step_s(runtime: RankRuntime, step: int, batch: Batch) -> float:
+    began = time.process_time()
+    result = runtime.step(step, batch)
+    assert result.loss > 0.0
+    assert all(norm > 0.0 for norms in result.series.values() for norm in norms)
+    return time.process_time() - began
+
+
+def measured(config: ModelConfig, plan: Plan) -> list[tuple[float, float]]:
+    """CPU seconds of neighbouring steps (without, with), in turns which of them is first."""
+    watched = plan.model_copy(update={"methods": (Choice(name=MICRO_BATCH_NORMS),)})
+    runtimes = [runtime_of(config, one, number) for number, one in enumerate((plan, watched))]
+    batch, times = batch_of(config, plan), []
+    for step in range(STEPS + WARM_UP):
+        taken = [0.0, 0.0]
+        for which in (0, 1) if step % 2 else (1, 0):
+            taken[which] = step_s(runtimes[which], step, batch)
+        times.append((taken[0], taken[1]))
+    for runtime in runtimes:
+        runtime.close()
+    return times[WARM_UP:]
+
+
+def medians(times: Floats) -> Floats:
+    """Of (samples, steps, 2) seconds: median step without, and median of what is added; (samples, 2)."""
+    return np.stack([np.median(times[..., 0], 1), np.median(times[..., 1] - times[..., 0], 1)], -1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="gpt-1m")
+    parser.add_argument("--micro-batch-size", type=int, default=2)
+    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    config = resolve_model(asked.model, sequence=asked.sequence)
+    plan = plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule)
+    times = measured(config, plan)
+    dist.destroy_process_group()
+    plain_s, added_s = medians(np.array(times)[None])[0].tolist()
+    cost = added_s / plain_s
+    draws = np.random.default_rng(SEED).integers(STEPS, size=(RESAMPLES, STEPS))
+    plain, added = medians(np.array(times)[draws]).T
+    low, high = np.percentile(added / plain, [2.5, 97.5]).tolist()
+    record = {
+        "model": config.name,
+        "micro_batches": MICRO_BATCHES,
+        "micro_batch_size": asked.micro_batch_size,
+        "sequence": asked.sequence,
+        "schedule": asked.schedule,
+        "steps": STEPS,
+        "step_s": plain_s,
+        "added_s": added_s,
+        "cost": cost,
+        "cost_low": low,
+        "cost_high": high,
+        "target": TARGET,
+        "met": cost <= TARGET,
+    }
+    if asked.json:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            print_machine()
+        print(json.dumps({**record, "about": said.getvalue().splitlines()}))
+        return
+    print_machine()
+    shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    verdict = f"target at most {TARGET:.0%}: {'met' if cost <= TARGET else 'MISSED'}"
+    print(
+        f"{config.name}, {asked.schedule}, {shape}: step {plain_s * 1e3:.1f} ms, norms of micro-batches "
+        f"{added_s * 1e3:+.2f} ms, {cost:+.2%} ({low:+.2%} to {high:+.2%}, {verdict})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The norm of every micro-batch's own gradient, told in the report; it changes nothing of the training."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.micro_batch_norms import program
+from weft.methods.micro_batch_norms.costs import COSTS
+from weft.methods.micro_batch_norms.kinds import USES
+from weft.methods.micro_batch_norms.moves import COMPOSITIONS, MOVES
+from weft.methods.micro_batch_norms.report import SECTION
+
+BUNDLE = Bundle(
+    name=program.NAME,
+    parts=(program.PASS, *USES, *COSTS, *COMPOSITIONS, *MOVES, SECTION),
+    runtime="weft.methods.micro_batch_norms.runtime",
+)

@@ -1,0 +1,39 @@
+"""What ranks have seen of each micro-batch's gradient, and how they put it together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.places import Places, stepped_on_rank
+from weft.program.program import Ints, Owed, Program
+from weft.program.values import PER_RANK, PER_STAGE, VALUES, Read, Use, ValueKind
+
+# Sums of squares by micro-batch of what a rank answers for in a stage, and the norms of all of them.
+VALUES.register(ValueKind(name="gradient_squares", scope=PER_STAGE, until="freed", accumulates=True))
+VALUES.register(ValueKind(name="micro_batch_norms", scope=PER_RANK, until="step"))
+
+MICRO_BATCH_NORMS = KINDS.register(
+    Kind(
+        name="micro_batch_norms",
+        symbol="M",
+        stream="collective",
+        reads=(Read("gradient_squares", at=stepped_on_rank, consumes=True, waits="last"),),
+        writes=("micro_batch_norms",),
+        collective=True,
+        spans_stages=True,
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellsNorms(Owed):
+    """Every step tells the norms of its micro-batches."""
+
+
+def seen(program: Program, rows: Ints) -> Places:
+    """In programs that owe the norms."""
+    return Places(rows if "micro-batch-norms" in program.obligations.methods else rows[:0])
+
+
+USES = (AddedUses(kinds=("backward", "backward_weight"), writes=(Use("gradient_squares", at=seen),)),)

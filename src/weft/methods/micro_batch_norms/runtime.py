@@ -1,0 +1,155 @@
+"""`MicroBatchNorms`: squares of the gradients that a rank sees, and the norms that all of them make.
+
+A norm is that of the gradient of a micro-batch's own mean loss, as if nothing else was trained on. Every
+element of it is counted by one rank. What ranks of a replica have parts of, because each has that of its own
+tokens, they add up first: as they do at the end of a step, here for every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from weft.methods.micro_batch_norms.program import NAME
+from weft.program.program import NONE, Instruction
+from weft.run.bucket import FlatLayout
+from weft.run.handlers.base import GRADIENT, Issue
+from weft.run.methods import HandlerOf, Making, MethodState, StateOf
+from weft.run.resources import Resources
+from weft.run.streams import Completion, Stream, Value
+from weft.run.taps import Tap, TappedPass
+from weft.run.tensor_stage import TensorParallel, context_ranks, counted_once, summed_gradients, tensor_ranks
+from weft.run.workspace import Workspace
+from weft.sync.base import Group
+
+# Of all micro-batches of the global batch: shape (micro-batches,).
+NORMS = "micro_batch_norms"
+
+
+class MicroBatchNorms(MethodState):
+    """The squares on one rank.
+
+    Args:
+        micro_batches: of the global batch.
+    """
+
+    def __init__(self, micro_batches: int, device: torch.device) -> None:
+        # By parity of the step: the next step computes while this one's meeting may still be under way.
+        self._squares = torch.zeros(2, micro_batches, dtype=torch.float64, device=device)
+        self._stages: dict[int, StageSquares] = {}
+
+    @classmethod
+    def of(cls, making: Making) -> MicroBatchNorms:
+        return cls(making.program.micro_batches, making.device)
+
+    def begin(self, resources: Resources) -> None:
+        self._stages = {
+            stage: StageSquares(module, resources.buckets[stage].flat.dtype)
+            for stage, module in resources.stages.items()
+        }
+
+    def taps(self, stage: int) -> Sequence[Tap]:
+        squares = self._stages[stage]
+
+        def ended(now: TappedPass) -> None:
+            self._squares[now.step % 2, now.micro_batch] += squares.take()
+
+        return (Tap(gradient=squares.see, parameters=squares.seen, ended=ended),)
+
+    def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        norms = workspace.values.get((NORMS, NONE, NONE))
+        return {} if norms is None else {NORMS: norms}
+
+    def take(self, step: int, group: Group) -> torch.Tensor:
+        """The norms of a step, shape (micro-batches,), in fp64; every rank of the group calls it."""
+        own = self._squares[step % 2]
+        squares = own.clone()
+        own.zero_()
+        if group.size > 1:
+            group.all_reduce(squares)
+        # Losses have the weight of one of so many micro-batches.
+        return squares.sqrt_().mul_(len(squares))
+
+
+class StageSquares:
+    """The sum of squares of what this rank counts of one micro-batch's gradient in a stage.
+
+    Attributes:
+        seen: the names of the parameters whose gradients it needs.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        parts = _in_parts(module, trained)
+        divided = module.divisions if isinstance(module, TensorParallel) else {}
+        own = {name for name in trained if tensor_ranks(module).place == 0 or name in divided}
+        self.seen = frozenset(own | parts)
+        self._squares: list[torch.Tensor] = []
+        apart = [one for name, one in trained.items() if name not in parts]
+        layout = FlatLayout.of(module, apart=apart)
+        flat = self._flat = layout.zeros(layout.length, dtype)
+        names = {id(one): name for name, one in trained.items()}
+        views = zip(layout.parameters, layout.views(flat), strict=True)
+        self._parts = {names[id(parameter)]: view for parameter, view in views}
+        self._sums = summed_gradients({0: module}, {0: layout}, {0: flat})[0] if parts else ()
+        self._counted = counted_once(module, layout, flat, 0) if parts else ()
+
+    def see(self, now: TappedPass, name: str, gradient: torch.Tensor) -> None:
+        if name in self._parts:
+            self._parts[name].copy_(gradient)
+        else:
+            self._squares.append(square(gradient))
+
+    def take(self) -> torch.Tensor | float:
+        """The sum since it was taken last."""
+        for one in self._sums:
+            one.add_up()
+        squares = [*self._squares, *map(square, self._counted)]
+        self._squares.clear()
+        # The next micro-batch may not use all parameters.
+        self._flat.zero_()
+        return torch.stack(squares).sum(dtype=torch.float64) if squares else 0.0
+
+
+def square(gradient: torch.Tensor) -> torch.Tensor:
+    """The sum of squares, in the gradient's precision: fp32 or wider, as autograd has cast it already."""
+    # Most parameters are short vectors, of which a view takes as long as the product.
+    flat = gradient if gradient.ndim == 1 else gradient.reshape(-1)
+    return torch.dot(flat, flat)
+
+
+def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> set[str]:
+    """Names of the parameters of whose gradients each rank of the replica has that of its own tokens."""
+    if context_ranks(module).size > 1:
+        return set(trained)
+    summed = module.summed_parameters() if isinstance(module, TensorParallel) else ()
+    wanted = {id(parameter) for parameter in summed}
+    return {name for name, parameter in trained.items() if id(parameter) in wanted}
+
+
+def micro_batch_norms(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Put the norms of all micro-batches together."""
+    label, resources = str(instruction), workspace.resources
+    state, group = resources.methods[NAME], resources.groups.collective[instruction.group]
+    assert isinstance(state, MicroBatchNorms)
+
+    def issue(stream: Stream) -> Completion:
+        value, step = Value(), workspace.step
+        workspace.values[NORMS, NONE, NONE] = value
+
+        def work() -> None:
+            value.content = state.take(step, group)
+
+        gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
+        value.completion = stream.run(label, work, *gradients)
+        return value.completion
+
+    return issue
+
+
+PARTS = (
+    HandlerOf(kind="micro_batch_norms", handler=micro_batch_norms),
+    StateOf(method=NAME, make=MicroBatchNorms.of),
+)
