@@ -78,7 +78,7 @@ class StageTaps:
         self._ended = tuple(one.ended for one in taps if one.ended is not None)
         self._now: Pass | None = None
         self._handles = [
-            parameter.register_hook(partial(self._see_gradient, one.gradient, name))
+            parameter.register_hook(self._shows_gradient(one.gradient, name))
             for one in taps
             if one.gradient is not None
             for name, parameter in module.named_parameters()
@@ -140,9 +140,12 @@ class StageTaps:
             value = run_layers((function,), value, recompute=recompute, draws=draws)
         return value
 
-    def _see_gradient(self, see: SeeGradient, name: str, gradient: torch.Tensor) -> None:
-        assert self._now is not None, "gradients are made by passes"
-        see(self._now, name, gradient)
+    def _shows_gradient(self, see: SeeGradient, name: str) -> Callable[[torch.Tensor], None]:
+        def show(gradient: torch.Tensor) -> None:
+            assert self._now is not None, "gradients are made by passes"
+            see(self._now, name, gradient)
+
+        return show
 
     def _run_watched(
         self, function: LayerFunction, now: Pass, layer: int, value: torch.Tensor
