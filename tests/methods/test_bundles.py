@@ -20,11 +20,17 @@ ROOT = Path(weft.__file__).parent
 def test_a_folder_is_a_method() -> None:
     folders = {path.name for path in (ROOT / "methods").iterdir() if (path / "__init__.py").exists()}
     assert {name.replace("-", "_") for name in bundles()} == folders
-    assert folders == {"blocking", "gradient_norm", "recomputation", "sharding", "tying"}
+    assert folders == {"blocking", "gradient_norm", "recomputation", "micro_batch_norms", "sharding", "tying"}
 
 
 def test_passes_come_in_the_order_that_they_declare() -> None:
-    assert [one.name for one in ordered_passes()] == ["sharding", "tying", "blocking", "gradient-norm"]
+    assert [one.name for one in ordered_passes()] == [
+        "sharding",
+        "tying",
+        "blocking",
+        "gradient-norm",
+        "micro-batch-norms",
+    ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 
 

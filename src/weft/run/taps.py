@@ -23,7 +23,7 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Passing:
     """A micro-batch on its way through a stage."""
 
     step: int
@@ -32,9 +32,9 @@ class Pass:
 
 
 # Of a parameter by its name in the stage.
-SeeGradient = Callable[[Pass, str, torch.Tensor], None]
+SeeGradient = Callable[[Passing, str, torch.Tensor], None]
 # Of a layer by its position in the model.
-SeeLayer = Callable[[Pass, int, torch.Tensor], None]
+SeeLayer = Callable[[Passing, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Tap:
     parameters: Collection[str] | None = None
     layer_input: SeeLayer | None = None
     output_gradient: SeeLayer | None = None
-    ended: Callable[[Pass], None] | None = None
+    ended: Callable[[Passing], None] | None = None
 
 
 class StageTaps:
@@ -76,7 +76,7 @@ class StageTaps:
         self._inputs = tuple(one.layer_input for one in taps if one.layer_input is not None)
         self._outputs = tuple(one.output_gradient for one in taps if one.output_gradient is not None)
         self._ended = tuple(one.ended for one in taps if one.ended is not None)
-        self._now: Pass | None = None
+        self._now: Passing | None = None
         self._handles = [
             parameter.register_hook(self._shows_gradient(one.gradient, name))
             for one in taps
@@ -110,10 +110,10 @@ class StageTaps:
 
         return make_seen
 
-    def passing(self, step: int, micro_batch: int) -> Pass:
-        return Pass(step, self._stage, micro_batch)
+    def passing(self, step: int, micro_batch: int) -> Passing:
+        return Passing(step, self._stage, micro_batch)
 
-    def watched(self, functions: Iterable[LayerFunction], now: Pass) -> Sequence[LayerFunction]:
+    def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
         """The stage's layers, the gradients of whose outputs are seen in the backward pass."""
         if not self._outputs:
             return tuple(functions)
@@ -126,7 +126,7 @@ class StageTaps:
         self,
         functions: Sequence[LayerFunction],
         inputs: torch.Tensor,
-        now: Pass,
+        now: Passing,
         *,
         recompute: Recompute,
         draws: bool,
@@ -148,7 +148,7 @@ class StageTaps:
         return show
 
     def _run_watched(
-        self, function: LayerFunction, now: Pass, layer: int, value: torch.Tensor
+        self, function: LayerFunction, now: Passing, layer: int, value: torch.Tensor
     ) -> torch.Tensor:
         output = function(value)
         if output.requires_grad:
