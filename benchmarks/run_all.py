@@ -20,6 +20,7 @@ BENCHMARKS = (
     "lab_plans",
     "executor_vs_torch",
     "replicas_vs_torch",
+    "taps",
     "equality_matrix",
     "restore_matrix",
     "kill_matrix",

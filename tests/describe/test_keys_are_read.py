@@ -70,7 +70,13 @@ def test_everything_that_a_cluster_says_is_read():
         (RUN_READS, "planning/planned.py", "run.goal.deadline_hours", "hours", "GoalTable.deadline_hours"),
         # A plan has no planner: that is another plan.
         (RUN_READS, "planning/planned.py", "run.plan.planner", "plan.planner", "PlanTable.planner"),
-        (RUN_READS, "planning/problem.py", "run.sync.method", "'dense'", "RunFile.sync, SyncTable.method"),
+        (
+            RUN_READS,
+            "planning/problem.py",
+            "run.sync.choice",
+            "None",
+            "RunFile.sync, SyncTable.method, SyncTable.options",
+        ),
         (RUN_READS, "training/loop.py", "run.job.run.checkpoint.keep", "2", "CheckpointTable.keep"),
         (RUN_READS, "training/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),
         (CLUSTER_READS, "describe/cluster_file.py", "table.launch", "None", "DeviceTable.launch"),

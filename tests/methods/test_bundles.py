@@ -24,6 +24,7 @@ def test_a_folder_is_a_method() -> None:
         "blocking",
         "gradient_norm",
         "local_averaging",
+        "micro_batch_norms",
         "recomputation",
         "sharding",
         "tying",
@@ -37,6 +38,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "blocking",
         "gradient-norm",
         "local-averaging",
+        "micro-batch-norms",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 

@@ -23,7 +23,7 @@ from weft.run.resources import Resources
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stages
 from weft.run.streams import Value
-from weft.run.taps import StageTaps, Tap, TappedPass
+from weft.run.taps import Passing, StageTaps, Tap
 from weft.run.workspace import Workspace
 
 pytestmark = pytest.mark.processes
@@ -48,7 +48,7 @@ class Watch(MethodState):
         self._stages = resources.stages
 
     def taps(self, stage: int) -> Sequence[Tap]:
-        def note(seen: Seen, now: TappedPass, what: str | int, tensor: torch.Tensor) -> None:
+        def note(seen: Seen, now: Passing, what: str | int, tensor: torch.Tensor) -> None:
             assert now.stage == stage
             assert not torch.is_grad_enabled()
             self.passes.add(now.step)

@@ -11,7 +11,7 @@ import pytest
 from web.browser import Browser
 from web.samples import HOSTILE, sample_report
 
-from weft.planning.report_sections import Chart, Curve, Section
+from weft.planning.report_sections import ChartLine, Section, SectionChart
 from weft.web.report import write_report
 from weft.web.report_data import ReportData
 
@@ -206,8 +206,11 @@ def test_missing_parts_leave_a_page_without_complaints(show: Open, changes: dict
 
 
 def test_the_section_of_a_method_draws_its_curves(show: Open) -> None:
-    curves = (Curve("largest", [(0, 4.0), (1, math.nan), (2, 9.0)]), Curve(HOSTILE, [(0, 1.0), (2, 2.0)]))
-    section = Section("norms", HOSTILE, [("steps", "3")], Chart(curves, "step"))
+    curves = (
+        ChartLine("largest", [(0, 4.0), (1, math.nan), (2, 9.0)]),
+        ChartLine(HOSTILE, [(0, 1.0), (2, 2.0)]),
+    )
+    section = Section("norms", HOSTILE, [("steps", "3")], SectionChart(curves, "step"))
     bare = Section("bare", "Rows alone", [("steps", "3")])
     browser = show(dataclasses.replace(sample_report(), sections=(section, bare)))
     assert browser.complaints() == []

@@ -13,17 +13,17 @@ from weft.planning.planned import PlannedJob
 Rows = Sequence[tuple[str, str]]
 
 
-class Curve(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart; `points` are (x, y)."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
-class Chart(NamedTuple):
+class SectionChart(NamedTuple):
     """Lines over one axis, which `x_name` names."""
 
-    curves: Sequence[Curve]
+    curves: Sequence[ChartLine]
     x_name: str
 
 
@@ -33,7 +33,7 @@ class Section(NamedTuple):
     name: str
     title: str
     rows: Rows
-    chart: Chart | None = None
+    chart: SectionChart | None = None
 
 
 def _no_chart(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> None:
@@ -54,7 +54,7 @@ class ReportSection:
     name: str
     title: str
     rows: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Rows]
-    chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Chart | None] = _no_chart
+    chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], SectionChart | None] = _no_chart
 
 
 def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:

@@ -23,7 +23,7 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
-class TappedPass:
+class Passing:
     """A micro-batch on its way through a stage."""
 
     step: int
@@ -32,9 +32,9 @@ class TappedPass:
 
 
 # Of a parameter by its name in the stage.
-SeeGradient = Callable[[TappedPass, str, torch.Tensor], None]
+SeeGradient = Callable[[Passing, str, torch.Tensor], None]
 # Of a layer by its position in the model.
-SeeLayer = Callable[[TappedPass, int, torch.Tensor], None]
+SeeLayer = Callable[[Passing, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Tap:
     parameters: Collection[str] | None = None
     layer_input: SeeLayer | None = None
     output_gradient: SeeLayer | None = None
-    ended: Callable[[TappedPass], None] | None = None
+    ended: Callable[[Passing], None] | None = None
 
 
 class StageTaps:
@@ -76,9 +76,9 @@ class StageTaps:
         self._inputs = tuple(one.layer_input for one in taps if one.layer_input is not None)
         self._outputs = tuple(one.output_gradient for one in taps if one.output_gradient is not None)
         self._ended = tuple(one.ended for one in taps if one.ended is not None)
-        self._now: TappedPass | None = None
+        self._now: Passing | None = None
         self._handles = [
-            parameter.register_hook(partial(self._see_gradient, one.gradient, name))
+            parameter.register_hook(self._shows_gradient(one.gradient, name))
             for one in taps
             if one.gradient is not None
             for name, parameter in module.named_parameters()
@@ -110,10 +110,10 @@ class StageTaps:
 
         return make_seen
 
-    def passing(self, step: int, micro_batch: int) -> TappedPass:
-        return TappedPass(step, self._stage, micro_batch)
+    def passing(self, step: int, micro_batch: int) -> Passing:
+        return Passing(step, self._stage, micro_batch)
 
-    def watched(self, functions: Iterable[LayerFunction], now: TappedPass) -> Sequence[LayerFunction]:
+    def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
         """The stage's layers, the gradients of whose outputs are seen in the backward pass."""
         if not self._outputs:
             return tuple(functions)
@@ -126,7 +126,7 @@ class StageTaps:
         self,
         functions: Sequence[LayerFunction],
         inputs: torch.Tensor,
-        now: TappedPass,
+        now: Passing,
         *,
         recompute: Recompute,
         draws: bool,
@@ -140,12 +140,15 @@ class StageTaps:
             value = run_layers((function,), value, recompute=recompute, draws=draws)
         return value
 
-    def _see_gradient(self, see: SeeGradient, name: str, gradient: torch.Tensor) -> None:
-        assert self._now is not None, "gradients are made by passes"
-        see(self._now, name, gradient)
+    def _shows_gradient(self, see: SeeGradient, name: str) -> Callable[[torch.Tensor], None]:
+        def show(gradient: torch.Tensor) -> None:
+            assert self._now is not None, "gradients are made by passes"
+            see(self._now, name, gradient)
+
+        return show
 
     def _run_watched(
-        self, function: LayerFunction, now: TappedPass, layer: int, value: torch.Tensor
+        self, function: LayerFunction, now: Passing, layer: int, value: torch.Tensor
     ) -> torch.Tensor:
         output = function(value)
         if output.requires_grad:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.planning.planned import PlannedJob
-from weft.planning.report_sections import Chart, Curve, ReportSection, Rows
+from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
 
 METRIC = "micro_batch_norms"
 HIGH = 0.9
@@ -58,16 +58,16 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     ]
 
 
-def _chart(planned: PlannedJob, metrics: Metrics) -> Chart | None:
+def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
     steps = norms_of(metrics)
     if not steps:
         return None
     curves = (
-        Curve("largest", [(one.step, one.largest) for one in steps]),
-        Curve("90 %", [(one.step, one.high) for one in steps]),
-        Curve("median", [(one.step, one.median) for one in steps]),
+        ChartLine("largest", [(one.step, one.largest) for one in steps]),
+        ChartLine("90 %", [(one.step, one.high) for one in steps]),
+        ChartLine("median", [(one.step, one.median) for one in steps]),
     )
-    return Chart(curves, "step")
+    return SectionChart(curves, "step")
 
 
 SECTION = ReportSection(

@@ -19,7 +19,7 @@ from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.resources import Resources
 from weft.run.streams import Completion, Stream, Value
-from weft.run.taps import Tap, TappedPass
+from weft.run.taps import Passing, Tap
 from weft.run.tensor_stage import TensorParallel, context_ranks, counted_once, summed_gradients, tensor_ranks
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
@@ -53,7 +53,7 @@ class MicroBatchNorms(MethodState):
     def taps(self, stage: int) -> Sequence[Tap]:
         squares = self._stages[stage]
 
-        def ended(now: TappedPass) -> None:
+        def ended(now: Passing) -> None:
             self._squares[now.step % 2, now.micro_batch] += squares.take()
 
         return (Tap(gradient=squares.see, parameters=squares.seen, ended=ended),)
@@ -96,7 +96,7 @@ class StageSquares:
         self._sums = summed_gradients({0: module}, {0: layout}, {0: flat})[0] if parts else ()
         self._counted = counted_once(module, layout, flat, 0) if parts else ()
 
-    def see(self, now: TappedPass, name: str, gradient: torch.Tensor) -> None:
+    def see(self, now: Passing, name: str, gradient: torch.Tensor) -> None:
         if name in self._parts:
             self._parts[name].copy_(gradient)
         else:
