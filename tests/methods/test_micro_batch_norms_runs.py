@@ -42,7 +42,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(folder: Path, name: str, steps: int) -> Path:
     path = folder / f"{name}.toml"
-    path.write_text(RUN.format(folder=folder, steps=4, pp=1))
+    path.write_text(RUN.format(folder=folder, steps=4, pp=2))
     source = "--resume" if (folder / name).exists() else "--directory"
     assert run(["train", str(path), source, str(folder / name), "--steps", str(steps)]) == 0
     return folder / name
