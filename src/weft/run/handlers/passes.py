@@ -19,7 +19,7 @@ from weft.run.handlers.base import (
     WEIGHTS,
     Issue,
 )
-from weft.run.layers import KEEP_ALL, LayerFunction, layer_functions, run_layers
+from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.loss_input import loss_input
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
@@ -142,8 +142,8 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
     module, loss_function = resources.stages[stage], resources.loss_function
     draws = workspace.training and draws_numbers(module)
-    recompute = resources.recompute[stage] if workspace.training else KEEP_ALL
-    layered = draws or recompute != KEEP_ALL
+    recompute = resources.recompute[stage] if workspace.training else "none"
+    layered = draws or recompute != "none"
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
         def compute(value: torch.Tensor) -> torch.Tensor:
