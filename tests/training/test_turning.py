@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pool import RankError, WorkerPool
 from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, run_training, tensors
+from training.test_resuming import run_file
 
 import weft
 from weft.api import prepared
@@ -23,23 +24,6 @@ from weft.training.session import reopen
 
 AT_STEP = 2
 BEFORE, AFTER = plan_of(), plan_of(pp=1, dp=2, micro_batches=2)
-
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-sequence = 32
-[train]
-global_batch = 8
-steps = 6
-precision = "fp32"
-[cluster]
-use = "2xv100-32gb"
-[plan]
-pp = 2
-dp = 1
-then = {{ {then} }}
-"""
 
 
 def run_turning(rank: int, ranks: int, run_dir: Path, before: Plan, after: Plan) -> int:
@@ -97,9 +81,8 @@ def test_ranks_that_read_different_plans_do_not_turn(worker_pool: WorkerPool, tm
 
 
 def source(tmp_path: Path, then: str = "at_step = 3, pp = 1, dp = 2") -> Path:
-    path = tmp_path / "turning.toml"
-    path.write_text(RUN.format(then=then))
-    return path
+    plan = f"pp = 2\ndp = 1\nthen = {{ {then} }}"
+    return run_file(tmp_path, "turning", plan=plan, train="global_batch = 8\nsteps = 6")
 
 
 @pytest.fixture(autouse=True)
@@ -122,9 +105,7 @@ def test_both_plans_are_written_and_read_again(tmp_path: Path) -> None:
 
 def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path) -> None:
     _, directory = prepared(source(tmp_path), directory=tmp_path / "run")
-    plain = tmp_path / "plain.toml"
-    plain.write_text("\n".join(line for line in RUN.splitlines() if not line.startswith("then")))
-    prepared(plain, directory=directory.path)
+    prepared(run_file(tmp_path, "plain"), directory=directory.path)
     assert not directory.then.exists()
 
 
@@ -149,6 +130,33 @@ def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path, then: str, prob
 def test_fewer_steps_than_the_turn_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"plan.then.at_step: 3; the run ends with step 2"):
         prepared(source(tmp_path), steps=2, directory=tmp_path / "run")
+
+
+def test_both_plans_together_keep_the_deadline(tmp_path: Path) -> None:
+    path = source(tmp_path)
+    step_s = [job.prediction.step_s for job in weft.plan(path).job.all]
+    text = path.read_text()
+    for hours, kept in ((sum(step_s) * 3.01 / 3600, True), (sum(step_s) * 2.99 / 3600, False)):
+        path.write_text(f"{text}[goal]\ndeadline_hours = {hours!r}\n")
+        if kept:
+            assert len(weft.plan(path).job.all) == 2
+            continue
+        with pytest.raises(InputError, match=r"6 steps of the best plan \(pp 2 .*, then pp 1 .*\) take"):
+            weft.plan(path)
+
+
+def test_a_later_plan_keeps_the_contract_of_the_goal(tmp_path: Path, weft_example: Path) -> None:
+    with pytest.raises(InputError, match=r"'exact' keeps out plan\.schedule 'in-twos', which is unbiased"):
+        weft.plan(source(tmp_path, 'at_step = 3, pp = 2, dp = 1, schedule = "in-twos"'))
+
+
+def test_both_plans_are_searched_on_as_many_ranks_as_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = source(tmp_path, "at_step = 3, pp = 1")
+    path.write_text(path.read_text().replace("dp = 1\n", ""))
+    assert run(["simulate", str(path), "--ranks", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["peak_bytes"]) == 4
 
 
 def test_plan_tells_the_plan_that_takes_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
