@@ -14,7 +14,9 @@ from training.test_resuming import run_file
 import weft
 from weft.api import prepared
 from weft.cli.main import run
+from weft.cli.progress import Progress
 from weft.describe.plan import Plan
+from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.planned import Later
 from weft.run.worker_start import WorkerContext
@@ -103,6 +105,21 @@ def test_both_plans_are_written_and_read_again(tmp_path: Path) -> None:
     assert turned.plan == planned.all[-1].plan
 
 
+def test_progress_is_held_against_the_plan_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned, directory = prepared(source(tmp_path), directory=tmp_path / "run")
+    progress, row = Progress(quiet=False), {"loss": 1.0, "step_s": 1.0, "tokens_per_s": 1.0}
+    for step, job in enumerate(planned.all):
+        with (directory.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, **row}) + "\n")
+        progress.update(directory)
+        progress.finish()
+        assert f"predicted {format_seconds(job.prediction.step_s)} |" in capsys.readouterr().out
+        if directory.turns:
+            directory.turn()
+
+
 def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path) -> None:
     _, directory = prepared(source(tmp_path), directory=tmp_path / "run")
     prepared(run_file(tmp_path, "plain"), directory=directory.path)
@@ -116,7 +133,7 @@ def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path)
         ("at_step = 3, pp = 1, dp = 1", "plan.then: its plan uses 1 ranks, and a run keeps the 2"),
         ("pp = 1", "plan.then.at_step"),
         ("at_step = 0", "plan.then.at_step"),
-        ("at_step = 2, pp = 1, dp = 3", "dp 3"),
+        ("at_step = 2, pp = 1, dp = 3", "plan.then: plan: no layout of 2 devices"),
         ("at_step = 2, ppp = 1", "ppp"),
     ],
 )

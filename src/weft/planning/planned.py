@@ -178,9 +178,15 @@ def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> 
         return None
     pins = PlanTable(**then.given, planner=run.plan.planner)
     run = run.model_copy(update={"plan": pins})
-    if refused := refused_pins(run):
-        raise InputError(refused)
-    return Later(then.at_step, _searched(run, replace(problem, pins=pins), planner))
+    try:
+        if refused := refused_pins(run):
+            raise InputError(refused)
+        job = _searched(run, replace(problem, pins=pins), planner)
+    except InputError as error:
+        raise InputError(
+            [replace(one, where=f"plan.then: {one.where}") for one in error.violations]
+        ) from None
+    return Later(then.at_step, job)
 
 
 def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
