@@ -29,6 +29,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.describe.plan import Choice, Plan, Replica, Sharding, Stage
+from weft.methods.sharding.program import NAME as SHARDING
+from weft.methods.sharding.program import Shared
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
@@ -164,7 +166,8 @@ def weft_plan(case: Case) -> tuple[Plan, Program]:
         micro_batches=(MICRO_BATCHES,) * RANKS,
         message_bytes={(number, number + 1): message_bytes for number in range(case.stages - 1)},
     )
-    program = build_training_program(layout, get_schedule("breadth-first"), {}, sharding=case.sharding)
+    methods = {SHARDING: Shared(case.sharding)}
+    program = build_training_program(layout, get_schedule("breadth-first"), {}, methods=methods)
     copies = tuple(Replica(ranks=place, micro_batches=MICRO_BATCHES) for place in places)
     plan = Plan(
         model="layers",

@@ -10,8 +10,9 @@ import pytest
 from weft.describe.contract import Contract
 from weft.describe.run_file import RunFile, parse_run
 from weft.describe.run_tables.planning import GoalTable
+from weft.moves.move import Purpose
 from weft.moves.pins import refused_pins
-from weft.moves.registry import all_moves, kept_out
+from weft.moves.registry import all_moves, kept_out, moves_for
 
 
 def run(contract: str = "exact", **tables: dict[str, Any]) -> RunFile:
@@ -71,3 +72,12 @@ def test_a_looser_contract_keeps_fewer_moves_out(weft_example: Path) -> None:
 
 def test_nothing_of_weft_itself_is_kept_out() -> None:
     assert kept_out(Contract.EXACT) == ()
+
+
+def test_every_move_is_tried_once_and_those_of_others_first(weft_example: Path) -> None:
+    for purpose in Purpose:
+        names = [move.name for move in moves_for(purpose, Contract.EMPIRICAL)]
+        assert len(names) == len(set(names))
+        assert set(names) == {name for name, move in all_moves().items() if purpose in move.purposes}
+    first = moves_for(Purpose.FASTER, Contract.EXACT)[0]
+    assert first.name == "three times the micro-batch"

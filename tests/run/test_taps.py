@@ -17,6 +17,7 @@ from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
+from weft.program.rank_program import part_of
 from weft.run.methods import MethodState, StepGate
 from weft.run.precision import STEPPED
 from weft.run.resources import Resources
@@ -121,7 +122,7 @@ def watch(rank: int, ranks: int, case: Case) -> dict[str, Any]:
     with patch("weft.run.resources.states_of", lambda making, settings: {"watch": state}):
         runtime = RankRuntime(
             plan,
-            tokens.make_program(config, plan),
+            part_of(tokens.make_program(config, plan), rank),
             {stage: case.freeze(module) for stage, module in stages.items()},
             job.loss_of,
             tokens.descent,

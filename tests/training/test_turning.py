@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from pool import RankError, WorkerPool
 from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, run_training, tensors
+from training.test_resuming import run_file
 
 import weft
 from weft.api import prepared
 from weft.cli.main import run
+from weft.cli.progress import Progress
 from weft.describe.plan import Plan
+from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.planned import Later
 from weft.run.worker_start import WorkerContext
@@ -23,23 +26,6 @@ from weft.training.session import reopen
 
 AT_STEP = 2
 BEFORE, AFTER = plan_of(), plan_of(pp=1, dp=2, micro_batches=2)
-
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-sequence = 32
-[train]
-global_batch = 8
-steps = 6
-precision = "fp32"
-[cluster]
-use = "2xv100-32gb"
-[plan]
-pp = 2
-dp = 1
-then = {{ {then} }}
-"""
 
 
 def run_turning(rank: int, ranks: int, run_dir: Path, before: Plan, after: Plan) -> int:
@@ -66,7 +52,7 @@ def test_a_turn_gives_the_bits_of_a_stop_and_a_resume(worker_pool: WorkerPool, t
         assert worker_pool.run(run_training, resumed, plan, steps, ranks=2) == [0, 0]
     assert tensors(turned) == tensors(resumed)
     assert losses(turned) == losses(resumed)
-    assert [(turned / name).read_text() for name in PLAN_FILES] == ["after"] * 3
+    assert [(turned / name).read_text() for name in PLAN_FILES] == ["after"] * len(PLAN_FILES)
     assert not RunDirectory(turned).turns
     events = [(event["event"], event["step"]) for event in rows(turned, "events.jsonl")]
     assert ("plan changed", AT_STEP) in events
@@ -97,9 +83,8 @@ def test_ranks_that_read_different_plans_do_not_turn(worker_pool: WorkerPool, tm
 
 
 def source(tmp_path: Path, then: str = "at_step = 3, pp = 1, dp = 2") -> Path:
-    path = tmp_path / "turning.toml"
-    path.write_text(RUN.format(then=then))
-    return path
+    plan = f"pp = 2\ndp = 1\nthen = {{ {then} }}"
+    return run_file(tmp_path, "turning", plan=plan, train="global_batch = 8\nsteps = 6")
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +105,24 @@ def test_both_plans_are_written_and_read_again(tmp_path: Path) -> None:
     assert turned.plan == planned.all[-1].plan
 
 
+def test_progress_is_held_against_the_plan_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned, directory = prepared(source(tmp_path), directory=tmp_path / "run")
+    progress, row = Progress(quiet=False), {"loss": 1.0, "step_s": 1.0, "tokens_per_s": 1.0}
+    for step, job in enumerate(planned.all):
+        with (directory.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, **row}) + "\n")
+        progress.update(directory)
+        progress.finish()
+        assert f"predicted {format_seconds(job.prediction.step_s)} |" in capsys.readouterr().out
+        if directory.turns:
+            directory.turn()
+
+
 def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path) -> None:
     _, directory = prepared(source(tmp_path), directory=tmp_path / "run")
-    plain = tmp_path / "plain.toml"
-    plain.write_text("\n".join(line for line in RUN.splitlines() if not line.startswith("then")))
-    prepared(plain, directory=directory.path)
+    prepared(run_file(tmp_path, "plain"), directory=directory.path)
     assert not directory.then.exists()
 
 
@@ -135,7 +133,7 @@ def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path)
         ("at_step = 3, pp = 1, dp = 1", "plan.then: its plan uses 1 ranks, and a run keeps the 2"),
         ("pp = 1", "plan.then.at_step"),
         ("at_step = 0", "plan.then.at_step"),
-        ("at_step = 2, pp = 1, dp = 3", "dp 3"),
+        ("at_step = 2, pp = 1, dp = 3", "plan.then: plan: no layout of 2 devices"),
         ("at_step = 2, ppp = 1", "ppp"),
     ],
 )
@@ -149,6 +147,33 @@ def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path, then: str, prob
 def test_fewer_steps_than_the_turn_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"plan.then.at_step: 3; the run ends with step 2"):
         prepared(source(tmp_path), steps=2, directory=tmp_path / "run")
+
+
+def test_both_plans_together_keep_the_deadline(tmp_path: Path) -> None:
+    path = source(tmp_path)
+    step_s = [job.prediction.step_s for job in weft.plan(path).job.all]
+    text = path.read_text()
+    for hours, kept in ((sum(step_s) * 3.01 / 3600, True), (sum(step_s) * 2.99 / 3600, False)):
+        path.write_text(f"{text}[goal]\ndeadline_hours = {hours!r}\n")
+        if kept:
+            assert len(weft.plan(path).job.all) == 2
+            continue
+        with pytest.raises(InputError, match=r"6 steps of the best plan \(pp 2 .*, then pp 1 .*\) take"):
+            weft.plan(path)
+
+
+def test_a_later_plan_keeps_the_contract_of_the_goal(tmp_path: Path, weft_example: Path) -> None:
+    with pytest.raises(InputError, match=r"'exact' keeps out plan\.schedule 'in-twos', which is unbiased"):
+        weft.plan(source(tmp_path, 'at_step = 3, pp = 2, dp = 1, schedule = "in-twos"'))
+
+
+def test_both_plans_are_searched_on_as_many_ranks_as_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = source(tmp_path, "at_step = 3, pp = 1")
+    path.write_text(path.read_text().replace("dp = 1\n", ""))
+    assert run(["simulate", str(path), "--ranks", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["peak_bytes"]) == 4
 
 
 def test_plan_tells_the_plan_that_takes_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,6 @@ class Progress:
         self._directory: RunDirectory | None = None
         self._printed_step = -1
         self._printed_time = 0.0
-        self._predicted_s: float | None = None
         self._begun_s = time.time()
         self._warned = 0
 
@@ -63,7 +62,8 @@ class Progress:
             return
         row = rows[-1]
         self._printed_step, self._printed_time = row["step"], time.monotonic()
-        predicted_s = self._predicted_step_s()
+        # Of the plan that trains now: another one may have taken over.
+        predicted_s = self._directory.prediction().step_s
         self._say(
             f"step {row['step']:>5}  loss {row['loss']:.4f}  predicted {format_seconds(predicted_s)} | "
             f"measured {format_seconds(row['step_s'])}  {format_count(row['tokens_per_s'])} tokens/s"
@@ -75,12 +75,6 @@ class Progress:
         for text in told[self._warned :]:
             print(f"warning: {text}", file=sys.stderr)
         self._warned = len(told)
-
-    def _predicted_step_s(self) -> float:
-        if self._predicted_s is None:
-            assert self._directory is not None, "update was called before"
-            self._predicted_s = self._directory.prediction().step_s
-        return self._predicted_s
 
     def _say(self, line: str) -> None:
         if not self._quiet:

@@ -41,10 +41,13 @@ def layout_move(
             return str(error.violations[0])
         if build_plan(job, layout, flops_per_layer(job)).plan_id != context.plan.plan_id:
             return "the plan has what no layout says"
-        possible = list(edits(job, layout))
-        reasons = [refuse(job, edit.layout) for edit in possible]
-        legal = [edit for edit, reason in zip(possible, reasons, strict=True) if reason is None]
-        return legal[0] if legal else next(iter(filter(None, reasons)), otherwise)
+        refused: str | None = None
+        for edit in edits(job, layout):
+            reason = refuse(job, edit.layout)
+            if reason is None:
+                return edit
+            refused = refused or reason
+        return refused or otherwise
 
     def applies(context: Context) -> str | None:
         edit = made(context)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from weft.describe.layout import Layout
 from weft.moves.edits import Edits, layout_move
@@ -26,44 +27,40 @@ def _fewer_replicas(layout: Layout) -> Layout | None:
     return None if layout.dp % 2 else among_replicas(replace(layout.regular, dp=layout.dp // 2))
 
 
-def _more(layout: Layout, axis: str, changed: Layout) -> Edit:
+def _edit(layout: Layout, axis: str, changed: Layout) -> Edit:
     words = f"{axis} {getattr(layout, axis)} -> {getattr(changed, axis)}, dp {layout.dp} -> {changed.dp}"
     return Edit(words, changed)
 
 
-def _more_pipeline(_: Job, layout: Layout) -> Iterator[Edit]:
-    """More stages all recompute like the one that did most."""
-    if (fewer := _fewer_replicas(layout)) is not None:
-        yield _more(layout, "pp", replace(fewer, pp=2 * layout.pp))
+def _doubled(axis: str) -> Edits:
+    """Twice the degree, half the replicas; of more stages all recompute like the one that did most."""
+
+    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
+        if (fewer := _fewer_replicas(layout)) is not None:
+            degree: dict[str, Any] = {axis: 2 * getattr(layout, axis)}
+            yield _edit(layout, axis, replace(fewer, **degree))
+
+    return edits
 
 
-def _more_data(_: Job, layout: Layout) -> Iterator[Edit]:
-    if layout.pp % 2 == 0:
-        yield _more(layout, "pp", replace(layout.regular, pp=layout.pp // 2, dp=2 * layout.dp))
+def _halved(axis: str) -> Edits:
+    """Half the degree, twice the replicas."""
+
+    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
+        degree = getattr(layout, axis)
+        if degree % 2 == 0:
+            degrees: dict[str, Any] = {axis: degree // 2, "dp": 2 * layout.dp}
+            yield _edit(layout, axis, replace(layout.regular, **degrees))
+
+    return edits
 
 
 def _more_tensor(job: Job, layout: Layout) -> Iterator[Edit]:
     """Tensor ranks stay on a node, and stages recompute what they did."""
     width = 2 * layout.width
-    if (fewer := _fewer_replicas(layout)) is not None and all(
-        group.devices % width == 0 for group in job.cluster.groups
-    ):
-        yield _more(layout, "tp", replace(fewer, tp=2 * layout.tp).recomputing(layout.recomputes))
-
-
-def _less_tensor(_: Job, layout: Layout) -> Iterator[Edit]:
-    if layout.tp % 2 == 0:
-        yield _more(layout, "tp", replace(layout.regular, tp=layout.tp // 2, dp=2 * layout.dp))
-
-
-def _more_context(_: Job, layout: Layout) -> Iterator[Edit]:
-    if (fewer := _fewer_replicas(layout)) is not None:
-        yield _more(layout, "cp", replace(fewer, cp=2 * layout.cp))
-
-
-def _less_context(_: Job, layout: Layout) -> Iterator[Edit]:
-    if layout.cp % 2 == 0:
-        yield _more(layout, "cp", replace(layout.regular, cp=layout.cp // 2, dp=2 * layout.dp))
+    if all(group.devices % width == 0 for group in job.cluster.groups):
+        for edit in _doubled("tp")(job, layout):
+            yield replace(edit, layout=edit.layout.recomputing(layout.recomputes))
 
 
 def _more_loops(_: Job, layout: Layout) -> Iterator[Edit]:
@@ -130,14 +127,14 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
     ),
     _mesh_move(
         "less tensor parallelism",
-        _less_tensor,
+        _halved("tp"),
         otherwise="the number of tensor ranks is odd",
         summary="Every layer divided over half the ranks, twice the replicas.",
         source=_MEGATRON,
     ),
     _mesh_move(
         "more pipeline parallelism",
-        _more_pipeline,
+        _doubled("pp"),
         Purpose.SMALLER,
         otherwise="the number of replicas is odd",
         summary="Twice the pipeline devices, half the replicas.",
@@ -145,21 +142,21 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
     ),
     _mesh_move(
         "more data parallelism",
-        _more_data,
+        _halved("pp"),
         otherwise="the number of pipeline devices is odd",
         summary="Twice the replicas, half the pipeline devices.",
         source=_DDP,
     ),
     _mesh_move(
         "more context parallelism",
-        _more_context,
+        _doubled("cp"),
         otherwise="the number of replicas is odd",
         summary="The tokens of every sample divided over twice the ranks, half the replicas.",
         source=_LLAMA_3,
     ),
     _mesh_move(
         "less context parallelism",
-        _less_context,
+        _halved("cp"),
         otherwise="the number of context ranks is odd",
         summary="The tokens of every sample divided over half the ranks, twice the replicas.",
         source=_LLAMA_3,

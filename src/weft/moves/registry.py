@@ -7,7 +7,6 @@ A method contributes its moves (`weft.bundles`). A third party adds moves alone 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
@@ -22,13 +21,8 @@ from weft.moves.synchronisation import SYNCHRONISATION_MOVES
 
 def moves_for(purpose: Purpose, contract: Contract) -> tuple[Move, ...]:
     """What planners try for a purpose within a goal's contract; moves of other packages first."""
-    # Those of methods are among all moves, too.
-    installed_first = dict.fromkeys((*parts_of(Move, others()), *_named_moves(), *all_moves().values()))
-    return tuple(move for move in installed_first if purpose in move.purposes and move.contract <= contract)
-
-
-def _named_moves() -> Iterator[Move]:
-    return chain.from_iterable(named() for _, named in installed("weft.moves"))
+    moves = (*_of_others(), *_own())
+    return tuple(move for move in moves if purpose in move.purposes and move.contract <= contract)
 
 
 def kept_out(contract: Contract) -> tuple[Move, ...]:
@@ -42,20 +36,28 @@ def all_moves() -> Mapping[str, Move]:
     Raises:
         InputError: when two moves share a name.
     """
-    moves = [
-        *schedule_moves(),
-        *PARALLELISM_MOVES,
-        *SYNCHRONISATION_MOVES,
-        *parts(Move),
-        *ONE_UNIT_MOVES,
-        *_named_moves(),
-    ]
     table: dict[str, Move] = {}
-    for move in moves:
+    for move in (*_own(), *_of_others()):
         if move.name in table:
             raise InputError(Violation("moves", f"two moves are called {move.name!r}"))
         table[move.name] = move
     return table
+
+
+def _own() -> Iterator[Move]:
+    """Weft's, and one for each schedule of anybody."""
+    foreign = parts_of(Move, others())
+    yield from schedule_moves()
+    yield from (*PARALLELISM_MOVES, *SYNCHRONISATION_MOVES)
+    yield from (move for move in parts(Move) if move not in foreign)
+    yield from ONE_UNIT_MOVES
+
+
+def _of_others() -> Iterator[Move]:
+    """Those of other packages: with their methods, and alone."""
+    yield from parts_of(Move, others())
+    for _, named in installed("weft.moves"):
+        yield from named()
 
 
 def get_move(name: str) -> Move:

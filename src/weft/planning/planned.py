@@ -15,6 +15,7 @@ from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
+from weft.moves.pins import refused_pins
 from weft.planning.compile import (
     compile_evaluation,
     compile_evaluation_part,
@@ -171,6 +172,15 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     if run.train.precision == ANY_PRECISION:
         return _in_the_best_precision(run, planner)
     problem = problem or problem_of_run(run)
+    job = replace(_searched(run, problem, planner), later=_searched_later(run, problem, planner))
+    if job.misplaced:
+        raise InputError(job.misplaced)
+    _require_deadline(job)
+    return job
+
+
+def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> PlannedJob:
+    """The best plan of a problem."""
     if problem.minimise == "cost":
         require_prices(problem.job.cluster)
     planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
@@ -179,29 +189,27 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
         raise InputError(_nothing_fits(ranking))
     best = ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
-    _require_deadline(run, best)
     plan = decided(problem, best.plan)
     chosen_for = best.prediction if plan == best.plan else None
-    job = PlannedJob(
-        run=run,
-        problem=problem,
-        plan=plan,
-        ranking=ranking,
-        chosen_for=chosen_for,
-        later=_searched_later(run, planner),
-    )
-    if job.misplaced:
-        raise InputError(job.misplaced)
-    return job
+    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
 
 
-def _searched_later(run: RunFile, planner: Planner | None) -> Later | None:
+def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> Later | None:
     """The best plan of those that may take over, where the run file asks for one."""
     then = run.plan.then
     if then is None:
         return None
     pins = PlanTable(**then.given, planner=run.plan.planner)
-    return Later(then.at_step, plan_run(run.model_copy(update={"plan": pins}), planner=planner))
+    run = run.model_copy(update={"plan": pins})
+    try:
+        if refused := refused_pins(run):
+            raise InputError(refused)
+        job = _searched(run, replace(problem, pins=pins), planner)
+    except InputError as error:
+        raise InputError(
+            [replace(one, where=f"plan.then: {one.where}") for one in error.violations]
+        ) from None
+    return Later(then.at_step, job)
 
 
 def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
@@ -219,50 +227,49 @@ def _value(job: PlannedJob) -> float:
     return goal_value(job.problem, job.prediction, job.plan.ranks)
 
 
-def given_plan(
-    run: RunFile, plan: Plan, prediction: Prediction | None = None, later: Later | None = None
-) -> PlannedJob:
+def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
     """Take a plan as it is, after checking it against the run file's model and cluster.
 
-    Where no prediction is given the plan is predicted. `later` is the one that takes over from it.
-
-    Raises:
-        InputError: listing everything that is wrong with the plan.
-    """
-    job = checked_plan(run, plan, prediction, later)
-    return job if prediction is not None else replace(job, chosen_for=job.predicted.prediction)
-
-
-def checked_plan(
-    run: RunFile, plan: Plan, prediction: Prediction | None = None, later: Later | None = None
-) -> PlannedJob:
-    """As `given_plan`, without predicting anything.
+    Where no prediction is given the plan is predicted when first asked for it.
 
     Raises:
         InputError: listing everything that is wrong with the plan.
     """
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)
-    problem = problem_of_run(run)
+    return _checked(run, problem_of_run(run), plan, prediction)
+
+
+def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Prediction | None) -> PlannedJob:
+    """The job with a plan, checked like its own, that takes over from it at a step.
+
+    Raises:
+        InputError: listing everything that is wrong with that plan.
+    """
+    return replace(job, later=Later(at_step, _checked(job.run, job.problem, plan, prediction)))
+
+
+def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:
         raise InputError(violations)
-    return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction, later=later)
+    return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)
 
 
-def _require_deadline(run: RunFile, best: Candidate) -> None:
-    if run.goal.deadline_hours is None:
+def _require_deadline(job: PlannedJob) -> None:
+    """Refuse a searched job whose plans together take longer than the goal allows."""
+    deadline, steps, seconds = job.run.goal.deadline_hours, 0, 0.0
+    if deadline is None:
         return
-    hours = run.train.steps * best.step_s / 3600.0
-    if hours > run.goal.deadline_hours:
-        raise InputError(
-            Violation(
-                "goal.deadline_hours",
-                f"{run.goal.deadline_hours:g}; {run.train.steps} steps of the best plan ({best.words}) take "
-                f"{hours:.3g} hours",
-                f"{hours:.3g}",
-            )
-        )
+    bests = [one.ranking.fitting[0] for one in job.all if one.ranking is not None]
+    for one, best in zip(job.all, bests, strict=True):
+        seconds += (one.last_step - steps) * best.step_s
+        steps = one.last_step
+    hours = seconds / 3600.0
+    if hours > deadline:
+        words = ", then ".join(best.words for best in bests)
+        problem = f"{deadline:g}; {steps} steps of the best plan ({words}) take {hours:.3g} hours"
+        raise InputError(Violation("goal.deadline_hours", problem, f"{hours:.3g}"))
 
 
 def _nothing_fits(ranking: Ranking) -> list[Violation]:

@@ -13,9 +13,6 @@ from torch import nn
 from weft.bundles import runtime_parts
 from weft.describe.plan import Recompute
 
-# What stages say that keep everything for their backward passes.
-KEEP_ALL: Recompute = "none"
-
 LayerFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -58,6 +55,6 @@ def run_layers(
 @cache
 def _run_of(recompute: Recompute) -> Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor] | None:
     """How layers are run; None where that is to call them, which tiny layers do often."""
-    if recompute == KEEP_ALL:
+    if recompute == "none":
         return None
     return next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)

@@ -12,7 +12,7 @@ from weft.describe.plan_file import load_plan_file
 from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import Later, PlannedJob, checked_plan, given_plan
+from weft.planning.planned import PlannedJob, given_plan, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.compilable import compile_problems
 from weft.run.launch import launch_workers
@@ -58,26 +58,14 @@ def reopen(path: Path) -> PlannedJob:
     Raises:
         InputError: when it is not a run directory or a file in it is broken.
     """
-    return _reopened(path, given_plan)
-
-
-def reopen_unpredicted(path: Path) -> PlannedJob:
-    """The same with no prediction but that of the directory, for ranks that nobody asks for another one.
-
-    Raises:
-        InputError: as `reopen`.
-    """
-    return _reopened(path, checked_plan)
-
-
-def _reopened(path: Path, taken: Callable[..., PlannedJob]) -> PlannedJob:
     directory = RunDirectory(path)
     directory.require()
-    run, given, later = load_run(path / "run.toml"), load_plan_file(path / "plan.json"), None
-    if run.plan.then is not None and directory.turns:
-        then = load_plan_file(directory.then / "plan.json")
-        later = Later(run.plan.then.at_step, taken(run, then.plan, then.prediction))
-    return taken(run, given.plan, given.prediction, later)
+    run, given = load_run(path / "run.toml"), load_plan_file(path / "plan.json")
+    job = given_plan(run, given.plan, given.prediction)
+    if run.plan.then is None or not directory.turns:
+        return job
+    then = load_plan_file(directory.then / "plan.json")
+    return taking_over(job, run.plan.then.at_step, then.plan, then.prediction)
 
 
 def execute(

@@ -58,11 +58,9 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
         signal.signal(number, signal.SIG_DFL)
     # After that: these imports take seconds.
     from weft.run.worker_start import start_worker
-    from weft.training.session import reopen, reopen_unpredicted
+    from weft.training.session import reopen
 
-    # The first rank alone tells loggers what is predicted.
-    first = os.environ.get("RANK", "0") == "0"
-    job = reopen(run_dir) if first else reopen_unpredicted(run_dir)
+    job = reopen(run_dir)
     context = start_worker()
     _require_ranks(context.world_size, job.plan.ranks)
     return job, context

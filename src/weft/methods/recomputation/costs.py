@@ -12,7 +12,7 @@ from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
 from weft.predict.cost.compute import ComputeModel, StageKept
-from weft.predict.cost.keeping import KeepAll, Keeping, Kept, Number, keeping_of
+from weft.predict.cost.keeping import Keeping, Kept, Number, Timed, keeping_of
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes, per_place
 
@@ -28,8 +28,8 @@ class Full(Keeping):
     def made(self, layers: Kept[Number]) -> Number:
         return layers.kept
 
-    def again_s(self, layers: Kept[Number]) -> Number:
-        return layers.forward
+    def again_s(self, layers: Timed[Number]) -> Number:
+        return layers.forward_s
 
 
 class Selective(Keeping):
@@ -43,8 +43,8 @@ class Selective(Keeping):
     def made(self, layers: Kept[Number]) -> Number:
         return layers.kept - layers.products
 
-    def again_s(self, layers: Kept[Number]) -> Number:
-        return layers.again
+    def again_s(self, layers: Timed[Number]) -> Number:
+        return layers.without_products_s
 
 
 def made_again_bytes(
@@ -61,7 +61,7 @@ def made_again_bytes(
     Raises:
         InputError: as `ComputeModel.stage_times` does.
     """
-    if recompute == KeepAll.word:
+    if recompute == "none":
         return 0
     each = (StageKept(model, graph, (layer,), shape, precision, device) for layer in layers)
     return max(0, *(round(keeping_of(recompute).made(one)) for one in each))

@@ -84,7 +84,7 @@ class Bounds:
     def layer_seconds(self, layout: Layout) -> list[float]:
         """Weights of the layers for balancing stages."""
         layers = self._costs.of(layout)
-        return list((layers.forward + layers.backward).tolist())
+        return list((layers.forward_s + layers.backward_s).tolist())
 
     def stage_seconds(self, layout: Layout) -> list[float]:
         """Seconds of one micro-batch forward and backward in each stage, on the fastest device.
@@ -167,7 +167,7 @@ class Bounds:
     def _both_s(self, layout: Layout) -> Floats:
         """Seconds of one micro-batch forward and backward in each stage, at speed 1."""
         layers = self._costs.of(layout)
-        both = self._by_stage(layout, layers.forward) + self._by_stage(layout, layers.backward)
+        both = self._by_stage(layout, layers.forward_s) + self._by_stage(layout, layers.backward_s)
         seconds: Floats = both + self._as_recomputed(layout, layers.again_s)
         return seconds
 

@@ -25,17 +25,17 @@ Floats = npt.NDArray[np.float64]
 class LayerCosts(NamedTuple):
     """One micro-batch through every layer: seconds of its passes, bytes it leaves, parameters of a rank.
 
-    All of shape (layers,). `forward`, `backward` and `again` contain the all-reduces of tensor ranks; `kept`
-    is what backward passes need, `inputs` what they can be recomputed from, `products` what is kept beside it
-    where only what is no product is recomputed, which takes `again`.
+    All of shape (layers,). Seconds contain the all-reduces of tensor ranks; `kept` is what backward passes
+    need, `inputs` what they can be recomputed from, `products` what is kept beside it where only what is no
+    product is recomputed.
     """
 
-    forward: Floats
-    backward: Floats
+    forward_s: Floats
+    backward_s: Floats
     kept: Floats
     inputs: Floats
     products: Floats
-    again: Floats
+    without_products_s: Floats
     parameters: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:

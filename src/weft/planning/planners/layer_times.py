@@ -12,6 +12,7 @@ from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer import Layer
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
+from weft.predict.cost.keeping import keeping_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,7 +23,7 @@ class PassSeconds(NamedTuple):
 
     forward_s: Floats
     backward_s: Floats
-    selected_s: Floats
+    without_products_s: Floats
 
     @property
     def both_s(self) -> Floats:
@@ -31,9 +32,7 @@ class PassSeconds(NamedTuple):
 
     def again_s(self, recompute: Recompute) -> Floats:
         """Seconds of what backward passes run again."""
-        if recompute == "none":
-            return np.zeros_like(self.forward_s)
-        return self.forward_s if recompute == "full" else self.selected_s
+        return keeping_of(recompute).again_s(self)
 
 
 class ProblemLayerTimes:

@@ -17,7 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
-from weft.predict.cost.keeping import KeepAll, keeping_of
+from weft.predict.cost.keeping import keeping_of
 from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
 from weft.predict.cost.memory import (
     context_kept,
@@ -107,10 +107,8 @@ class ComputeModel:
         """
         total_of = self._profiled_total if self._profiles(device) else self._roofline_total
         total, source, half_width = total_of(graph, layers, shape, precision, device, optimizer)
-        again_s = 0.0
-        if recompute != KeepAll.word:
-            kept = StageKept(self, graph, layers, shape, precision, device, total.forward_s)
-            again_s = keeping_of(recompute).again_s(kept)
+        kept = StageKept(self, graph, layers, shape, precision, device, total.forward_s)
+        again_s = keeping_of(recompute).again_s(kept)
         read_gradients_s = self._read_gradients_s(graph, layers, shape, precision, device)
         factor = self._factor(device)
         return StageTimes(
@@ -320,7 +318,7 @@ class ComputeModel:
 
 @dataclass(frozen=True, slots=True)
 class StageKept:
-    """What one micro-batch may leave in the layers of a stage, as `Kept`, computed when it is asked for."""
+    """What one micro-batch leaves and takes in a stage, as `Kept` and `Timed`, computed when asked for."""
 
     model: ComputeModel
     graph: LayerGraph
@@ -328,7 +326,7 @@ class StageKept:
     shape: Shape
     precision: str
     device: Device
-    forward: float = 0.0
+    forward_s: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -343,5 +341,5 @@ class StageKept:
         return stage_product_bytes(self.graph, self.layers, self.shape, self.precision)
 
     @property
-    def again(self) -> float:
+    def without_products_s(self) -> float:
         return self.model.without_products_s(self.graph, self.layers, self.shape, self.precision, self.device)

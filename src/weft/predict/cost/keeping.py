@@ -22,7 +22,7 @@ _Given = TypeVar("_Given", bound="float | Floats", covariant=True)
 
 
 class Kept(Protocol[_Given]):
-    """What one micro-batch may leave in layers from its forward to its backward pass, and what that saves."""
+    """What one micro-batch may leave in layers from its forward to its backward pass."""
 
     @property
     def kept(self) -> _Given:
@@ -36,12 +36,16 @@ class Kept(Protocol[_Given]):
     def products(self) -> _Given:
         """Bytes of what is kept beside inputs, not to call products again."""
 
+
+class Timed(Protocol[_Given]):
+    """What one micro-batch takes in layers."""
+
     @property
-    def forward(self) -> _Given:
+    def forward_s(self) -> _Given:
         """Seconds of the forward pass."""
 
     @property
-    def again(self) -> _Given:
+    def without_products_s(self) -> _Given:
         """Seconds of the forward pass without its products."""
 
 
@@ -59,7 +63,7 @@ class Keeping(ABC):
         """Bytes that backward passes make again; less than 0 where nothing is to be made."""
 
     @abstractmethod
-    def again_s(self, layers: Kept[Number]) -> Number:
+    def again_s(self, layers: Timed[Number]) -> Number:
         """Seconds of what backward passes run again."""
 
 
@@ -74,8 +78,8 @@ class KeepAll(Keeping):
     def made(self, layers: Kept[Number]) -> Number:
         return 0.0 * layers.kept
 
-    def again_s(self, layers: Kept[Number]) -> Number:
-        return 0.0 * layers.forward
+    def again_s(self, layers: Timed[Number]) -> Number:
+        return 0.0 * layers.forward_s
 
 
 @cache

@@ -19,7 +19,7 @@ from weft.run.handlers.base import (
     WEIGHTS,
     Issue,
 )
-from weft.run.layers import KEEP_ALL, LayerFunction, layer_functions, run_layers
+from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.loss_input import loss_input
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
@@ -149,10 +149,10 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
     module, loss_function = resources.stages[stage], resources.loss_function
     draws = workspace.training and draws_numbers(module)
-    recompute = resources.recompute[stage] if workspace.training else KEEP_ALL
+    recompute = resources.recompute[stage] if workspace.training else "none"
     taps = resources.taps.get(stage) if workspace.training else None
     sees_layers = taps is not None and taps.sees_layers
-    layered = draws or recompute != KEEP_ALL or sees_layers
+    layered = draws or recompute != "none" or sees_layers
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
         def compute(value: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callab
     names = job.run.report.log
     if not names:
         return Feeds()
-    constants = {} if job.chosen_for is None else {"predicted_step_s": job.chosen_for.step_s}
+    constants = {"predicted_step_s": job.prediction.step_s}
     records = RunDirectory(run_dir)
     opening = Opening(
         run_dir=run_dir,
@@ -67,7 +67,7 @@ def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callab
 
 def config_of(job: PlannedJob) -> dict[str, Any]:
     """The run file with every default, and the plan in short."""
-    plan, prediction = job.plan, job.chosen_for
+    plan, prediction = job.plan, job.prediction
     summary: dict[str, Any] = {
         "plan_id": plan.plan_id,
         "model": plan.model,
@@ -81,10 +81,9 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
         "sequence": plan.sequence,
         "precision": plan.precision,
         "sharding": shared_out(plan),
+        "predicted_step_s": prediction.step_s,
+        "predicted_peak_bytes": max(prediction.peak_bytes),
     }
-    if prediction is not None:
-        summary["predicted_step_s"] = prediction.step_s
-        summary["predicted_peak_bytes"] = max(prediction.peak_bytes)
     return {"run": job.run.model_dump(mode="json", exclude_none=True), "plan": summary}
 
 
