@@ -18,6 +18,7 @@ from weft.program.lower import LoweredPipeline, renumber
 from weft.program.passes import PassList
 from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
 from weft.program.rank_program import RankProgram
+from weft.program.splits import per_micro_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +151,12 @@ def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequenc
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
     """The rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
     micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
-    first = layout.first_micro_batch[first_replica]
+    first, each = layout.first_micro_batch[first_replica], per_micro_batch(columns, layout.splits)
     return replace(
         columns,
         rank=ranks[pipeline, columns.rank],
         peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
-        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first),
+        micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first * each),
         replica=first_replica + columns.replica,
     )
 
@@ -168,7 +169,7 @@ def _obligations(
     firsts = layout.first_micro_batch
     passes = np.concatenate(
         [
-            _product(held, replica, firsts[replica], layout.micro_batches[replica])
+            _product(held, layout.splits, replica, firsts[replica], layout.micro_batches[replica])
             for replica, held in stages.items()
         ]
     )
@@ -182,6 +183,7 @@ def _obligations(
     return Obligations(
         purpose=lowered.purpose,
         stage_edges=layout.edges,
+        splits=tuple(layout.splits.tolist()),
         forward=passes,
         backward=backward if trains else passes[:0],
         step=steps if trains else steps[:0],
@@ -196,14 +198,9 @@ def _in_each_step(rows: Ints, steps: int) -> Ints:
     return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
 
 
-def _product(stages: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch) of one pipeline, shape (stages * micro-batches, 3)."""
-    length = len(stages) * micro_batches
-    return np.stack(
-        [
-            np.repeat(stages, micro_batches),
-            np.full(length, replica, dtype=np.int64),
-            np.tile(np.arange(first, first + micro_batches, dtype=np.int64), len(stages)),
-        ],
-        axis=1,
-    )
+def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
+    """Rows (stage, replica, micro-batch) of one pipeline, with the stages' own micro-batches, shape (rows, 3)."""
+    counts = splits[stages] * micro_batches
+    stage = np.repeat(stages, counts)
+    within = np.arange(len(stage), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)

@@ -21,6 +21,7 @@ from weft.program.passes import PassList
 from weft.program.program import NONE, Ints, Program
 from weft.program.rank_program import RankProgram
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
+from weft.program.splits import split_order
 
 
 def build_training_program(
@@ -104,7 +105,7 @@ def _lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | Non
     pipelines: dict[int, LoweredPipeline] = {}
     for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = [
-            _forward_order(layout.placement == device, micro_batches // layout.paths)
+            split_order(_forward_order(layout.placement == device, micro_batches // layout.paths), layout.splits)
             for device in range(int(layout.placement.max()) + 1)
         ]
         lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)
@@ -187,7 +188,7 @@ def _schedule_orders(
             )
         )
     orders = [schedule.order(pipeline, int(device), options) for device in device_of]
-    return [_without_frozen(order, layout.frozen_stages) for order in orders]
+    return [split_order(_without_frozen(order, layout.frozen_stages), layout.splits) for order in orders]
 
 
 def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:

@@ -170,7 +170,11 @@ BACKWARD_WEIGHT = KINDS.register(
 )
 SEND_ACTIVATION = KINDS.register(
     Kind(
-        name="send_activation", symbol="SF", stream="send_activation", reads=("output",), writes=("message",)
+        name="send_activation",
+        symbol="SF",
+        stream="send_activation",
+        reads=(Read("output", at=places.of_sent),),
+        writes=("message",),
     )
 )
 RECEIVE_ACTIVATION = KINDS.register(
@@ -187,7 +191,7 @@ SEND_GRADIENT = KINDS.register(
         name="send_gradient",
         symbol="SB",
         stream="send_gradient",
-        reads=("input_gradient",),
+        reads=(Read("input_gradient", at=places.of_sent),),
         writes=("message",),
     )
 )

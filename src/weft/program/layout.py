@@ -29,11 +29,13 @@ class StageLayout:
             parallelism, and ranks at the same place (lane) of different replicas hold the same weights.
         gradient_bytes: bytes of weight gradients that one rank reduces per step.
         weight_bytes: bytes of weights that one rank gathers where the replicas share them out.
+        splits: the stage runs each micro-batch of the batch in so many equal ones of its own.
     """
 
     replicas: tuple[tuple[int, ...], ...]
     gradient_bytes: int = 0
     weight_bytes: int = 0
+    splits: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class PipelineLayout:
         micro_batches: micro-batches per step of each pipeline replica; replica j runs the next
             `micro_batches[j]` of the global batch.
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
-            per micro-batch; the gradient that comes back is as large.
+            per micro-batch of the one that splits more; the gradient that comes back is as large.
         paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
     """
@@ -84,6 +86,11 @@ class PipelineLayout:
     def edges(self) -> tuple[tuple[int, int], ...]:
         """The stage graph, sorted."""
         return tuple(sorted(self.message_bytes))
+
+    @property
+    def splits(self) -> Ints:
+        """Those of the stages, shape (stages,)."""
+        return np.array([stage.splits for stage in self.stages], dtype=np.int64)
 
     @property
     def first_micro_batch(self) -> tuple[int, ...]:

@@ -39,6 +39,25 @@ def _graph_problems(layout: PipelineLayout) -> list[Violation]:
         Violation("layout", f"edge {edge} must go from a stage to a later one of {len(layout.stages)}")
         for edge in layout.edges
         if not 0 <= edge[0] < edge[1] < len(layout.stages)
+    ] or _split_problems(layout)
+
+
+def _split_problems(layout: PipelineLayout) -> list[Violation]:
+    """Stages whose micro-batches are no parts of each other."""
+    problems = [
+        Violation(f"stage {stage}", f"splits micro-batches in {one.splits}; at least 1 is allowed", "1")
+        for stage, one in enumerate(layout.stages)
+        if one.splits < 1
+    ]
+    return problems or [
+        Violation(
+            f"stages {producer} and {consumer}",
+            f"split micro-batches in {fewer} and {more}; one must be a multiple of the other",
+            f"{fewer} and {max(1, more // fewer) * fewer}",
+        )
+        for producer, consumer in layout.edges
+        for fewer, more in [sorted((layout.stages[producer].splits, layout.stages[consumer].splits))]
+        if more % fewer
     ]
 
 

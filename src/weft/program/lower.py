@@ -29,6 +29,7 @@ from weft.program.kinds import (
 from weft.program.layout import PipelineLayout
 from weft.program.program import NONE, Columns, Edges, Ints
 from weft.program.schedules.base import ComputeOrder
+from weft.program.splits import Crossings, crossings
 
 # How many computations before its user a receive is issued: a rendezvous needs both ends, and on a host whose
 # cores all compute, each of its hops may wait for a time slice.
@@ -52,11 +53,24 @@ class _Block(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """Row of (stage, micro-batch) by what it makes: output, input gradient, weight gradient."""
+    """Rows of what is owed, in its order, by what they make: output, input gradient, weight gradient."""
 
     forward: Ints
     input_gradient: Ints
     weight_gradient: Ints
+
+
+class _Owed(NamedTuple):
+    """What stages run forward, stage by stage, each by its own numbers of micro-batches.
+
+    `starts` is where each stage begins, with the end behind the last; the others say of each forward its
+    stage, the device and the path.
+    """
+
+    starts: Ints
+    stage: Ints
+    home: Ints
+    path: Ints
 
 
 class LoweredPipeline(NamedTuple):
@@ -71,31 +85,39 @@ def lower(
 ) -> LoweredPipeline:
     """Add messages, steps and edges to the compute orders of one pipeline.
 
-    `orders` are by device, as in `layout.placement`, without backwards of frozen stages; `name` is who made
-    them.
+    `orders` are by device, as in `layout.placement`, without backwards of frozen stages and with the stages'
+    own numbers of micro-batches. `micro_batches` are those of the batch; `name` is who made the orders.
 
     Raises:
         InputError: when the orders do not run every stage and micro-batch exactly once on its device.
     """
     path = np.arange(micro_batches, dtype=np.int64) * layout.paths // micro_batches
-    homes = layout.placement[path].T
-    compute = _compute_block(orders, path)
-    lookup = _look_up(compute, homes, layout.frozen_stages, name, trains=trains)
+    owed = _owed(layout, path)
+    compute = _compute_block(orders, path, layout.splits)
+    lookup = _look_up(compute, owed, layout, name, trains=trains)
     blocks = [compute]
     edges = []
     pairs = np.array(layout.edges, dtype=np.int64).reshape(-1, 2)
     payload = np.array([layout.message_bytes[pair] for pair in layout.edges], dtype=np.int64)
-    flows = [(lookup.forward, pairs[:, 0], pairs[:, 1], payload, SEND_ACTIVATION, RECEIVE_ACTIVATION)]
+    crossing = crossings(layout.splits, pairs, micro_batches)
+    before = owed.starts[pairs[crossing.edge, 0]] + crossing.producer
+    after = owed.starts[pairs[crossing.edge, 1]] + crossing.consumer
+    flows = [(lookup.forward, before, after, crossing, SEND_ACTIVATION, RECEIVE_ACTIVATION)]
     if trains:
-        trained = pairs[:, 0] >= layout.frozen_stages
-        back = pairs[trained, 1], pairs[trained, 0], payload[trained]
+        trained = pairs[crossing.edge, 0] >= layout.frozen_stages
+        back = after[trained], before[trained], Crossings(*(column[trained] for column in crossing))
         flows.append((lookup.input_gradient, *back, SEND_GRADIENT, RECEIVE_GRADIENT))
-    for rows, makers, users, size, send, receive in flows:
-        crosses = homes[makers] != homes[users]
-        edges.append(_pairs(rows[makers][~crosses], rows[users][~crosses]))
-        sizes = np.broadcast_to(size[:, None], crosses.shape)[crosses]
+    for rows, makers, users, crossed, send, receive in flows:
+        away = owed.home[makers] != owed.home[users]
+        edges.append(_pairs(rows[makers[~away]], rows[users[~away]]))
         sends, receives, source, target = _message_blocks(
-            compute, rows[makers][crosses], rows[users][crosses], sizes, send, receive
+            compute,
+            rows[makers[away]],
+            rows[users[away]],
+            crossed.number[away],
+            payload[crossed.edge[away]],
+            send,
+            receive,
         )
         first_send = sum(len(block.slot) for block in blocks)
         send_rows = first_send + np.arange(len(source), dtype=np.int64)
@@ -103,8 +125,9 @@ def lower(
         edges += [_pairs(source, send_rows), _pairs(send_rows, receive_rows), _pairs(receive_rows, target)]
         blocks += [sends, receives]
     if trains:
-        edges += _backward_edges(lookup, layout.frozen_stages)
-        _add_steps(layout, compute, lookup, blocks, edges)
+        trained_from = owed.starts[layout.frozen_stages]
+        edges += _backward_edges(*(rows[trained_from:] for rows in lookup))
+        _add_steps(layout, compute, owed, lookup, blocks, edges)
     return _sort(blocks, Edges.join(edges))
 
 
@@ -113,34 +136,45 @@ def _pairs(source: Ints, target: Ints, distance: int = 0) -> Edges:
     return Edges.of(source.ravel(), target.ravel(), distance)
 
 
-def _compute_block(orders: Sequence[ComputeOrder], path: Ints) -> _Block:
-    """All computations; `path` is that of each micro-batch."""
+def _owed(layout: PipelineLayout, path: Ints) -> _Owed:
+    """Of every stage and micro-batch; `path` is that of each micro-batch of the batch."""
+    splits = layout.splits
+    starts = np.append(0, np.cumsum(splits * len(path))).astype(np.int64)
+    stage = np.repeat(np.arange(len(splits), dtype=np.int64), splits * len(path))
+    number = np.arange(len(stage), dtype=np.int64) - starts[stage]
+    on = path[number // splits[stage]]
+    return _Owed(starts, stage, layout.placement[on, stage], on)
+
+
+def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> _Block:
+    """All computations; `path` is that of each micro-batch of the batch."""
     lengths = [len(order.kind) for order in orders]
+    stage = np.concatenate([order.stage for order in orders])
     micro_batch = np.concatenate([order.micro_batch for order in orders])
     columns = Columns.of(
         sum(lengths),
         kind=np.concatenate([order.kind for order in orders]),
-        stage=np.concatenate([order.stage for order in orders]),
+        stage=stage,
         micro_batch=micro_batch,
-        replica=path[micro_batch],
+        replica=path[micro_batch // splits[stage]],
         rank=np.repeat(np.arange(len(orders), dtype=np.int64), lengths),
     )
     slot = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
     return _Block(columns, slot, _COMPUTE, np.zeros_like(slot))
 
 
-def _look_up(compute: _Block, homes: Ints, frozen_stages: int, name: str, *, trains: bool) -> _Lookup:
-    """Find every computation; `homes` is the device of (stage, micro-batch)."""
+def _look_up(compute: _Block, owed: _Owed, layout: PipelineLayout, name: str, *, trains: bool) -> _Lookup:
+    """Find every computation."""
     columns = compute.columns
 
     def table(first_stage: int, *kinds: int) -> Ints:
         rows = np.flatnonzero(is_any_of(columns.kind, kinds))
-        stage, micro_batch = columns.stage[rows], columns.micro_batch[rows]
-        found = np.full(homes.shape, NONE, dtype=np.int64)
-        found[stage, micro_batch] = rows
-        owed = found[first_stage:]
-        misplaced = homes[stage, micro_batch] != columns.rank[rows]
-        if len(rows) != owed.size or (owed == NONE).any() or misplaced.any():
+        place = owed.starts[columns.stage[rows]] + columns.micro_batch[rows]
+        found = np.full(len(owed.home), NONE, dtype=np.int64)
+        found[place] = rows
+        wanted = found[owed.starts[first_stage] :]
+        misplaced = owed.home[place] != columns.rank[rows]
+        if len(rows) != len(wanted) or (wanted == NONE).any() or misplaced.any():
             raise InputError(
                 Violation(
                     "schedule",
@@ -154,16 +188,16 @@ def _look_up(compute: _Block, homes: Ints, frozen_stages: int, name: str, *, tra
         return _Lookup(forward, forward, forward)
     return _Lookup(
         forward,
-        table(frozen_stages, BACKWARD, BACKWARD_INPUT),
-        table(frozen_stages, BACKWARD, BACKWARD_WEIGHT),
+        table(layout.frozen_stages, BACKWARD, BACKWARD_INPUT),
+        table(layout.frozen_stages, BACKWARD, BACKWARD_WEIGHT),
     )
 
 
 def _message_blocks(
-    compute: _Block, source: Ints, target: Ints, payload: Ints, send: int, receive: int
+    compute: _Block, source: Ints, target: Ints, number: Ints, payload: Ints, send: int, receive: int
 ) -> tuple[_Block, _Block, Ints, Ints]:
-    """Sends and receives of messages of `payload` bytes from compute rows `source` to `target`, and these
-    rows in the order of the messages.
+    """Sends and receives of messages `number` of `payload` bytes from compute rows `source` to `target`, and
+    these rows in the order of the messages.
 
     A send follows its maker. A receive is issued `RECEIVE_AHEAD` computations before its user, but never
     after a later message of the same channel: both ends of a channel agree on the order.
@@ -183,7 +217,7 @@ def _message_blocks(
     slot = np.minimum.accumulate((wanted + offset)[::-1])[::-1] - offset
 
     values = {
-        "micro_batch": columns.micro_batch[source],
+        "micro_batch": number[order],
         "replica": columns.replica[source],
         "bytes": payload[order],
     }
@@ -200,9 +234,8 @@ def _message_blocks(
     )
 
 
-def _backward_edges(lookup: _Lookup, frozen_stages: int) -> list[Edges]:
+def _backward_edges(forward: Ints, input_gradient: Ints, weight_gradient: Ints) -> list[Edges]:
     """A backward needs what its forward saved; a weight part needs its input part."""
-    forward, input_gradient, weight_gradient = (rows[frozen_stages:] for rows in lookup)
     split = input_gradient != weight_gradient
     return [
         _pairs(forward, input_gradient),
@@ -211,13 +244,23 @@ def _backward_edges(lookup: _Lookup, frozen_stages: int) -> list[Edges]:
 
 
 def _add_steps(
-    layout: PipelineLayout, compute: _Block, lookup: _Lookup, blocks: list[_Block], edges: list[Edges]
+    layout: PipelineLayout,
+    compute: _Block,
+    owed: _Owed,
+    lookup: _Lookup,
+    blocks: list[_Block],
+    edges: list[Edges],
 ) -> None:
     """Append the optimizer steps at the end of each device, in the order of the stages' last backwards."""
     # One step for every trained stage on every path.
-    stages = np.arange(layout.frozen_stages, len(layout.stages), dtype=np.int64)
+    first = layout.frozen_stages
+    stages = np.arange(first, len(layout.stages), dtype=np.int64)
     length = len(stages) * layout.paths
-    makers = lookup.weight_gradient[stages].reshape(length, -1)
+    trained = np.arange(owed.starts[first], owed.starts[-1], dtype=np.int64)
+    step = (owed.stage[trained] - first) * layout.paths + owed.path[trained]
+    makers, users = lookup.weight_gradient[trained], lookup.forward[trained]
+    last = np.zeros(length, dtype=np.int64)
+    np.maximum.at(last, step, compute.slot[makers])
     device = layout.placement[:, stages].T.ravel()
     end = np.bincount(compute.columns.rank)[device]
     steps = Columns.of(
@@ -227,10 +270,8 @@ def _add_steps(
         rank=device,
         replica=np.tile(np.arange(layout.paths), len(stages)),
     )
-    first_row = sum(len(block.slot) for block in blocks)
-    step_rows = first_row + np.arange(length, dtype=np.int64)[:, None]
-    blocks.append(_Block(steps, end, _COMPUTE, compute.slot[makers].max(axis=1)))
-    users = lookup.forward[stages].reshape(length, -1)
+    step_rows = sum(len(block.slot) for block in blocks) + step
+    blocks.append(_Block(steps, end, _COMPUTE, last))
     edges += [_pairs(makers, step_rows), _pairs(step_rows, users, distance=1)]
 
 

@@ -55,23 +55,32 @@ def there(program: Program, rows: _Ints) -> Places:
 
 
 def from_previous(program: Program, rows: _Ints) -> Places:
-    """Once for each stage whose output the instruction's stage reads, as what arrived from it."""
-    return of_links(program, rows, "part", _stage_links(program)[:, ::-1])
+    """Once for all that crosses from each stage whose output the instruction's stage reads."""
+    return _crossing(program, rows, "part", _stage_links(program)[:, ::-1])
 
 
 def of_previous(program: Program, rows: _Ints) -> Places:
-    """At each stage whose output the instruction's stage reads."""
-    return of_links(program, rows, "stage", _stage_links(program)[:, ::-1])
+    """Likewise, at each such stage."""
+    return _crossing(program, rows, "stage", _stage_links(program)[:, ::-1])
 
 
 def from_next(program: Program, rows: _Ints) -> Places:
-    """Once for each stage that reads the output of the instruction's stage, as what arrived from it."""
-    return of_links(program, rows, "part", _stage_links(program))
+    """Once for all that crosses from each stage that reads the output of the instruction's stage."""
+    return _crossing(program, rows, "part", _stage_links(program))
 
 
 def of_next(program: Program, rows: _Ints) -> Places:
-    """At each stage that reads the output of the instruction's stage."""
-    return of_links(program, rows, "stage", _stage_links(program))
+    """Likewise, at each such stage."""
+    return _crossing(program, rows, "stage", _stage_links(program))
+
+
+def of_sent(program: Program, rows: _Ints) -> Places:
+    """At the micro-batch of the sending stage that has what the instruction sends."""
+    columns, splits = program.columns, np.array(program.obligations.splits, dtype=np.int64)
+    if (splits == 1).all():
+        return Places(rows)
+    here, there = splits[columns.stage[rows]], splits[columns.part[rows]]
+    return Places(rows, {"micro_batch": columns.micro_batch[rows] // (np.maximum(here, there) // here)})
 
 
 def trained(program: Program, rows: _Ints) -> Places:
@@ -100,6 +109,25 @@ def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> _Ints:
 def _stage_links(program: Program) -> _Ints:
     """Pairs (producer, consumer)."""
     return table_of(program.obligations.stage_edges)
+
+
+def _crossing(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> Places:
+    """One place for all that crosses between a row's stage and the other of each of its links (stage, other).
+
+    `coordinate` is the other there: as the "stage", with its own micro-batches, or as the "part", with those
+    that cross.
+    """
+    places, splits = of_links(program, rows, coordinate, links), np.array(program.obligations.splits)
+    if (splits == 1).all():
+        return places
+    here, there = splits[program.columns.stage[places.rows]], splits[places.moved[coordinate]]
+    count = np.maximum(here, there) // here
+    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
+    within = np.arange(len(which), dtype=np.int64) - (np.cumsum(count) - count)[which]
+    number = program.columns.micro_batch[places.rows][which] * count[which] + within
+    if coordinate == "stage":
+        number //= (np.maximum(here, there) // there)[which]
+    return Places(places.rows[which], {coordinate: places.moved[coordinate][which], "micro_batch": number})
 
 
 def of_links(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> Places:

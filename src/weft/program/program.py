@@ -165,6 +165,7 @@ class Obligations:
             replica.
         owners: (stage, replica) to the ranks that run it.
         methods: by name of a method what is owed to it.
+        splits: by stage, in how many micro-batches of its own it runs each of the batch; empty: in one.
     """
 
     purpose: str
@@ -174,6 +175,7 @@ class Obligations:
     step: Ints
     owners: Mapping[tuple[int, int], tuple[int, ...]]
     methods: Mapping[str, Owed] = field(default_factory=dict)
+    splits: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"

@@ -104,7 +104,7 @@ def part_of(program: Program, rank: int) -> RankProgram:
     return RankProgram(
         rank=rank,
         ranks=program.ranks,
-        micro_batches=len(np.unique(owed.forward[:, 2])),
+        micro_batches=_micro_batches(owed),
         steps_per_cycle=program.steps_per_cycle,
         first_row=first,
         columns=columns,
@@ -134,6 +134,13 @@ def digests(program: Program) -> Ids:
     np.add.at(found, source, marks)
     np.add.at(found, target[source != target], marks[source != target])
     return found
+
+
+def _micro_batches(owed: Obligations) -> int:
+    """Those of the whole global batch."""
+    stage = int(owed.forward[0, 0])
+    own = len(np.unique(owed.forward[owed.forward[:, 0] == stage, 2]))
+    return own // (owed.splits[stage] if owed.splits else 1)
 
 
 def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:
