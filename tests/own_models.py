@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -44,6 +46,60 @@ def text() -> BlockModel:
         lambda: nn.Linear(WIDTH, VOCABULARY),
     ]
     return BlockModel(layers, example=torch.zeros(1, SEQUENCE, dtype=torch.long), classes=VOCABULARY)
+
+
+class Halves(nn.Module):
+    """One half of the channels of what it reads, blurred or not."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        self.convolution = nn.Conv2d(WIDTH // 2, WIDTH, 3, padding=1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        half = inputs[:, : WIDTH // 2] if self.first else inputs[:, WIDTH // 2 :]
+        return torch.tanh(self.convolution(half))
+
+
+class Join(nn.Module):
+    """Tells digits apart from all that it reads."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(inputs * WIDTH * 64, 10)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([one.flatten(1) for one in inputs], dim=1))
+
+
+def diamond() -> BlockModel:
+    """A stem, two towers of two layers and one of none, and a layer that joins them."""
+    layers = [stem, partial(Halves, True), Residual, partial(Halves, False), Residual, partial(Join, 3)]
+    edges = [(0, 1), (1, 2), (0, 3), (3, 4), (0, 5), (2, 5), (4, 5)]
+    return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
+
+
+def two_stems() -> BlockModel:
+    """Two towers that each read the samples, one of which reads the other, and a layer that joins them."""
+    layers = [stem, Residual, stem, partial(Sum, 2), partial(Join, 2)]
+    edges = [(0, 1), (0, 3), (2, 3), (1, 4), (3, 4)]
+    return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
+
+
+class Sum(nn.Module):
+    """A convolution of a sum."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.convolution = stem_of(WIDTH)
+        self.weights = nn.Parameter(torch.ones(inputs))
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.convolution(sum(weight * one for weight, one in zip(self.weights, inputs, strict=True)))
+
+
+def stem_of(channels: int) -> nn.Module:
+    return nn.Conv2d(channels, WIDTH, 3, padding=1)
 
 
 def nothing() -> int:

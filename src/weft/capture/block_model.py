@@ -1,4 +1,4 @@
-"""`BlockModel`: a model of one's own as a list of layers, costed by running each of them on no data at all.
+"""`BlockModel`: a model of one's own as layers, costed by running each of them on no data at all.
 
     def build() -> weft.BlockModel:
         layers = [Stem, *[Block] * 8, Head]
@@ -10,7 +10,7 @@ Work is read off the operators that a forward pass on torch's meta device calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ _ELEMENT_BYTES = 4
 
 
 class BlockModel:
-    """A chain of layers, each from one tensor to one tensor, all with the samples in front.
+    """Layers, each from tensors to one tensor, all with the samples in front.
 
     A layer treats every sample by itself and changes nothing but its parameters, so that the cut into
     micro-batches makes no difference. A batch norm is no such layer.
@@ -37,6 +37,9 @@ class BlockModel:
     Args:
         layers: for every layer a function without arguments, such as a class, that makes its module. Initial
             values are drawn from torch's generator.
+        edges: pairs (producer, consumer) of positions, each to a later layer. A layer is called with what its
+            producers give, in their order; one without producers with the samples. Every layer but the last
+            one is read. Default: a chain.
         example: one sample as the first layer takes it, with a first axis of 1; only shape and type matter.
         classes: of the last layer's output: the vocabulary of a language model.
         sequence: tokens per sample, what `tokens_per_s` counts; default: the example's second axis if it
@@ -52,19 +55,24 @@ class BlockModel:
         *,
         example: torch.Tensor,
         classes: int,
+        edges: Iterable[tuple[int, int]] | None = None,
         sequence: int | None = None,
     ) -> None:
         if not layers:
             raise InputError(Violation("model.build", "0 layers; a model needs at least one layer", "1"))
         self._makers = tuple(layers)
+        self._edges = chain_edges(len(layers)) if edges is None else tuple(sorted(edges))
+        _require_edges(self._edges, len(layers))
         tokens = not example.is_floating_point() and example.dim() > 1
         self._sequence = sequence or (example.shape[1] if tokens else 1)
         self._classes = classes
-        value = torch.empty_like(example, device="meta")
-        shapes, costed = [tuple(value.shape[1:])], []
-        for index in range(len(self._makers)):
-            layer, value = _costed(index, self._makers[index], value)
+        samples = torch.empty_like(example, device="meta")
+        shapes, costed, values = [tuple(samples.shape[1:])], [], []
+        for index, make in enumerate(self._makers):
+            before = [values[producer] for producer, consumer in self._edges if consumer == index]
+            layer, value = _costed(index, make, before or [samples], from_samples=not before)
             costed.append(layer)
+            values.append(value)
             shapes.append(tuple(value.shape[1:]))
         self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
         self._layers = tuple(costed)
@@ -82,26 +90,39 @@ class BlockModel:
         return LayerGraph(
             name="own",
             layers=self._layers,
-            edges=chain_edges(len(self._layers)),
+            edges=self._edges,
             sequence=self._sequence,
             vocabulary=self._classes,
         )
 
 
-def _costed(index: int, make: Callable[[], nn.Module], inputs: torch.Tensor) -> tuple[Layer, torch.Tensor]:
+def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
+    """Refuse edges that are no graph of so many layers."""
+    for edge in edges:
+        if not 0 <= edge[0] < edge[1] < layers:
+            problem = f"edge {edge} must go from a layer to a later one of {layers}"
+            raise InputError(Violation("model.build", problem))
+    if len(set(edges)) < len(edges):
+        twice = next(edge for edge in edges if edges.count(edge) > 1)
+        raise InputError(Violation("model.build", f"edge {twice} is there more than once"))
+
+
+def _costed(
+    index: int, make: Callable[[], nn.Module], inputs: Sequence[torch.Tensor], *, from_samples: bool
+) -> tuple[Layer, torch.Tensor]:
     """One layer's costs for one sample, and its output."""
     work, kept = _Work(), _KeptElements()
     try:
         with torch.device("meta"):
             module = make()
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
-        inputs = inputs.detach().requires_grad_(inputs.is_floating_point() and index > 0)
+        inputs = [one.detach().requires_grad_(one.is_floating_point() and not from_samples) for one in inputs]
         kept.leave_out(module.parameters())
         with work, torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
-            output = module(inputs)
+            output = module(*inputs)
         _require_unchanged(index, module, versions)
-        if not isinstance(output, torch.Tensor) or output.dim() < 1 or len(output) != len(inputs):
-            raise TypeError(f"its output is no tensor of {len(inputs)} sample")
+        if not isinstance(output, torch.Tensor) or output.dim() < 1 or len(output) != len(inputs[0]):
+            raise TypeError(f"its output is no tensor of {len(inputs[0])} sample")
     except InputError:
         raise
     except Exception as error:

@@ -84,12 +84,14 @@ class Stage(_Record):
     """A convex set of layers that runs as one unit, by position in the LayerGraph.
 
     With `recompute` "full" a micro-batch keeps the inputs of the layers only, and its backward pass runs them
-    forward again; with "selective" it also keeps what their products leave, which are not called again.
+    forward again; with "selective" it also keeps what their products leave, which are not called again. It
+    runs each micro-batch of the plan as `splits` equal ones of its own.
     """
 
     layers: tuple[Rank, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
     recompute: Recompute = "none"
+    splits: Count = 1
 
     def __repr__(self) -> str:
         copies = f"{len(self.replicas)} replicas of {len(self.replicas[0].ranks)} ranks"
@@ -173,9 +175,13 @@ class Plan(_Record):
         replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
         return {index: ranks for index, ranks in replicas if rank in ranks}
 
+    def size_of(self, stage: int) -> int:
+        """Samples of one of a stage's own micro-batches."""
+        return self.micro_batch_size // self.stages[stage].splits
+
     def shape(self, stage: int) -> Shape:
-        """What one rank of a stage computes of a micro-batch."""
-        return Shape(self.micro_batch_size, self.sequence, *self.grid(stage))
+        """What one rank of a stage computes of one of its own micro-batches."""
+        return Shape(self.size_of(stage), self.sequence, *self.grid(stage))
 
     def sharers(self, stage: int) -> int:
         """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
@@ -201,9 +207,12 @@ class Plan(_Record):
         return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """The fields but islands, methods, stacks and optimizers that are not given, so that plans without
-        them keep the id they had."""
+        """The fields but islands, methods, stacks, optimizers and splits that are not given, so that plans
+        without them keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json")
+        for stage in record["stages"]:
+            if stage["splits"] == 1:
+                del stage["splits"]
         if self.island is None:
             del record["island"]
         if not self.methods:

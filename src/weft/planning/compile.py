@@ -145,17 +145,26 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
                 replicas=tuple(copy.ranks for copy in stage.replicas),
                 gradient_bytes=gradient_bytes * parameters,
                 weight_bytes=plan.element_bytes * parameters,
+                splits=stage.splits,
             )
             for stage, parameters in zip(plan.stages, held, strict=True)
         ),
         micro_batches=shares[0],
         message_bytes=_message_bytes(plan, graph),
         paths=paths_of(get_schedule(plan.schedule.name)),
+        sources=tuple(
+            index
+            for index, stage in enumerate(plan.stages)
+            if any(not graph.feeders[layer] for layer in stage.layers)
+        ),
     )
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """Bytes per micro-batch on every stage edge: what the producer's layers send across it, each once."""
+    """Bytes of a message on every stage edge: what the producer's layers send across it, each once.
+
+    It has the samples of a micro-batch of the stage that splits more.
+    """
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     senders: dict[tuple[int, int], set[int]] = {}
     for producer, consumer in graph.edges:
@@ -164,7 +173,8 @@ def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
             senders.setdefault(edge, set()).add(producer)
     return {
         edge: round(
-            plan.element_bytes * sum(graph.amounts("sent", plan.shape(edge[0]))[layer] for layer in layers)
+            plan.element_bytes
+            * sum(graph.amounts("sent", plan.shape(min(edge, key=plan.size_of)))[layer] for layer in layers)
         )
         for edge, layers in senders.items()
     }

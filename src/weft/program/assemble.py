@@ -184,6 +184,7 @@ def _obligations(
         purpose=lowered.purpose,
         stage_edges=layout.edges,
         splits=tuple(layout.splits.tolist()),
+        sources=layout.sources or layout.unfed,
         forward=passes,
         backward=backward if trains else passes[:0],
         step=steps if trains else steps[:0],
@@ -199,7 +200,7 @@ def _in_each_step(rows: Ints, steps: int) -> Ints:
 
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch) of one pipeline, with the stages' own micro-batches, shape (rows, 3)."""
+    """Rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
     counts = splits[stages] * micro_batches
     stage = np.repeat(stages, counts)
     within = np.arange(len(stage), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

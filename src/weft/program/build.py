@@ -105,7 +105,9 @@ def _lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | Non
     pipelines: dict[int, LoweredPipeline] = {}
     for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
         orders = [
-            split_order(_forward_order(layout.placement == device, micro_batches // layout.paths), layout.splits)
+            split_order(
+                _forward_order(layout.placement == device, micro_batches // layout.paths), layout.splits
+            )
             for device in range(int(layout.placement.max()) + 1)
         ]
         lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)

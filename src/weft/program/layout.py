@@ -50,6 +50,7 @@ class PipelineLayout:
             per micro-batch of the one that splits more; the gradient that comes back is as large.
         paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
         frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
+        sources: the stages that read samples; default: those that read no other stage.
     """
 
     stages: tuple[StageLayout, ...]
@@ -57,6 +58,7 @@ class PipelineLayout:
     message_bytes: Mapping[tuple[int, int], int]
     paths: int = 1
     frozen_stages: int = 0
+    sources: tuple[int, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -91,6 +93,12 @@ class PipelineLayout:
     def splits(self) -> Ints:
         """Those of the stages, shape (stages,)."""
         return np.array([stage.splits for stage in self.stages], dtype=np.int64)
+
+    @property
+    def unfed(self) -> tuple[int, ...]:
+        """The stages that read no other one."""
+        fed = {consumer for _, consumer in self.message_bytes}
+        return tuple(stage for stage in range(len(self.stages)) if stage not in fed)
 
     @property
     def first_micro_batch(self) -> tuple[int, ...]:

@@ -79,8 +79,9 @@ def of_sent(program: Program, rows: _Ints) -> Places:
     columns, splits = program.columns, np.array(program.obligations.splits, dtype=np.int64)
     if (splits == 1).all():
         return Places(rows)
-    here, there = splits[columns.stage[rows]], splits[columns.part[rows]]
-    return Places(rows, {"micro_batch": columns.micro_batch[rows] // (np.maximum(here, there) // here)})
+    here = splits[columns.stage[rows]]
+    finer: _Ints = np.maximum(here, splits[columns.part[rows]])
+    return Places(rows, {"micro_batch": columns.micro_batch[rows] // (finer // here)})
 
 
 def trained(program: Program, rows: _Ints) -> Places:
@@ -117,7 +118,8 @@ def _crossing(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> P
     `coordinate` is the other there: as the "stage", with its own micro-batches, or as the "part", with those
     that cross.
     """
-    places, splits = of_links(program, rows, coordinate, links), np.array(program.obligations.splits)
+    places = of_links(program, rows, coordinate, links)
+    splits: _Ints = np.array(program.obligations.splits, dtype=np.int64)
     if (splits == 1).all():
         return places
     here, there = splits[program.columns.stage[places.rows]], splits[places.moved[coordinate]]

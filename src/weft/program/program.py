@@ -166,6 +166,7 @@ class Obligations:
         owners: (stage, replica) to the ranks that run it.
         methods: by name of a method what is owed to it.
         splits: by stage, in how many micro-batches of its own it runs each of the batch; empty: in one.
+        sources: the stages that read samples.
     """
 
     purpose: str
@@ -176,6 +177,11 @@ class Obligations:
     owners: Mapping[tuple[int, int], tuple[int, ...]]
     methods: Mapping[str, Owed] = field(default_factory=dict)
     splits: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    def split(self, stage: int) -> int:
+        """In how many micro-batches of its own a stage runs each of the batch."""
+        return self.splits[stage] if self.splits else 1
 
     def __repr__(self) -> str:
         owed = f"{len(self.forward)} forwards, {len(self.backward)} backwards, {len(self.step)} steps"

@@ -140,7 +140,7 @@ def _micro_batches(owed: Obligations) -> int:
     """Those of the whole global batch."""
     stage = int(owed.forward[0, 0])
     own = len(np.unique(owed.forward[owed.forward[:, 0] == stage, 2]))
-    return own // (owed.splits[stage] if owed.splits else 1)
+    return own // owed.split(stage)
 
 
 def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:

@@ -1,7 +1,8 @@
 """Numbers of micro-batches, where stages split those of the batch into several of their own.
 
-A stage that splits in s runs micro-batch m of the batch as its own m * s to m * s + s - 1. What crosses between
-two stages is numbered by the one that splits more: a whole micro-batch of the one, a part of one of the other.
+A stage that splits in s runs micro-batch m of the batch as its own m * s to m * s + s - 1. What crosses
+between two stages is numbered by the one that splits more: a whole micro-batch of that one, a part of one of
+the other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Crossings(NamedTuple):
 
 
 def crossings(splits: Ints, edges: Ints, micro_batches: int) -> Crossings:
-    """`splits` of all stages, `edges` of shape (edges, 2), and how many micro-batches of the batch there are."""
+    """All that crosses; `splits` of all stages, `edges` of shape (edges, 2), `micro_batches` of the batch."""
     here, there = splits[edges[:, 0]], splits[edges[:, 1]]
     finer = np.maximum(here, there)
     edge = np.repeat(np.arange(len(edges), dtype=np.int64), finer * micro_batches)

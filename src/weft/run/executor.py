@@ -153,10 +153,6 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
     problems = [f"instructions of kind {name!r} are" for name in used]
     if len(program) and int(program.columns.iteration.min()) < 0:
         problems.append("a prologue is")
-    producers = [producer for producer, _ in program.obligations.stage_edges]
-    consumers = [consumer for _, consumer in program.obligations.stage_edges]
-    if len(set(producers)) < len(producers) or len(set(consumers)) < len(consumers):
-        problems.append("a stage with more than one neighbour on a side is")
     if problems:
         raise InputError(
             [Violation("program", f"{text} not supported by this runtime yet") for text in problems]

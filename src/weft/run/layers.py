@@ -12,19 +12,27 @@ from torch import nn
 
 from weft.bundles import runtime_parts
 from weft.describe.plan import Recompute
+from weft.run.wiring import Wiring
 
-LayerFunction = Callable[[torch.Tensor], torch.Tensor]
+# Of one value in a chain, of several where a layer joins them.
+LayerFunction = Callable[..., torch.Tensor]
+
+
+class RunOne(Protocol):
+    """Runs a layer on its inputs; `draws`: whether it draws random numbers."""
+
+    def __call__(self, function: LayerFunction, *inputs: torch.Tensor, draws: bool) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLayer:
     """How the layers of stages with one word of `recompute` are run; a method contributes it.
 
-    `run` is given the layer, its input and whether it draws from torch's generators.
+    `run` is given the layer, its inputs, and whether it draws from torch's generators.
     """
 
     word: Recompute
-    run: Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor]
+    run: RunOne
 
 
 @runtime_checkable
@@ -48,12 +56,28 @@ def run_layers(
     value = inputs
     run = _run_of(recompute)
     for function in functions:
-        value = function(value) if run is None else run(function, value, draws)
+        value = function(value) if run is None else run(function, value, draws=draws)
     return value
 
 
+def run_wired(
+    functions: Sequence[LayerFunction],
+    wiring: Wiring,
+    inputs: Sequence[torch.Tensor],
+    *,
+    recompute: Recompute,
+    draws: bool,
+) -> tuple[torch.Tensor, ...]:
+    """What leaves a stage whose layers read each other as `wiring` says."""
+    values, run = list(inputs), _run_of(recompute)
+    for function, read in zip(functions, wiring.reads, strict=True):
+        given = [values[place] for place in read]
+        values.append(function(*given) if run is None else run(function, *given, draws=draws))
+    return tuple(values[place] for place in wiring.gives)
+
+
 @cache
-def _run_of(recompute: Recompute) -> Callable[[LayerFunction, torch.Tensor, bool], torch.Tensor] | None:
+def _run_of(recompute: Recompute) -> RunOne | None:
     """How layers are run; None where that is to call them, which tiny layers do often."""
     if recompute == "none":
         return None

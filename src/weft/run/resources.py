@@ -16,6 +16,7 @@ from weft.describe.plan import Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.rank_program import RankProgram
+from weft.run.borders import Borders, borders_of
 from weft.run.bucket import FlatLayout, GradientBucket
 from weft.run.channels import Channels, open_channels
 from weft.run.host_streams import HostStreams
@@ -51,18 +52,19 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 class Resources:
     """What a rank keeps from step to step, shared by the programs it runs.
 
-    `first_layers` are the positions of the stages' first layers in the model, `statistics` what the stages
-    collect while they train, `recompute` what their backward passes run forward again. `shards` has the
-    stages that the rank steps a share of only. `methods` is what methods keep, by name. `own_gradients` are
-    the gradients that the rank steps, by stage. `summed` has what the ranks of a replica add up of a stage's
-    gradient before it is whole. `taps` has the stages of which methods see anything.
+    `layers` are the positions of the stages' layers in the model, `borders` what crosses between stages,
+    `statistics` what the stages collect while they train, `recompute` what their backward passes run forward
+    again. `shards` has the stages that the rank steps a share of only. `methods` is what methods keep, by
+    name. `own_gradients` are the gradients that the rank steps, by stage. `summed` has what the ranks of a replica
+    add up of a stage's gradient before it is whole. `taps` has the stages of which methods see anything.
     """
 
     rank: int
     device: torch.device
     dtype: torch.dtype
     stages: Mapping[int, nn.Module]
-    first_layers: Mapping[int, int]
+    layers: Mapping[int, tuple[int, ...]]
+    borders: Mapping[int, Borders]
     statistics: Mapping[int, StageStatistics]
     recompute: Mapping[int, Recompute]
     buckets: Mapping[int, GradientBucket]
@@ -76,8 +78,6 @@ class Resources:
     streams: Streams
     synchroniser: Synchroniser
     loss_function: LossFunction
-    micro_batch_size: int
-    sequence: int
     seed: int
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
     taps: Mapping[int, StageTaps] = field(default_factory=dict)
@@ -140,7 +140,11 @@ def make_resources(
         device=device,
         dtype=dtype,
         stages=stages,
-        first_layers={stage: plan.stages[stage].layers[0] for stage in stages},
+        layers={stage: plan.stages[stage].layers for stage in stages},
+        borders={
+            stage: borders_of(plan, stage, module, *_neighbours(program, stage))
+            for stage, module in stages.items()
+        },
         recompute={index: plan.stages[index].recompute for index in stages},
         statistics={
             stage: StageStatistics(
@@ -161,8 +165,6 @@ def make_resources(
         streams=HostStreams(device),
         synchroniser=synchroniser,
         loss_function=loss_fn,
-        micro_batch_size=plan.micro_batch_size,
-        sequence=plan.sequence,
         seed=seed,
         summed=summed_gradients(
             stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}
@@ -172,7 +174,7 @@ def make_resources(
         one.begin(resources)
     resources.taps = stage_taps(
         stages,
-        resources.first_layers,
+        {stage: layers[0] for stage, layers in resources.layers.items()},
         lambda stage: [tap for one in methods.values() for tap in one.taps(stage)],
     )
     return resources
@@ -205,7 +207,17 @@ def share_of(program: RankProgram, stage: int) -> float:
     """Of all micro-batches of a step, the share that the rank runs forward through one of its stages."""
     columns = program.columns
     own = (columns.kind == FORWARD) & (columns.stage == stage)
-    return len(np.unique(columns.micro_batch[own])) / program.micro_batches
+    return len(np.unique(columns.micro_batch[own])) / (
+        program.micro_batches * program.obligations.split(stage)
+    )
+
+
+def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]:
+    """The stages whose output it reads, and those that read its own, rising."""
+    edges = sorted(program.obligations.stage_edges)
+    return [producer for producer, consumer in edges if consumer == stage], [
+        consumer for producer, consumer in edges if producer == stage
+    ]
 
 
 def _equalise(module: nn.Module, group: Group, source: int) -> None:

@@ -15,6 +15,7 @@ from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
+from weft.run.borders import require_plain
 from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
@@ -320,3 +321,4 @@ def _require_own(program: RankProgram, rank: int, stages: Mapping[int, nn.Module
         owned = list(program.stages)
         problem = f"rank {rank} was given the stages {sorted(stages)}, the program gives it {owned}"
         raise InputError(Violation("runtime", problem))
+    require_plain(stages, program.obligations.stage_edges)

@@ -7,6 +7,7 @@ join; the weight part goes on from there (Qi et al., arXiv 2401.10241). Autograd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,30 +34,42 @@ class WeightPart:
 
 
 def run_input_part(
-    module: nn.Module, inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+    module: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor] | None,
 ) -> WeightPart:
-    """Set `inputs.grad` and return what computes the gradients of the module's weights.
+    """Set `grad` of the inputs and return what computes the gradients of the module's weights.
 
-    Inputs that need no gradient (those of a first stage) leave the first weight of the module in their place:
-    its gradient is added by this part, which so does as much of the work as it does in any other stage.
+    An output that depends on no input with a gradient (in a first stage) has the first weight that it depends
+    on in their place: its gradient is added by this part, which so does as much of the work as it does in any
+    other stage.
 
     Args:
-        module: whose weights the output was computed with.
-        inputs, output: of one micro-batch; the output cannot be differentiated again.
-        gradient: of the output, of the same shape; None for a loss.
+        module: whose weights the outputs were computed with.
+        inputs, outputs: of one micro-batch; the outputs cannot be differentiated again.
+        gradients: of the outputs, of the same shapes; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
     # The output is cut off its graph in place, which torch does not allow of a view.
-    output = output.clone() if output._is_view() else output
-    start = inputs if inputs.requires_grad else _first_used(weights, output)
-    others = tuple(weight for weight in weights if weight is not start)
-    gradients = None if gradient is None else [gradient]
-    _, groups = stage_backward_input([output], gradients, [start], iter(others))
+    outputs = [output.clone() if output._is_view() else output for output in outputs]
+    starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)
+    others = tuple(weight for weight in weights if not any(weight is start for start in starts))
+    given = None if gradients is None else list(gradients)
+    _, groups = stage_backward_input(outputs, given, starts, iter(others))
     return WeightPart(others, groups)
 
 
-def _first_used(weights: tuple[nn.Parameter, ...], output: torch.Tensor) -> nn.Parameter | None:
-    """The first of the weights that the output depends on."""
-    root = _get_grad_fn_or_grad_acc(output)
-    graph = {} if root is None else construct_reverse_graph([root])
-    return next((weight for weight in weights if _get_grad_fn_or_grad_acc(weight) in graph), None)
+def _starts(
+    inputs: Sequence[torch.Tensor], weights: Sequence[nn.Parameter], outputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The inputs, and for each output that depends on none the first of the weights that it depends on."""
+    starts = list(inputs)
+    if inputs and len(outputs) == 1:
+        return starts
+    for output in outputs:
+        root = _get_grad_fn_or_grad_acc(output)
+        graph = {} if root is None else construct_reverse_graph([root])
+        if not any(_get_grad_fn_or_grad_acc(start) in graph for start in starts):
+            starts += [weight for weight in weights if _get_grad_fn_or_grad_acc(weight) in graph][:1]
+    return starts

@@ -16,7 +16,7 @@ from weft.errors import InputError, Violation, require_choice
 from weft.run.batch_norm import hold_statistics
 from weft.run.context.ranks import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
-from weft.run.families.own import OwnStage
+from weft.run.families.own import OwnGraphStage, OwnStage
 from weft.run.stage_module import StageModule, materialise
 from weft.run.tensor_parallel import TensorRanks
 
@@ -33,8 +33,8 @@ def build_stage(
     """A stage of a model of a known family, or of one's own, in host memory.
 
     Args:
-        layers: positions in the family's LayerGraph, rising without a gap: 0 is the embedding, 1 to n are the
-            blocks, n + 1 is the final norm with the head.
+        layers: positions in the family's LayerGraph, rising, in a chain without a gap: 0 is the embedding, 1
+            to n are the blocks, n + 1 is the final norm with the head.
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
         tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
@@ -50,8 +50,9 @@ def build_stage(
     if reason is not None:
         raise InputError(Violation(f"model {model_config.name}", reason))
     if model_config.family == FAMILY:
-        _require_layers(model_config, layers)
-        return OwnStage(model_config, layers, seed, dtype)
+        chain = layer_graph(model_config).is_chain
+        _require_layers(model_config, layers, follow=chain)
+        return (OwnStage if chain else OwnGraphStage)(model_config, layers, seed, dtype)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
     _require_layers(model_config, layers)
     with torch.device("meta"):
@@ -83,7 +84,7 @@ def build_stages(
     return stages
 
 
-def _require_layers(config: ModelConfig, layers: Sequence[int]) -> None:
+def _require_layers(config: ModelConfig, layers: Sequence[int], *, follow: bool = True) -> None:
     where = f"model {config.name}"
     count = config.layers + 2
     problems = []
@@ -91,7 +92,7 @@ def _require_layers(config: ModelConfig, layers: Sequence[int]) -> None:
         problems.append(
             Violation(where, f"stage layers {list(layers)} must be at least one of 0 to {count - 1}")
         )
-    elif list(layers) != list(range(layers[0], layers[0] + len(layers))):
+    elif follow and list(layers) != list(range(layers[0], layers[0] + len(layers))):
         whole = str(list(range(min(layers), max(layers) + 1)))
         problems.append(Violation(where, f"stage layers {list(layers)} must follow each other", whole))
     if problems:

@@ -8,13 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from weft.program.kinds import (
-    RECEIVE_ACTIVATION,
-    RECEIVE_GRADIENT,
-    SEND_ACTIVATION,
-    SEND_GRADIENT,
-)
-from weft.program.program import NONE
+from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
+from weft.program.program import NONE, Ints
 from weft.program.rank_program import RankProgram
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
@@ -32,37 +27,42 @@ class MicroBatch(NamedTuple):
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
+# What crosses between two stages: its name, the stages that give and read the activation, and the message.
+Crossed = tuple[str, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How values cross stage borders on one rank.
+    """How values cross between stages on one rank.
 
-    `before`, `after`: the neighbouring stages of each stage. The sets hold the (stage, micro-batch) whose
-    value crosses to another rank; every other value is handed over inside the rank.
+    `before`, `after`: the neighbouring stages of each stage, rising. The sets hold the messages (producer,
+    consumer, number) that go to another rank; every other value is handed over inside the rank.
     """
 
-    before: Mapping[int, int]
-    after: Mapping[int, int]
-    activations_sent: frozenset[tuple[int, int]]
-    activations_received: frozenset[tuple[int, int]]
-    gradients_sent: frozenset[tuple[int, int]]
-    gradients_received: frozenset[tuple[int, int]]
+    before: Mapping[int, tuple[int, ...]]
+    after: Mapping[int, tuple[int, ...]]
+    activations_sent: frozenset[tuple[int, int, int]]
+    gradients_sent: frozenset[tuple[int, int, int]]
 
     @classmethod
     def of(cls, program: RankProgram) -> Route:
-        columns = program.columns
+        columns, edges = program.columns, sorted(program.obligations.stage_edges)
 
-        def crossing(kind: int) -> frozenset[tuple[int, int]]:
+        def sent(kind: int, producer: Ints, consumer: Ints) -> frozenset[tuple[int, int, int]]:
             mine = columns.kind == kind
-            pairs = zip(columns.stage[mine], columns.micro_batch[mine], strict=True)
-            return frozenset((int(stage), int(micro_batch)) for stage, micro_batch in pairs)
+            ends = (column[mine].tolist() for column in (producer, consumer, columns.micro_batch))
+            return frozenset(zip(*ends, strict=True))
 
+        before: dict[int, tuple[int, ...]] = {}
+        after: dict[int, tuple[int, ...]] = {}
+        for producer, consumer in edges:
+            before[consumer] = (*before.get(consumer, ()), producer)
+            after[producer] = (*after.get(producer, ()), consumer)
         return cls(
-            before={consumer: producer for producer, consumer in program.obligations.stage_edges},
-            after=dict(program.obligations.stage_edges),
-            activations_sent=crossing(SEND_ACTIVATION),
-            activations_received=crossing(RECEIVE_ACTIVATION),
-            gradients_sent=crossing(SEND_GRADIENT),
-            gradients_received=crossing(RECEIVE_GRADIENT),
+            before=before,
+            after=after,
+            activations_sent=sent(SEND_ACTIVATION, columns.stage, columns.part),
+            gradients_sent=sent(SEND_GRADIENT, columns.part, columns.stage),
         )
 
 
@@ -77,6 +77,7 @@ class Workspace:
         gradient_weight: what a loss so weighted counts in the gradient of a replica that steps by itself.
         values: by (name, stage, micro-batch). Who reads what a micro-batch has left takes it away; what is
             known of a whole stage stays until there is news.
+        crossed: what crosses between stages and has not been read.
         last_gradients: positions of the computations that complete a stage's gradient.
         step, batch: of the step that is issued.
         losses: this rank's shares of its loss, in their order.
@@ -88,6 +89,7 @@ class Workspace:
     micro_batch_weight: float
     gradient_weight: float = 1.0
     values: dict[tuple[str, int, int], Value] = field(default_factory=dict)
+    crossed: dict[Crossed, Value[torch.Tensor]] = field(default_factory=dict)
     last_gradients: frozenset[int] = frozenset()
     step: int = 0
     batch: Batch | None = None
@@ -97,9 +99,13 @@ class Workspace:
         self.step, self.batch = step, batch
         self.losses.clear()
 
-    def micro_batch(self, number: int) -> MicroBatch:
+    def micro_batch(self, number: int, splits: int = 1) -> MicroBatch:
+        """One of a stage's own micro-batches, of which each of the batch has `splits`."""
         assert self.batch is not None, "a step begins with its batch"
-        return MicroBatch(*self.batch(number))
+        if splits == 1:
+            return MicroBatch(*self.batch(number))
+        whole, part = divmod(number, splits)
+        return MicroBatch(*(tensor.tensor_split(splits)[part] for tensor in self.batch(whole)))
 
     def latest(self, name: str, stage: int) -> Value:
         """What is known of a stage so far."""

@@ -79,15 +79,12 @@ class BatchReader:
 
 def micro_batches_read(program: RankProgram) -> list[int]:
     """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions."""
-    edges = program.obligations.stage_edges
-    producers, consumers = {producer for producer, _ in edges}, {consumer for _, consumer in edges}
-    columns = program.columns
+    owed, columns = program.obligations, program.columns
+    reading = {*owed.sources, *(stage for stage in program.stages if stage not in dict(owed.stage_edges))}
     forward = columns.kind == FORWARD
     stages, numbers = columns.stage[forward].tolist(), columns.micro_batch[forward].tolist()
     needed = (
-        number
-        for stage, number in zip(stages, numbers, strict=True)
-        if stage not in consumers or stage not in producers
+        number // owed.split(stage) for stage, number in zip(stages, numbers, strict=True) if stage in reading
     )
     return list(dict.fromkeys(needed))
 

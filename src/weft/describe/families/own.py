@@ -22,18 +22,24 @@ class OwnModel(Protocol):
     """What a function named in a run file returns.
 
     Attributes:
-        sample_shapes: the shape of one sample before the first layer, between two layers, and after the last
-            one; one more than there are layers.
+        sample_shapes: the shape of one sample as it comes, and after each of the layers; one more than there
+            are layers.
     """
 
     sample_shapes: Sequence[tuple[int, ...]]
 
     def layer_graph(self) -> LayerGraph:
-        """The costed layers, a chain; its name does not matter."""
+        """The costed layers; its name does not matter.
+
+        Layers that no other one sends to read samples. The last layer alone sends to no other one.
+        """
         ...
 
     def layer(self, index: int) -> Any:
-        """The torch module of one layer, with initial values drawn from torch's generator."""
+        """The torch module of one layer, with initial values drawn from torch's generator.
+
+        It is called with what the layers that send to it give, in their order.
+        """
         ...
 
 
@@ -55,10 +61,15 @@ def own_model(name: str) -> OwnModel:
         problem = f"{name!r} returned {type(model).__name__}, which is no model: it needs sample_shapes, "
         raise InputError(Violation("model.build", problem + "layer_graph() and layer(index)"))
     graph = model.layer_graph()
-    if not graph.is_chain or len(model.sample_shapes) != len(graph.layers) + 1:
+    if len(model.sample_shapes) != len(graph.layers) + 1:
         given = f"{name!r} has {len(graph.layers)} layers and {len(model.sample_shapes)} sample_shapes"
-        needed = "a chain of layers, and one shape more than layers"
-        raise InputError(Violation("model.build", f"{given}; needed: {needed}"))
+        raise InputError(Violation("model.build", f"{given}; needed: one shape more than layers"))
+    unread = {*range(len(graph.layers) - 1)} - {producer for producer, _ in graph.edges}
+    if unread:
+        problem = (
+            f"{name!r}: no layer reads what layer {min(unread)} gives; only the last one gives the output"
+        )
+        raise InputError(Violation("model.build", problem))
     return model
 
 

@@ -11,7 +11,7 @@ where a backward pass is split in two parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -42,9 +42,9 @@ PRODUCTS = frozenset(
 
 
 def recomputed(
-    function: LayerFunction, inputs: torch.Tensor, draws: bool, *, keep_products: bool = False
+    function: LayerFunction, *inputs: torch.Tensor, draws: bool, keep_products: bool = False
 ) -> torch.Tensor:
-    """`function(inputs)`, of which only the inputs are kept for the backward pass.
+    """`function(*inputs)`, of which only the inputs are kept for the backward pass.
 
     The function must compute the same when it is called again. It runs again once, however many backward
     calls share its graph, and only up to the last value that they need.
@@ -59,7 +59,7 @@ def recomputed(
     """
     layer = _Layer(function, inputs, draws)
     with saved_tensors_hooks(layer.keep, _Saved.get), layer.products if keep_products else nullcontext():
-        value = function(inputs)
+        value = function(*inputs)
     layer.products.forget_unused()
     return value
 
@@ -82,13 +82,13 @@ class _Saved:
 
 
 class _Layer:
-    """One run of a layer: its input, and which tensors its nodes have saved, in their order."""
+    """One run of a layer: its inputs, and which tensors its nodes have saved, in their order."""
 
-    def __init__(self, function: LayerFunction, inputs: torch.Tensor, draws: bool) -> None:
+    def __init__(self, function: LayerFunction, inputs: Sequence[torch.Tensor], draws: bool) -> None:
         self._function = function
         # Detached, so that the layer does not hold the graph of the layers before it.
-        self._inputs = inputs.detach().requires_grad_(inputs.requires_grad)
-        self._generators = _generator_states(inputs.device) if draws else {}
+        self._inputs = [one.detach().requires_grad_(one.requires_grad) for one in inputs]
+        self._generators = _generator_states(inputs[0].device) if draws else {}
         self._saved: list[ref[_Saved]] = []
         self.products = _Products()
 
@@ -119,7 +119,7 @@ class _Layer:
             saved_tensors_hooks(fill_in, _never_needed),
             suppress(_Complete),
         ):
-            self._function(self._inputs)
+            self._function(*self._inputs)
 
 
 class _Products(TorchDispatchMode):

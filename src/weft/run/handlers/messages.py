@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import prod
 
 import torch
 
@@ -14,57 +14,65 @@ from weft.run.workspace import Workspace
 
 
 def send_activation(workspace: Workspace, instruction: Instruction) -> Issue:
-    return _send(workspace, instruction, OUTPUT, ACTIVATION, _output_shape(workspace, instruction.stage))
+    edge = (instruction.stage, instruction.part)
+    return _send(workspace, instruction, OUTPUT, ACTIVATION, edge, _shape(workspace, instruction, after=True))
 
 
 def send_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    shape = _input_shape(workspace, instruction.stage)
-    return _send(workspace, instruction, INPUT_GRADIENT, OUTPUT_GRADIENT, shape)
+    edge, shape = (instruction.part, instruction.stage), _shape(workspace, instruction, after=False)
+    return _send(workspace, instruction, INPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
 
 
 def receive_activation(workspace: Workspace, instruction: Instruction) -> Issue:
-    return _receive(workspace, instruction, ACTIVATION, _input_shape(workspace, instruction.stage))
+    edge = (instruction.part, instruction.stage)
+    return _receive(workspace, instruction, ACTIVATION, edge, _shape(workspace, instruction, after=False))
 
 
 def receive_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    return _receive(workspace, instruction, OUTPUT_GRADIENT, _output_shape(workspace, instruction.stage))
+    edge = (instruction.stage, instruction.part)
+    return _receive(workspace, instruction, OUTPUT_GRADIENT, edge, _shape(workspace, instruction, after=True))
 
 
 def _send(
-    workspace: Workspace, instruction: Instruction, name: str, payload: str, shape: tuple[int, ...]
+    workspace: Workspace,
+    instruction: Instruction,
+    name: str,
+    payload: str,
+    edge: tuple[int, int],
+    shape: tuple[int, ...],
 ) -> Issue:
-    key, label = (name, instruction.stage, instruction.micro_batch), str(instruction)
-    resources, values = workspace.resources, workspace.values
-    size_bytes = math.prod(shape) * resources.dtype.itemsize
-    outbox = resources.channels.outgoing(instruction.peer, payload, size_bytes)
+    key, label = (name, *edge, instruction.micro_batch), str(instruction)
+    resources, crossed = workspace.resources, workspace.crossed
+    outbox = resources.channels.outgoing(instruction.peer, payload, prod(shape) * resources.dtype.itemsize)
 
     def issue(stream: Stream) -> Completion:
-        return outbox.send(stream, label, values.pop(key))
+        return outbox.send(stream, label, crossed.pop(key))
 
     return issue
 
 
-def _receive(workspace: Workspace, instruction: Instruction, payload: str, shape: tuple[int, ...]) -> Issue:
-    key, label = (payload, instruction.stage, instruction.micro_batch), str(instruction)
-    resources, values = workspace.resources, workspace.values
+def _receive(
+    workspace: Workspace,
+    instruction: Instruction,
+    payload: str,
+    edge: tuple[int, int],
+    shape: tuple[int, ...],
+) -> Issue:
+    key, label = (payload, *edge, instruction.micro_batch), str(instruction)
+    resources, crossed = workspace.resources, workspace.crossed
     dtype, device = resources.dtype, resources.device
-    size_bytes = math.prod(shape) * dtype.itemsize
-    inbox = resources.channels.incoming(instruction.peer, payload, size_bytes)
+    inbox = resources.channels.incoming(instruction.peer, payload, prod(shape) * dtype.itemsize)
 
     def issue(stream: Stream) -> Completion:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         arrived = inbox.receive(stream, label, tensor)
-        values[key] = Value.of(tensor, arrived)
+        crossed[key] = Value.of(tensor, arrived)
         return arrived
 
     return issue
 
 
-def _input_shape(workspace: Workspace, stage: int) -> tuple[int, ...]:
-    resources = workspace.resources
-    return resources.stages[stage].input_shape(resources.micro_batch_size, resources.sequence)
-
-
-def _output_shape(workspace: Workspace, stage: int) -> tuple[int, ...]:
-    resources = workspace.resources
-    return resources.stages[stage].output_shape(resources.micro_batch_size, resources.sequence)
+def _shape(workspace: Workspace, instruction: Instruction, *, after: bool) -> tuple[int, ...]:
+    """Of a message between the instruction's stage and one before or after it."""
+    borders = workspace.resources.borders[instruction.stage]
+    return (borders.after if after else borders.before)[instruction.part].shape

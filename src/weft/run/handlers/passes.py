@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.program.program import NONE, Instruction
+from weft.run.borders import Crossing, received
 from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import (
     GRADIENT,
@@ -19,16 +20,18 @@ from weft.run.handlers.base import (
     WEIGHTS,
     Issue,
 )
-from weft.run.layers import LayerFunction, layer_functions, run_layers
+from weft.run.layers import LayerFunction, layer_functions, run_layers, run_wired
 from weft.run.loss_input import loss_input
 from weft.run.streams import THERE, Completion, Stream, Value
+from weft.run.taps import Passing
 from weft.run.tensor_stage import leads_replica
-from weft.run.workspace import Workspace
+from weft.run.wiring import Wired
+from weft.run.workspace import Crossed, Workspace
 
-# From a stage's input, the targets where it is the last one, and the step.
-StagePass = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+# From a stage's inputs, the targets where it is the last one, and the step: its outputs, or the loss.
+StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], tuple[torch.Tensor, ...]]
 
-# Of a stage's input, its output and the gradient of it (None for a loss), and the step.
+# Of a stage's inputs, its outputs and the gradients of these (None for a loss), and the step.
 Differentiate = Callable[..., Any]
 
 
@@ -36,9 +39,23 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run a stage on one micro-batch; the last stage also computes the weighted loss."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     route, values, resources = workspace.route, workspace.values, workspace.resources
-    first, last, training = stage not in route.before, stage not in route.after, workspace.training
-    sent = (stage, number) in route.activations_sent
-    made_as = (OUTPUT, stage, number) if sent else (ACTIVATION, route.after.get(stage, NONE), number)
+    borders, last, training = resources.borders[stage], stage not in route.after, workspace.training
+    loads, crossed = last or borders.reads_samples, workspace.crossed
+    taken = [
+        (ACTIVATION, producer, stage, message)
+        for producer, crossing in borders.before.items()
+        for message in crossing.numbers(number)
+    ]
+    left = _left(
+        number,
+        borders.after,
+        lambda consumer, message: (
+            OUTPUT if (stage, consumer, message) in route.activations_sent else ACTIVATION,
+            stage,
+            consumer,
+            message,
+        ),
+    )
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
@@ -46,68 +63,83 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number) if first or last else None
-        given = Value.of(loaded.inputs) if first else values.pop((ACTIVATION, stage, number))
-        saved, made, step = Value(), Value(), workspace.step
+        loaded = workspace.micro_batch(number, borders.splits) if loads else None
+        given = [crossed.pop(key) for key in taken]
+        saved, loss, step = Value(), Value(), workspace.step
+        made = [Value() for _ in left]
 
         def work() -> None:
             require_weights()
-            inputs = given.content
-            if first:
+            arrived = received(borders.before.values(), [one.content for one in given])
+            if training:
+                # Anew, for several stages may read the same value.
+                arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
+            if borders.reads_samples:
                 # Samples come in one precision, whatever the model computes in.
-                inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
-            elif training:
-                inputs = inputs.detach().requires_grad_()
-            output = run_stage(inputs, loaded.targets.to(device) if last else None, step)
+                samples = loaded.inputs
+                arrived[0] = samples.to(device, dtype if samples.is_floating_point() else samples.dtype)
+            inputs = [arrived[place] for place in range(borders.inputs)]
+            outputs = run_stage(inputs, loaded.targets.to(device) if last else None, step)
             if training:
                 statistics.count()
-                saved.content = (inputs, output)
-            made.content = output.detach()
+                saved.content = (inputs, outputs)
+            if last:
+                loss.content = outputs[0].detach()
+            _leave(left, made, [output.detach() for output in outputs])
 
-        ended = stream.run(label, work, given, values.get(weights, THERE))
-        saved.completion = made.completion = ended
+        ended = stream.run(label, work, *given, values.get(weights, THERE))
+        saved.completion = loss.completion = ended
         if training:
             values[SAVED, stage, number] = saved
         if counts:
-            workspace.losses.append(made)
-        elif not last:
-            values[made_as] = made
+            workspace.losses.append(loss)
+        for (key, _, _), value in zip(left, made, strict=True):
+            value.completion = ended
+            crossed[key] = value
         return ended
 
     return issue
 
 
 def backward(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Accumulate a stage's weight gradients for one micro-batch and hand on the gradient of its input."""
+    """Accumulate a stage's weight gradients for one micro-batch and hand on the gradients of its inputs."""
     add_up = _added_up(workspace, instruction)
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
-        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor] | None,
+        *,
+        step: int,
     ) -> None:
         claim()
-        torch.autograd.backward(output, gradient)
+        torch.autograd.backward(outputs, gradients)
         add_up()
 
     return _going_back(workspace, instruction, differentiate)
 
 
 def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Hand on the gradient of a stage's input for one micro-batch and keep what the weight part needs."""
+    """Hand on the gradients of a stage's inputs for one micro-batch and keep what the weight part needs."""
     # The part of torch that splits autograd takes seconds to import, which orders of whole passes do without.
     from weft.run.split_backward import WeightPart, run_input_part
 
-    module = workspace.resources.stages[instruction.stage]
-    # The input part of a first stage makes a gradient, too: see `run_input_part`.
-    makes_gradients = instruction.stage not in workspace.route.before
-    claim = workspace.resources.buckets[instruction.stage].claim
+    module, resources = workspace.resources.stages[instruction.stage], workspace.resources
+    # The input part of a stage that reads samples makes a gradient, too: see `run_input_part`.
+    makes_gradients = resources.borders[instruction.stage].reads_samples
+    claim = resources.buckets[instruction.stage].claim
 
     def differentiate(
-        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor] | None,
+        *,
+        step: int,
     ) -> WeightPart:
         if makes_gradients:
             claim()
-        return run_input_part(module, inputs, output, gradient)
+        return run_input_part(module, inputs, outputs, gradients)
 
     return _going_back(workspace, instruction, differentiate, leaves=WEIGHT_PART)
 
@@ -148,49 +180,83 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     """What runs a stage forward, and computes the weighted loss where it is given targets."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
     module, loss_function = resources.stages[stage], resources.loss_function
+    wiring = module.wiring if isinstance(module, Wired) else None
     draws = workspace.training and draws_numbers(module)
     recompute = resources.recompute[stage] if workspace.training else "none"
     taps = resources.taps.get(stage) if workspace.training else None
     sees_layers = taps is not None and taps.sees_layers
-    layered = draws or recompute != "none" or sees_layers
+    layered = draws or recompute != "none" or sees_layers or wiring is not None
+    loss_weight = workspace.micro_batch_weight / resources.borders[stage].splits
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
-        def compute(value: torch.Tensor) -> torch.Tensor:
-            output = loss_input(module, loss_function, function(value))
-            return loss_function(output, targets) * workspace.micro_batch_weight
+        def compute(*inputs: torch.Tensor) -> torch.Tensor:
+            output = loss_input(module, loss_function, function(*inputs))
+            return loss_function(output, targets) * loss_weight
 
         return compute
 
-    def seeded(place: int, function: LayerFunction, step: int) -> LayerFunction:
-        def draw_and_run(value: torch.Tensor) -> torch.Tensor:
-            workspace.reseed(step, resources.first_layers[stage] + place, number)
-            return function(value)
+    def seeded(layer: int, function: LayerFunction, step: int) -> LayerFunction:
+        def draw_and_run(*inputs: torch.Tensor) -> torch.Tensor:
+            workspace.reseed(step, layer, number)
+            return function(*inputs)
 
         return draw_and_run
 
-    def layers_of(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
+    def layers_of(
+        inputs: torch.Tensor, targets: torch.Tensor | None, step: int, now: Passing | None = None
+    ) -> Sequence[LayerFunction]:
         functions = layer_functions(module, inputs) if layered else (module,)
         if draws:
-            functions = [seeded(place, function, step) for place, function in enumerate(functions)]
-        return functions
-
-    def to_the_loss(
-        functions: Sequence[LayerFunction], targets: torch.Tensor | None
-    ) -> Sequence[LayerFunction]:
+            # A module that does not name its layers is one.
+            layers = resources.layers[stage][: len(functions)]
+            functions = [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=True)]
+        if now is not None:
+            functions = taps.watched(functions, now)
         return functions if targets is None else (*functions[:-1], weighted_loss(functions[-1], targets))
 
-    def run(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
+    def run(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
         with torch.set_grad_enabled(workspace.training):
-            functions = to_the_loss(layers_of(inputs, step), targets)
-            return run_layers(functions, inputs, recompute=recompute, draws=draws)
+            functions = layers_of(inputs[0], targets, step)
+            return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
 
-    def run_seen(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
+    def run_as_wired(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
+        with torch.set_grad_enabled(workspace.training):
+            functions = layers_of(inputs[0], targets, step)
+            return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
+
+    def run_seen(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
         with torch.enable_grad():
             now = taps.passing(step, number)
-            functions = to_the_loss(taps.watched(layers_of(inputs, step), now), targets)
-            return taps.run_layers(functions, inputs, now, recompute=recompute, draws=draws)
+            functions = layers_of(inputs[0], targets, step, now)
+            return (taps.run_layers(functions, inputs[0], now, recompute=recompute, draws=draws),)
 
+    if wiring is not None:
+        return run_as_wired
     return run_seen if sees_layers else run
+
+
+_Outputs = tuple[torch.Tensor, ...]
+
+
+# Where a message is left, what it is of, and which of a micro-batch's it is.
+_Left = tuple[Crossed, Crossing, int]
+
+
+def _left(
+    number: int, crossings: Mapping[int, Crossing], key: Callable[[int, int], Crossed]
+) -> Sequence[_Left]:
+    """All messages of a micro-batch; `key` is that of (neighbour, message)."""
+    return [
+        (key(other, message), crossing, within)
+        for other, crossing in crossings.items()
+        for within, message in enumerate(crossing.numbers(number))
+    ]
+
+
+def _leave(left: Sequence[_Left], made: Sequence[Value], values: Sequence[torch.Tensor]) -> None:
+    """Fill the messages that are made of a micro-batch's outputs, or of its inputs' gradients."""
+    for (_, crossing, within), value in zip(left, made, strict=True):
+        value.content = crossing.packed(values, within)
 
 
 def _going_back(
@@ -200,40 +266,58 @@ def _going_back(
     *,
     leaves: str | None = None,
 ) -> Issue:
-    """Let `differentiate` set the gradient of the input and hand it on.
+    """Let `differentiate` set the gradients of the inputs and hand them on.
 
     What it returns is left for the stage and micro-batch under the name `leaves`.
     """
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, buffer = workspace.route, workspace.values, workspace.resources.buckets[stage].buffer
-    first, last = stage not in route.before, stage not in route.after
-    sent = (stage, number) in route.gradients_sent
-    made_as = (INPUT_GRADIENT, stage, number) if sent else (OUTPUT_GRADIENT, route.before.get(stage), number)
+    route, values, crossed = workspace.route, workspace.values, workspace.crossed
+    buffer, borders = workspace.resources.buckets[stage].buffer, workspace.resources.borders[stage]
+    last = stage not in route.after
+    taken = [
+        (OUTPUT_GRADIENT, stage, consumer, message)
+        for consumer, crossing in borders.after.items()
+        for message in crossing.numbers(number)
+    ]
+    left = _left(
+        number,
+        borders.before,
+        lambda producer, message: (
+            INPUT_GRADIENT if (producer, stage, message) in route.gradients_sent else OUTPUT_GRADIENT,
+            producer,
+            stage,
+            message,
+        ),
+    )
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     seen = _seen(workspace, instruction, differentiate, ends=leaves is None)
 
     def issue(stream: Stream) -> Completion:
         saved = values.pop((SAVED, stage, number))
-        given = THERE if last else values.pop((OUTPUT_GRADIENT, stage, number))
-        made, step = Value(), workspace.step
-        left = Value() if leaves is not None else made
+        given = [crossed.pop(key) for key in taken]
+        step, kept = workspace.step, Value()
+        made = [Value() for _ in left]
 
         def work() -> None:
             require_weights()
-            inputs, output = saved.content
-            gradient = given.content
-            if last and workspace.gradient_weight != 1.0:
-                gradient = torch.full_like(output, workspace.gradient_weight)
-            left.content = seen(inputs, output, gradient, step=step)
-            made.content = inputs.grad
+            inputs, outputs = saved.content
+            gradients = None
+            if not last:
+                summed = received(borders.after.values(), [one.content for one in given])
+                gradients = [summed[place] for place in range(borders.outputs)]
+            elif workspace.gradient_weight != 1.0:
+                gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
+            kept.content = seen(inputs, outputs, gradients, step=step)
+            _leave(left, made, [one.grad for one in inputs])
 
-        ended = stream.run(label, work, saved, given, values.get(weights, THERE), buffer.emptied)
-        made.completion = left.completion = ended
-        if not first:
-            values[made_as] = made
+        ended = stream.run(label, work, saved, *given, values.get(weights, THERE), buffer.emptied)
+        for (key, _, _), value in zip(left, made, strict=True):
+            value.completion = ended
+            crossed[key] = value
         if leaves is not None:
-            values[leaves, stage, number] = left
+            kept.completion = ended
+            values[leaves, stage, number] = kept
         if completes:
             values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended
