@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
@@ -76,7 +77,7 @@ class LayerGraph:
         """Whether layers can be recomputed selectively: all say what their products leave."""
         return all(layer.products is not None for layer in self.layers)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         return self.edges == chain_edges(len(self.layers))
 
@@ -93,6 +94,15 @@ class LayerGraph:
         for producer, consumer in self.edges:
             found[consumer].add(producer)
         return tuple(map(frozenset, found))
+
+    def crossing(self, stage_of: Sequence[int]) -> dict[tuple[int, int], frozenset[int]]:
+        """By edge of the stage graph the layers whose output crosses it; `stage_of` is that of each layer."""
+        found: dict[tuple[int, int], set[int]] = {}
+        for producer, consumer in self.edges:
+            edge = (stage_of[producer], stage_of[consumer])
+            if edge[0] != edge[1]:
+                found.setdefault(edge, set()).add(producer)
+        return {edge: frozenset(layers) for edge, layers in found.items()}
 
     def amounts(self, name: str, shape: Shape) -> tuple[float, ...]:
         """Of every layer the amount of this name, evaluated once for all plans that ask."""

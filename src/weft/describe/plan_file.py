@@ -122,6 +122,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_ranks(plan, cluster),
         *_tensor(plan, graph),
         *_batch(plan),
+        *_splits(plan),
         *(problem for rule in parts(PlanRule) for problem in rule.refuse(plan, graph)),
         *_blocking(plan),
         *unknown_methods(plan),
@@ -224,6 +225,14 @@ def _batch(plan: Plan) -> Iterable[Violation]:
         if total != plan.micro_batches:
             problem = f"{shown(total)} micro-batches in all replicas, the global batch has"
             yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
+
+
+def _splits(plan: Plan) -> Iterable[Violation]:
+    size = plan.micro_batch_size
+    for index, stage in enumerate(plan.stages):
+        if size % stage.splits:
+            problem = f"{shown(stage.splits)} does not divide micro_batch_size = {shown(size)}"
+            yield Violation(f"plan: stages[{index}].splits", problem, shown(math.gcd(size, stage.splits)))
 
 
 def _blocking(plan: Plan) -> Iterable[Violation]:

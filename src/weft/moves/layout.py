@@ -61,8 +61,6 @@ def refuse(job: Job, layout: Layout) -> str | None:
     layers = len(job.graph.layers)
     if layout.stages > layers:
         return f"pp x loops = {layout.stages} stages, the model has {layers} layers to spread"
-    if not job.graph.is_chain and layout.stages > 1:
-        return "the model's layers are not a chain; only one stage is supported for it"
     if (unshared := _refuse_shared(job, layout)) is not None:
         return unshared
     if (apart := refuse_composition(job, layout)) is not None:

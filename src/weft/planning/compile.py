@@ -165,16 +165,14 @@ def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
 
     It has the samples of a micro-batch of the stage that splits more.
     """
-    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
-    senders: dict[tuple[int, int], set[int]] = {}
-    for producer, consumer in graph.edges:
-        edge = (stage_of[producer], stage_of[consumer])
-        if edge[0] != edge[1]:
-            senders.setdefault(edge, set()).add(producer)
+    stage_of = [0] * len(graph.layers)
+    for index, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            stage_of[layer] = index
     return {
         edge: round(
             plan.element_bytes
             * sum(graph.amounts("sent", plan.shape(min(edge, key=plan.size_of)))[layer] for layer in layers)
         )
-        for edge, layers in senders.items()
+        for edge, layers in graph.crossing(stage_of).items()
     }

@@ -55,8 +55,9 @@ class Resources:
     `layers` are the positions of the stages' layers in the model, `borders` what crosses between stages,
     `statistics` what the stages collect while they train, `recompute` what their backward passes run forward
     again. `shards` has the stages that the rank steps a share of only. `methods` is what methods keep, by
-    name. `own_gradients` are the gradients that the rank steps, by stage. `summed` has what the ranks of a replica
-    add up of a stage's gradient before it is whole. `taps` has the stages of which methods see anything.
+    name. `own_gradients` are the gradients that the rank steps, by stage. `summed` has what the ranks of a
+    replica add up of a stage's gradient before it is whole. `taps` has the stages of which methods see
+    anything.
     """
 
     rank: int

@@ -109,9 +109,21 @@ class Bounds:
         computed = np.tile(both, len(placement))
         work = share * np.bincount(placement.ravel(), weights=computed, minlength=pipeline.devices)
         filled = np.full(pipeline.devices, np.inf)
-        before = np.cumsum(waits) - waits
-        np.minimum.at(filled, placement, np.broadcast_to(before, placement.shape))
+        np.minimum.at(filled, placement, np.broadcast_to(self._before(layout, waits), placement.shape))
         return float((work + filled).max()) / self._problem.job.cluster.highest_speed
+
+    def _before(self, layout: Layout, waits: Floats) -> Floats:
+        """What passes before a micro-batch has come to each stage, where each stage takes it `waits`."""
+        graph = self._problem.job.graph
+        if graph.is_chain:
+            sums: Floats = np.cumsum(waits) - waits
+            return sums
+        cuts = self._cuts(layout)
+        stage_of = np.repeat(np.arange(layout.stages), np.diff(cuts)).tolist()
+        before = np.zeros(layout.stages)
+        for producer, consumer in sorted(graph.crossing(stage_of)):
+            before[consumer] = max(before[consumer], before[producer] + waits[producer])
+        return before
 
     def resident_bytes(self, layout: Layout) -> int:
         """What the fullest device of the layout holds all the time in states and buffers."""

@@ -208,7 +208,8 @@ def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pr
     A layer's input is what the layers before it send; a layer with none before it keeps what it keeps anyway.
     """
     amounts = graph.amounts("sent", shape)
-    sent = [amounts[producer] for layer in layers for producer in graph.feeders[layer]]
+    # What several layers read is kept once.
+    sent = [amounts[one] for one in sorted({one for layer in layers for one in graph.feeders[layer]})]
     first = [layer for layer in layers if not graph.feeders[layer]]
     return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
 
