@@ -86,6 +86,13 @@ def two_stems() -> BlockModel:
     return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
 
 
+def unread() -> BlockModel:
+    """Of its three layers nobody reads the second."""
+    return BlockModel(
+        [stem, Residual, head], edges=[(0, 1), (0, 2)], example=torch.zeros(1, 1, 8, 8), classes=10
+    )
+
+
 class Sum(nn.Module):
     """A convolution of a sum."""
 

@@ -170,3 +170,35 @@ def test_layers_of_ones_own_are_not_measured() -> None:
             precision="fp32",
             micro_batch_sizes=(1,),
         )
+
+
+def test_layers_that_form_a_graph_are_costed_on_what_they_read() -> None:
+    model = own_models.diamond()
+    graph = model.layer_graph()
+    assert not graph.is_chain
+    assert graph.feeders[5] == {0, 2, 4}
+    assert model.sample_shapes[1:] == ((WIDTH, 8, 8),) * 5 + ((10,),)
+    assert graph.layers[5].forward.flops(Shape(2, 1)) == 2 * 2 * 3 * WIDTH * 64 * 10
+    assert LayerGraph.from_json(graph.to_json()) == graph
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([(0, 1), (1, 1)], "edge (1, 1) must go from a layer to a later one of 3"),
+        ([(0, 1), (1, 3)], "edge (1, 3) must go from a layer to a later one of 3"),
+        ([(0, 1), (0, 1), (1, 2)], "edge (0, 1) is there more than once"),
+    ],
+)
+def test_edges_that_are_no_graph_are_refused(edges: list[tuple[int, int]], message: str) -> None:
+    layers = [lambda: nn.Linear(4, 4)] * 3
+    with pytest.raises(InputError) as caught:
+        BlockModel(layers, edges=edges, example=torch.zeros(1, 4), classes=4)
+    assert str(caught.value) == f"model.build: {message}"
+
+
+def test_a_layer_that_nobody_reads_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="no layer reads what layer 1 gives; only the last one gives the output"
+    ):
+        resolve_model("own_models:unread")

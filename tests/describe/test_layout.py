@@ -37,6 +37,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         sharding=draw(st.sampled_from(["zero-0", "zero-3"])),
         island=draw(st.none() | COUNTS),
         blocking=draw(st.sampled_from([(), ("messages",), ("messages", "reductions")])),
+        splits=draw(st.sampled_from([(), (1, 2)])),
         rank_order=draw(st.sampled_from([None, (1, 0)])),
     )
     words = st.sampled_from(RECOMPUTES)
@@ -69,6 +70,7 @@ def test_a_layout_without_what_is_decided_is_not_admitted(name: str) -> None:
         "sharding": "zero-1",
         "recompute": "full",
         "blocking": ["messages"],
+        "splits": [1, 2],
     }
     decided = PartialLayout(**{name: other.get(name, 2)})
     assert not decided.admit(PLAIN)

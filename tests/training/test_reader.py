@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run.test_graph_stages import Case
 from small_jobs import make_plan, make_program, tiny
 
+from weft.describe.families import layer_graph
 from weft.errors import RunError
+from weft.planning.compile import compile_plan
 from weft.program.rank_program import part_of
 from weft.training.reader import BatchReader, Pair, micro_batches_read, training_samples
 from weft.training.sampler import SampleLedger
@@ -107,6 +110,16 @@ def test_only_ranks_of_first_and_last_stages_read(layout: dict[str, int], needed
     assert sorted({number for numbers in found for number in numbers}) == list(
         range(plan.global_batch // plan.micro_batch_size)
     )
+
+
+def test_ranks_whose_stages_read_samples_beside_others_read_too() -> None:
+    case = Case("two_stems", "1f1b", ((0, 2), (1, 3), (4,)), splits=(2, 4, 2))
+    program = compile_plan(case.plan, layer_graph(case.config))
+    assert program.obligations.sources == (0,)
+    crossed = Case("two_stems", "1f1b", ((0,), (1, 2), (3,), (4,)), splits=(1, 2, 1, 1))
+    program = compile_plan(crossed.plan, layer_graph(crossed.config))
+    found = [micro_batches_read(part_of(program, rank)) for rank in range(4)]
+    assert found == [[0, 1, 2], [0, 1, 2], [], [0, 1, 2]]
 
 
 class Broken:

@@ -9,9 +9,13 @@ from cyclopts import Parameter
 
 from weft.describe.layout import PartialLayout
 
-_KINDS = {
-    name: {kind.get("type", "string") for kind in schema["anyOf"]}
-    for name, schema in PartialLayout.model_json_schema()["properties"].items()
+_SCHEMAS = {name: schema["anyOf"] for name, schema in PartialLayout.model_json_schema()["properties"].items()}
+_KINDS = {name: {kind.get("type", "string") for kind in kinds} for name, kinds in _SCHEMAS.items()}
+# Those that are lists of numbers.
+_COUNTS = {
+    name
+    for name, kinds in _SCHEMAS.items()
+    if any(kind.get("items", {}).get("type") == "integer" for kind in kinds)
 }
 
 
@@ -35,7 +39,14 @@ def decided(options: object | None) -> dict[str, Any]:
     if options is None:
         return {}
     given: dict[str, Any] = asdict(options)  # type: ignore[call-overload]  # its class is made at run time
-    return {
-        name: tuple(value.split(",")) if "array" in _KINDS[name] and value and "," in value else value
-        for name, value in given.items()
-    }
+    return {name: _value(name, value) for name, value in given.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    if not value or "array" not in _KINDS[name]:
+        return value
+    words = tuple(value.split(","))
+    if name in _COUNTS:
+        # What is no number is refused with all other mistakes.
+        return tuple(int(word) if word.isdecimal() else word for word in words)
+    return words if len(words) > 1 else value

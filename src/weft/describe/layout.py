@@ -17,7 +17,7 @@ from weft.describe.layout_text import counts_text, order_text, recomputes_text
 from weft.describe.one_line import one_line
 from weft.describe.plan import RECOMPUTES, Blocking, Recompute, Sharding, shared_out
 from weft.describe.replica_grid import ReplicaGrid
-from weft.describe.toml_table import Count, TomlTable, Word
+from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word
 from weft.describe.toml_text import value_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -41,7 +41,7 @@ _RECORDED = (
     "recompute",
     "recompute_per_stage",
 )
-_SAID_WHERE_UNUSUAL = ("blocking", "sync")
+_SAID_WHERE_UNUSUAL = ("splits", "blocking", "sync")
 # Decisions that the plan of a layout has under the same names, as they are.
 KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 
@@ -57,7 +57,7 @@ class Layout:
     `layers_per_stage` cuts the chain of layers; None balances the stages. `rank_order` says which device of
     the cluster takes each rank of the mesh, rising in each replica of a stage; None: the device of the same
     number. `micro_batches_per_replica` are those of each of the `dp` pipelines; None shares the batch out
-    equally.
+    equally. `splits` says in how many equal ones of its own each stage runs a micro-batch; empty: in one.
     """
 
     pp: int
@@ -73,6 +73,7 @@ class Layout:
     island: int | None = None
     recompute: Recompute = "none"
     recompute_per_stage: tuple[Recompute, ...] | None = None
+    splits: tuple[int, ...] = ()
     blocking: tuple[Blocking, ...] = ()
     layers_per_stage: tuple[int, ...] | None = None
     rank_order: tuple[int, ...] | None = None
@@ -80,11 +81,12 @@ class Layout:
 
     @property
     def regular(self) -> Layout:
-        """The same degrees and choices with balanced stages, alike in recompute, ranks in order and equal
-        shares."""
+        """The same degrees and choices with balanced stages, alike in recompute and splits, ranks in order
+        and equal shares."""
         return replace(
             self,
             recompute_per_stage=None,
+            splits=(),
             layers_per_stage=None,
             rank_order=None,
             micro_batches_per_replica=None,
@@ -161,6 +163,8 @@ class Layout:
         if self.loops > 1:
             text += f", {self.loops} loops"
         text += f", micro-batch size {self.micro_batch_size}"
+        if self.splits:
+            text += f", splits {counts_text(self.splits)}"
         if self.sharding != "zero-0" or self.island is not None:
             text += f", {shared_out(self)}"
         if self.recompute_per_stage is not None or self.recompute != "none":
@@ -226,6 +230,10 @@ class PartialLayout(TomlTable):
         description="the context-parallel degree: how many ranks divide the tokens of a sample",
     )
     micro_batch_size: Count | None = Field(default=None, description="the samples per micro-batch")
+    splits: Annotated[tuple[Count, ...] | None, TOML_ARRAY] = Field(
+        default=None,
+        description="for each stage, in how many equal micro-batches of its own it runs one, such as 1,2,1,1",
+    )
     sharding: Sharding | None = Field(
         default=None,
         description="what replicas share out: zero-0 nothing, zero-1 optimizer states, zero-2 gradients too, "
@@ -322,6 +330,7 @@ class Pins(TypedDict, total=False):
     tp: int | None
     cp: int | None
     micro_batch_size: int | None
+    splits: Sequence[int] | None
     sharding: Sharding | None
     island: int | None
     recompute: Recompute | Sequence[Recompute] | None

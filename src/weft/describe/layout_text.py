@@ -17,6 +17,8 @@ def decision_text(name: str, value: object) -> str:
         return "all replicas share states out" if value is None else f"islands of {value} replicas"
     if name == "blocking" and isinstance(value, tuple):
         return f"blocking {' and '.join(value)}" if value else "communication beside computations"
+    if name == "splits" and isinstance(value, tuple):
+        return f"splits {counts_text(value)}" if value else "whole micro-batches in all stages"
     return f"{name.replace('_', ' ')} {value}"
 
 

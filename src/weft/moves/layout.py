@@ -81,6 +81,8 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
         reason = uneven.refuse_layers(layout.layers_per_stage, layout.stages, len(job.graph.layers))
     if reason is None and layout.recompute_per_stage is not None:
         reason = uneven.refuse_recomputes(layout.recompute_per_stage, layout.stages)
+    if reason is None and layout.splits:
+        reason = uneven.refuse_splits(layout.splits, layout.stages, size)
     if reason is None and layout.rank_order is not None:
         reason = uneven.refuse_order(layout.rank_order, layout.ranks, layout.width)
     return reason
@@ -154,9 +156,10 @@ def _stages_of(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> tupl
         )
         for devices in dict.fromkeys(columns)
     }
+    each = zip(parts, layout.recomputes, layout.splits or (1,) * len(parts), columns, strict=True)
     return tuple(
-        Stage(layers=tuple(layers), replicas=replicas[devices], recompute=recompute)
-        for layers, recompute, devices in zip(parts, layout.recomputes, columns, strict=True)
+        Stage(layers=tuple(layers), replicas=replicas[devices], recompute=recompute, splits=splits)
+        for layers, recompute, splits, devices in each
     )
 
 

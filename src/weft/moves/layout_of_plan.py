@@ -33,10 +33,12 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
         raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
     (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
     each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
+    splits = tuple(stage.splits for stage in plan.stages)
     layout = replace(
         _alike(plan, dp=len(each), width=widths.pop()),
         layers_per_stage=tuple(len(stage.layers) for stage in plan.stages),
         micro_batches_per_replica=None if len(set(each)) == 1 else each,
+        splits=splits if max(splits) > 1 else (),
     ).recomputing([stage.recompute for stage in plan.stages])
     if layer_seconds is not None:
         balanced = parts_of(replace(layout, layers_per_stage=None), layer_seconds)

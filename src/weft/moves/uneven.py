@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from weft.describe.layout_text import order_text
 from weft.describe.plan import Recompute
@@ -26,6 +27,17 @@ def refuse_recomputes(recomputes: Sequence[Recompute], stages: int) -> str | Non
     if len(recomputes) == stages:
         return None
     return f"recompute of {len(recomputes)} stages is given, pp x loops = {stages} stages"
+
+
+def refuse_splits(splits: Sequence[int], stages: int, micro_batch_size: int) -> str | None:
+    """Why so many stages cannot each run a micro-batch as so many of their own, or None."""
+    if len(splits) != stages:
+        return f"splits of {len(splits)} stages are given, pp x loops = {stages} stages"
+    odd = next((count for count in splits if micro_batch_size % count), None)
+    if odd is None:
+        return None
+    near = gcd(odd, micro_batch_size)
+    return f"micro-batches of {micro_batch_size} samples cannot be split in {odd}; nearest splits: {near}"
 
 
 def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | None:

@@ -33,10 +33,14 @@ def asked(plan: Plan, graph: LayerGraph) -> bool | None:
 
 
 def refuse(layout: PipelineLayout, asked: bool, others: Mapping[str, Any]) -> list[Violation]:
-    if "tying" not in others:
-        return []
-    problem = "stages with copies of one weight see parts of its gradient, of which no square adds up"
-    return [Violation(NAME, f"{problem}; leave report.micro_batch_norms out, or train with pp 1")]
+    found = []
+    if "tying" in others:
+        problem = "stages with copies of one weight see parts of its gradient, of which no square adds up"
+        found.append(Violation(NAME, f"{problem}; leave report.micro_batch_norms out, or train with pp 1"))
+    if (layout.splits > 1).any():
+        problem = "stages that split micro-batches see gradients of parts; leave report.micro_batch_norms out"
+        found.append(Violation(NAME, problem))
+    return found
 
 
 def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -> LoweredPipeline:

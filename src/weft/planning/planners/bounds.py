@@ -103,7 +103,8 @@ class Bounds:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
         both = self._both_s(layout)
-        waits = both * (not self._splits_backward(layout))
+        # A stage hands on the first of its own micro-batches before it comes to the next.
+        waits = both * (not self._splits_backward(layout)) / (layout.splits or 1.0)
         pipeline, placement = pipeline_of(self._problem.job, layout), self.placement(layout)
         share = pipeline.micro_batches // len(placement)
         computed = np.tile(both, len(placement))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from math import lcm
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import DENSE, Layout, PartialLayout
@@ -66,6 +67,8 @@ def overlaps(cluster: Cluster) -> bool:
 def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
     """The layout with everything that replicas may share out and every recomputation that the model knows."""
     job, pins = problem.job, problem.pins
+    if layout.splits and len(layout.splits) != layout.stages:
+        return
     memory = problem.minimise == "memory"
     shared = list(sharings(job.cluster, layout, pins, opened=opened, lightest=memory))
     recomputes: tuple[Recompute | tuple[Recompute, ...], ...] = tuple(
@@ -114,11 +117,12 @@ def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, i
 
 
 def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
-    """Powers of two that divide one replica's share of the batch, or the pinned size."""
+    """Powers of two, or of what stages split them in, that divide a replica's share of the batch; or the
+    pinned size."""
     if pins.micro_batch_size is not None:
         yield pins.micro_batch_size
         return
-    size = 1
+    size = lcm(*(pins.splits or ()))
     while size * dp <= job.global_batch:
         if job.global_batch % (size * dp) == 0:
             yield size
