@@ -8,6 +8,8 @@ from small_jobs import loss_of, make_plan, make_program, tiny
 from torch import nn
 from torch._dynamo.utils import counters
 
+from weft.describe.families import layer_graph
+from weft.describe.models import resolve_model
 from weft.errors import InputError
 from weft.run.compilable import compile_problems
 from weft.run.compiled import compile_stage
@@ -15,12 +17,15 @@ from weft.run.layers import layer_functions, run_layers
 from weft.run.stages import build_stage
 
 CONFIG = tiny(layers=3)
+GRAPH = layer_graph(CONFIG)
 LAYERS = range(CONFIG.layers + 2)
 
 
 @pytest.fixture
 def compiler() -> None:
-    problems = compile_problems(make_plan(CONFIG), make_program(CONFIG, make_plan(CONFIG)).columns.kind)
+    problems = compile_problems(
+        make_plan(CONFIG), make_program(CONFIG, make_plan(CONFIG)).columns.kind, GRAPH
+    )
     if problems:
         pytest.skip(str(problems[0]))
     torch._dynamo.reset()
@@ -74,7 +79,7 @@ def test_a_layer_that_cannot_be_compiled_whole_is_refused() -> None:
 
 def test_a_split_backward_pass_is_refused() -> None:
     plan = make_plan(CONFIG, pp=2, schedule="zb-h1")
-    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind)
+    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind, GRAPH)
     assert str(problem) == (
         "train.compile: schedule 'zb-h1' splits backward passes, and compiled layers cannot be split "
         '(nearest valid: plan.schedule = "1f1b")'
@@ -85,7 +90,7 @@ def test_selective_recomputation_is_refused() -> None:
     plan = make_plan(CONFIG)
     stages = tuple(stage.model_copy(update={"recompute": "selective"}) for stage in plan.stages)
     (problem,) = compile_problems(
-        plan.model_copy(update={"stages": stages}), make_program(CONFIG, plan).columns.kind
+        plan.model_copy(update={"stages": stages}), make_program(CONFIG, plan).columns.kind, GRAPH
     )
     assert problem.nearest == 'plan.recompute = "full"'
 
@@ -95,10 +100,10 @@ def test_divided_layers_are_refused() -> None:
     (stage,) = plan.stages
     wide = tuple(copy.model_copy(update={"ranks": (0, 1)}) for copy in stage.replicas)
     divided = plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": wide}),)})
-    (problem,) = compile_problems(divided, make_program(CONFIG, plan).columns.kind)
+    (problem,) = compile_problems(divided, make_program(CONFIG, plan).columns.kind, GRAPH)
     assert problem.nearest == "plan.tp = 1"
     (problem,) = compile_problems(
-        divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan).columns.kind
+        divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan).columns.kind, GRAPH
     )
     assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
     assert problem.nearest == "plan.cp = 1"
@@ -106,12 +111,18 @@ def test_divided_layers_are_refused() -> None:
     both = divided.model_copy(
         update={"stages": (stage.model_copy(update={"replicas": four}),), "mesh": {"cp": 2, "tp": 2}}
     )
-    found = compile_problems(both, make_program(CONFIG, plan).columns.kind)
+    found = compile_problems(both, make_program(CONFIG, plan).columns.kind, GRAPH)
     assert [problem.nearest for problem in found] == ["plan.cp = 1", "plan.tp = 1"]
+
+
+def test_layers_that_form_a_graph_are_refused() -> None:
+    plan, graph = make_plan(CONFIG), layer_graph(resolve_model("own_models:diamond"))
+    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind, graph)
+    assert str(problem) == "train.compile: layers that form a graph are not compiled (nearest valid: false)"
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     plan = make_plan(CONFIG)
-    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind)
+    (problem,) = compile_problems(plan, make_program(CONFIG, plan).columns.kind, GRAPH)
     assert "it needs the C++ compiler no-such-compiler, which is not installed" in str(problem)

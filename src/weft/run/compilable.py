@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import Violation
 from weft.program.kinds import BACKWARD_INPUT
@@ -14,12 +15,14 @@ from weft.program.program import Ints
 _WHERE = "train.compile"
 
 
-def compile_problems(plan: Plan, kinds: Ints) -> list[Violation]:
+def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violation]:
     """One line for everything that keeps the plan's layers from being compiled; empty when nothing does.
 
     `kinds` are those of the instructions.
     """
     problems = []
+    if not graph.is_chain:
+        problems.append(Violation(_WHERE, "layers that form a graph are not compiled", "false"))
     if (kinds == BACKWARD_INPUT).any():
         # A compiled layer is one node of the autograd graph: its two gradients are not computed apart.
         problem = (

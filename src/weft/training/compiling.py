@@ -39,7 +39,7 @@ def compile_stages(
         backend="gloo", timeout=timedelta(seconds=TIMEOUT_S), group_desc="weft compilation"
     )
     with together(group):
-        problems = compile_problems(job.plan, program.columns.kind)
+        problems = compile_problems(job.plan, program.columns.kind, job.problem.job.graph)
         if problems:
             raise InputError(problems)
         for index, stage in stages.items():
@@ -56,6 +56,6 @@ def _inputs(job: PlannedJob, index: int, stage: nn.Module, task: Task) -> torch.
     """One micro-batch's input to the stage: samples for the first one, nothing but zeros for the others."""
     plan = job.plan
     if 0 in plan.stages[index].layers:
-        return task.batch(np.zeros(plan.micro_batch_size, dtype=np.int64))[0]
-    shape = stage.input_shape(plan.micro_batch_size, plan.sequence)  # type: ignore[operator]
+        return task.batch(np.zeros(plan.size_of(index), dtype=np.int64))[0]
+    shape = stage.input_shape(plan.size_of(index), plan.sequence)  # type: ignore[operator]
     return torch.zeros(shape, dtype=PRECISIONS[plan.precision], requires_grad=True)

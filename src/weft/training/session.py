@@ -43,7 +43,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     for job in planned.all:
         problems += unsupported(job.plan) + job.uncounted
         if planned.run.train.compile:
-            problems += compile_problems(job.plan, job.program.columns.kind)
+            problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     if problems:
         raise InputError(problems)
     directory = RunDirectory(path)
