@@ -16,15 +16,17 @@ from pool import WorkerPool
 from torch import nn
 
 from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
+from weft.errors import InputError
 from weft.program.rank_program import part_of
 from weft.run.methods import MethodState, StepGate
 from weft.run.precision import STEPPED
 from weft.run.resources import Resources
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stages
+from weft.run.stages import build_stage, build_stages
 from weft.run.streams import Value
-from weft.run.taps import Passing, StageTaps, Tap
+from weft.run.taps import Passing, StageTaps, Tap, stage_taps
 from weft.run.workspace import Workspace
 
 pytestmark = pytest.mark.processes
@@ -231,3 +233,10 @@ def hooks_without_taps(rank: int, ranks: int, case: Case) -> tuple[int, int]:
     found = hooked, len(runtime._resources.taps)
     runtime.close()
     return found
+
+
+def test_layers_that_form_a_graph_cannot_be_seen() -> None:
+    stage = build_stage(resolve_model("own_models:diamond"), range(6), 0, torch.float64)
+    assert stage_taps({0: stage}, {0: 0}, lambda stage: [Tap(gradient=print)])[0].sees_layers is False
+    with pytest.raises(InputError, match="stage 0: taps see inputs and outputs of layers in chains only"):
+        stage_taps({0: stage}, {0: 0}, lambda stage: [Tap(layer_input=print)])

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from weft.describe.plan import Recompute
+from weft.errors import InputError, Violation
 from weft.run.layers import LayerFunction, run_layers
+from weft.run.wiring import Wired
 
 Given = TypeVar("Given")
 
@@ -175,10 +177,19 @@ def stage_taps(
     first_layers: Mapping[int, int],
     taps_of: Callable[[int], Sequence[Tap]],
 ) -> dict[int, StageTaps]:
-    """By stage of a rank, for those of which anybody sees anything."""
+    """By stage of a rank, for those of which anybody sees anything.
+
+    Raises:
+        InputError: when somebody wants to see layers of a stage where these form a graph.
+    """
     found = {stage: taps_of(stage) for stage in stages}
-    return {
+    made = {
         stage: StageTaps(stages[stage], stage, first_layers[stage], taps)
         for stage, taps in found.items()
         if taps
     }
+    for stage, one in made.items():
+        if one.sees_layers and isinstance(stages[stage], Wired):
+            problem = "taps see inputs and outputs of layers in chains only; this stage's form a graph"
+            raise InputError(Violation(f"stage {stage}", problem))
+    return made
