@@ -164,6 +164,8 @@ class Plan(_Record):
         axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
         shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
+        if any(stage.splits > 1 for stage in self.stages):
+            sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"
 
     def grid(self, stage: int) -> ReplicaGrid:
