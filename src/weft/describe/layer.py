@@ -68,6 +68,7 @@ class Layer:
             whose gradients they reduce and scatter in the backward pass); zero where no token needs another.
         context_kept: what backward needs besides `kept` where context ranks divide the tokens, without the
             gathered keys and values.
+        unchanged: the layer as the model has it, where something is chosen for it; None elsewhere.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Layer:
     tensor_reduced: Amount = ZERO
     gathered: Amount = ZERO
     context_kept: Amount = ZERO
+    unchanged: Layer | None = None
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.name}: {self.kind}, parameters {self.parameters}")

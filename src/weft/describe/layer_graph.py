@@ -37,7 +37,8 @@ class LayerGraph:
 
     `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
     (0 where there is none). `tied` are parameters that several layers use. `divided` names the numbers that
-    tensor ranks must divide among them without a rest; where there are none, no layer can be divided.
+    tensor ranks must divide among them without a rest; where there are none, no layer can be divided. `model`
+    is the same graph without what a plan chooses for single layers; None where nothing is chosen.
     """
 
     name: str
@@ -47,6 +48,7 @@ class LayerGraph:
     vocabulary: int = 0
     tied: tuple[TiedParameters, ...] = ()
     divided: tuple[tuple[str, int], ...] = ()
+    model: LayerGraph | None = None
 
     def __post_init__(self) -> None:
         problems = [
@@ -173,10 +175,12 @@ class LayerGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when anything a planner reads changes.
+        """Sixteen hex digits that change when anything a planner reads of the model changes.
 
         What context ranks gather and keep follows from the products, and is left out.
         """
+        if self.model is not None:
+            return self.model.fingerprint
         return hashlib.sha256(self._text(context=False).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:

@@ -72,6 +72,14 @@ class Choice(_Record):
     options: Mapping[str, int | float | str | bool] = Field(default_factory=dict)
 
 
+class LayerChoice(_Record):
+    """What a method is told of some layers, by position in the LayerGraph: a window, bits, an algorithm."""
+
+    name: str
+    layers: tuple[Rank, ...] = Field(min_length=1)
+    value: int | float | str
+
+
 class Replica(_Record):
     """One copy of a stage: its ranks (several under tensor or context parallelism), and its share of the
     batch."""
@@ -111,8 +119,8 @@ class Plan(_Record):
     samples among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers.
     `blocking` names communication that is not overlapped with computation, as other frameworks ship it:
     messages that a device waits for, gradients reduced at the step's end. `stack` says whose program runs the
-    plan, which decides what it holds besides. `methods` are those that the job asks for by name. `optimizer`
-    is the job's, too: what it keeps and moves.
+    plan, which decides what it holds besides. `methods` are those that the job asks for by name.
+    `layer_choices` say what it asks of single layers. `optimizer` is the job's, too: what it keeps and moves.
     """
 
     version: Literal[2] = 2
@@ -132,6 +140,7 @@ class Plan(_Record):
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
     methods: tuple[Choice, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
     optimizer: OptimizerWork = ADAMW
     sync: Choice = Choice(name="dense")
 
@@ -209,8 +218,8 @@ class Plan(_Record):
         return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """The fields but islands, methods, stacks, optimizers and splits that are not given, so that plans
-        without them keep the id they had."""
+        """The fields but islands, methods, choices of layers, stacks, optimizers and splits that are not
+        given, so that plans without them keep the id they had."""
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
             if stage["splits"] == 1:
@@ -219,6 +228,8 @@ class Plan(_Record):
             del record["island"]
         if not self.methods:
             del record["methods"]
+        if not self.layer_choices:
+            del record["layer_choices"]
         if self.stack == "weft":
             del record["stack"]
         if self.optimizer == ADAMW:

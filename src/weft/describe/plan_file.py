@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from weft.bundles import bundles, parts
 from weft.describe.cluster import Cluster
+from weft.describe.layer_choices import choice_problems
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
@@ -123,6 +124,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_tensor(plan, graph),
         *_batch(plan),
         *_splits(plan),
+        *choice_problems(plan.layer_choices, graph),
         *(problem for rule in parts(PlanRule) for problem in rule.refuse(plan, graph)),
         *_blocking(plan),
         *unknown_methods(plan),

@@ -9,7 +9,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Choice
+from weft.describe.plan import Choice, LayerChoice
 from weft.moves.move import Context
 
 
@@ -18,7 +18,8 @@ class Job:
     """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
 
     `methods`: those that it asks for by name. `optimizer`: what steps keep and move. `sync_options`: those
-    of the way in which replicas agree, where the job says which.
+    of the way in which replicas agree, where the job says which. `layer_choices`: what it asks of single
+    layers, which those of `graph` are with.
     """
 
     graph: LayerGraph
@@ -29,6 +30,7 @@ class Job:
     methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    layer_choices: tuple[LayerChoice, ...] = ()
 
     def __repr__(self) -> str:
         return one_line(self, str(self))
@@ -50,4 +52,5 @@ def job_of(context: Context) -> Job:
         methods=plan.methods,
         optimizer=plan.optimizer,
         sync_options=plan.sync.options,
+        layer_choices=plan.layer_choices,
     )

@@ -136,6 +136,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         stages=_stages_of(job, layout, layer_seconds),
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         methods=job.methods,
+        layer_choices=job.layer_choices,
         optimizer=job.optimizer,
         sync=Choice(name=layout.sync, options=dict(job.sync_options)),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.describe.contract import Contract
 from weft.describe.run_file import RunFile
+from weft.describe.run_tables.methods import run_tables
 from weft.errors import Violation, nearest
 from weft.moves.move import Move
 from weft.moves.registry import all_moves
@@ -24,6 +25,12 @@ def refused_pins(run: RunFile) -> list[Violation]:
         if method not in methods:
             problem = f"{method!r} is not one of {', '.join(methods)}"
             problems.append(Violation(_METHOD, problem, nearest(method, methods)))
+    goal = Contract.of(run.goal.contract)
+    tables = [table for name, table in run_tables().items() if name in run.methods]
+    for table in tables:
+        if table.contract > goal:
+            problem = f"{run.goal.contract!r} keeps out [{table.method}], which is {table.contract.word}"
+            problems.append(Violation("goal.contract", problem, table.contract.word))
     return problems
 
 

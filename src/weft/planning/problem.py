@@ -13,13 +13,14 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
+from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import OPEN, Layout, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import Choice
+from weft.describe.plan import Choice, LayerChoice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -65,6 +66,17 @@ class Problem:
     def admits(self, layout: Layout) -> bool:
         """Whether a layout has all that the user has decided."""
         return self.pins.admit(layout) and self.sync in (None, layout.sync)
+
+    def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
+        """The same with these choices for single layers, and no others.
+
+        Raises:
+            InputError: listing everything that is wrong with them.
+        """
+        if choices == self.job.layer_choices:
+            return self
+        graph = with_choices(self.job.graph, choices)
+        return replace(self, job=replace(self.job, graph=graph, layer_choices=choices))
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -181,11 +193,19 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         optimizer=counted.work,
         home=home,
     )
+    if choices := _layer_choices(run, posed.job.graph):
+        posed = posed.choosing(choices)
     if counted.assumed:
         posed = replace(posed, assumed={**posed.assumed, "optimizer": counted.assumed})
     if problems := task_problems(run.task.kind, posed.model):
         raise InputError(problems)
     return posed
+
+
+def _layer_choices(run: RunFile, graph: LayerGraph) -> tuple[LayerChoice, ...]:
+    """What a run file's tables ask of the layers of a model."""
+    tables = run_tables()
+    return tuple(one for name, table in run.methods.items() for one in tables[name].choices(table, graph))
 
 
 def asked_of_methods(run: RunFile) -> tuple[Choice, ...]:

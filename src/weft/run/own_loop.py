@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.families import layer_graph
+from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -84,13 +85,16 @@ class Runtime:
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         if isinstance(model, str):
             model = resolve_model(model, sequence=self.plan.sequence)
-        graph = layer_graph(model)
+        graph = with_choices(layer_graph(model), self.plan.layer_choices)
         if graph.fingerprint != self.plan.model_fingerprint:
             raise InputError(
                 Violation("runtime", f"the plan is for {self.plan.model}, not for this {model.name}")
             )
         if problems := unsupported(self.plan):
             raise InputError(problems)
+        if self.plan.layer_choices and stage_builder is not None:
+            problem = "the plan chooses how layers run, which only weft's own stages follow"
+            raise InputError(Violation("runtime.stage_builder", problem))
         self._context = None if dist.is_initialized() else start_worker()
         device = self._context.device if self._context is not None else _default_device()
         rank = dist.get_rank()

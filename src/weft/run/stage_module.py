@@ -80,6 +80,10 @@ class StageModule(nn.Module, ABC):
         """The stage's blocks, in their order; none in a family that tensor ranks cannot divide."""
         return ()
 
+    def block(self, layer: int) -> nn.Module:
+        """The block at a position in the model; the stage has it."""
+        return self.blocks[self.block_indices.index(layer - 1)]
+
     @abstractmethod
     def initial(self, name: str) -> Initial:
         """The family's rule for the parameter of that name."""

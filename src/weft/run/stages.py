@@ -17,6 +17,7 @@ from weft.run.batch_norm import hold_statistics
 from weft.run.context.ranks import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnGraphStage, OwnStage
+from weft.run.layer_choices import apply_choices
 from weft.run.stage_module import StageModule, materialise
 from weft.run.tensor_parallel import TensorRanks
 
@@ -70,7 +71,7 @@ def build_stage(
 def build_stages(
     plan: Plan, model_config: ModelConfig, rank: int, seed: int, dtype: torch.dtype
 ) -> dict[int, StageModule | OwnStage]:
-    """What a plan gives to one rank: its stages, or its shares of them, by number.
+    """What a plan gives to one rank, as it chooses layers: its stages, or its shares of them, by number.
 
     Raises:
         InputError: as `build_stage`.
@@ -81,6 +82,7 @@ def build_stages(
         stages[index] = build_stage(
             model_config, layers, seed, dtype, tensor_share=tensor, context_share=context
         )
+    apply_choices(plan, stages)
     return stages
 
 

@@ -9,11 +9,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from weft.bundles import parts
+from weft.describe.contract import Contract
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import LayerChoice
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
 
 Options = Mapping[str, int | float | str | bool]
+
+
+def _nothing(table: Any) -> None:
+    return None
+
+
+def _no_choices(table: Any, graph: LayerGraph) -> tuple[LayerChoice, ...]:
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +35,15 @@ class RunTable:
         method: the method's name.
         table: the keys it has.
         options: what a given table asks of the method, as a plan keeps it; None: nothing.
+        choices: what it asks of the layers of a model.
+        contract: what training with it keeps.
     """
 
     method: str
     table: type[TomlTable]
-    options: Callable[[Any], Options | None]
+    options: Callable[[Any], Options | None] = _nothing
+    choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = _no_choices
+    contract: Contract = Contract.EXACT
 
 
 def run_tables() -> Mapping[str, RunTable]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import IntEnum
 
 from weft.describe.amount import Shape
-from weft.describe.device import Device
+from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.errors import InputError, Violation
@@ -105,6 +105,11 @@ def profiled_times(
         if then.forward_s and then.backward_s:
             forward_s = shape.own_part(one.forward_s * now.forward_s / then.forward_s)
             backward_s = shape.own_part(one.backward_s * now.backward_s / then.backward_s)
+    if layer.unchanged is not None:
+        # What is measured is the layer as the model has it.
+        now, then = (roofline(one, shape, precision, device, speeds) for one in (layer, layer.unchanged))
+        forward_s *= now.forward_s / then.forward_s if then.forward_s else 1.0
+        backward_s *= now.backward_s / then.backward_s if then.backward_s else 1.0
     share = weight_share(layer, shape)
     return LayerTimes(
         forward_s,
@@ -122,8 +127,16 @@ def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, devic
     """
     rows = profile_rows(profile, layer, shape, device)
     if len(rows) == 1:
-        return rows[0].activation_bytes * shape.micro_batch_size / rows[0].micro_batch_size
-    return value_at([(row.micro_batch_size, row.activation_bytes) for row in rows], shape.micro_batch_size)
+        kept = rows[0].activation_bytes * shape.micro_batch_size / rows[0].micro_batch_size
+    else:
+        kept = value_at(
+            [(row.micro_batch_size, row.activation_bytes) for row in rows], shape.micro_batch_size
+        )
+    if layer.unchanged is None:
+        return kept
+    element, before = PRECISION_BYTES[profile.precision], layer.unchanged
+    more = element * (layer.kept(shape) - before.kept(shape))
+    return kept + more + layer.kept_bytes(shape) - before.kept_bytes(shape)
 
 
 def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Nearness:

@@ -1,0 +1,98 @@
+"""Choices per layer: what methods can be told of single layers, and the layers that these become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from weft.bundles import parts
+from weft.errors import InputError, Violation, nearest
+
+if TYPE_CHECKING:
+    from weft.describe.layer import Layer
+    from weft.describe.layer_graph import LayerGraph
+    from weft.describe.plan import LayerChoice
+
+Value = int | float | str
+_WHERE = "plan: layer_choices"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOption:
+    """What can be chosen for a layer; a method contributes it.
+
+    Attributes:
+        name: how plans call the choice.
+        refuse: why a layer cannot have a value, or None.
+        changed: what a layer becomes with a value, for samples of so many tokens; its name stays.
+    """
+
+    name: str
+    refuse: Callable[[Layer, Value], str | None]
+    changed: Callable[[Layer, Value, int], Layer]
+
+
+def layer_options() -> Mapping[str, LayerOption]:
+    """By name."""
+    return {one.name: one for one in parts(LayerOption)}
+
+
+def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterator[Violation]:
+    """Everything that is wrong with choices for the layers of a model."""
+    known, last = layer_options(), len(graph.layers) - 1
+    taken: set[tuple[str, int]] = set()
+    for choice in choices:
+        option = known.get(choice.name)
+        if option is None:
+            allowed = ", ".join(sorted(known)) or "none"
+            yield Violation(_WHERE, f"{choice.name!r} is not one of {allowed}", nearest(choice.name, known))
+            continue
+        for layer in choice.layers:
+            if layer > last:
+                yield Violation(
+                    _WHERE, f"{choice.name} of layer {layer}: layers 0 to {last} exist", str(last)
+                )
+            elif (choice.name, layer) in taken:
+                yield Violation(_WHERE, f"{choice.name} of layer {layer} is chosen more than once")
+            elif reason := option.refuse(_as_modelled(graph).layers[layer], choice.value):
+                yield Violation(_WHERE, f"{choice.name} of layer {layer}: {reason}")
+            taken.add((choice.name, layer))
+
+
+def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGraph:
+    """The graph of the same model, whose layers cost what they cost with these choices and no others.
+
+    Raises:
+        InputError: listing everything that is wrong with the choices.
+    """
+    model = _as_modelled(graph)
+    if not choices:
+        return model
+    if problems := list(choice_problems(choices, model)):
+        raise InputError(problems)
+    wanted: dict[int, tuple[tuple[str, Value], ...]] = {}
+    for choice in choices:
+        for layer in choice.layers:
+            wanted[layer] = (*wanted.get(layer, ()), (choice.name, choice.value))
+    # Layers that are alike and have the same choices stay alike.
+    made: dict[tuple[int, tuple[tuple[str, Value], ...]], Layer] = {}
+    layers = list(model.layers)
+    for index, chosen in wanted.items():
+        key = (model.alike[index], chosen)
+        if key not in made:
+            made[key] = _changed(layers[index], chosen, model.sequence)
+        layers[index] = replace(made[key], name=layers[index].name)
+    return replace(model, layers=tuple(layers), model=model)
+
+
+def _as_modelled(graph: LayerGraph) -> LayerGraph:
+    """The graph without choices."""
+    return graph if graph.model is None else graph.model
+
+
+def _changed(layer: Layer, chosen: Sequence[tuple[str, Value]], sequence: int) -> Layer:
+    changed, options = layer, layer_options()
+    for name, value in chosen:
+        changed = options[name].changed(changed, value, sequence)
+    return replace(changed, unchanged=layer)

@@ -1,0 +1,9 @@
+"""Attention of tokens to those of a window before them, block by block."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.attention_window.costs import OPTION
+from weft.methods.attention_window.options import NAME, TABLE
+
+BUNDLE = Bundle(name=NAME, parts=(OPTION, TABLE), runtime="weft.methods.attention_window.runtime")

@@ -1,0 +1,96 @@
+"""Attention of each token to itself and the tokens of a window before it (Beltagy et al., arXiv 2004.05150).
+
+Queries are cut into chunks as long as the window, and each chunk reads the keys of itself and of the window
+before it only: no kernel of its own is needed, and what lies outside is not computed.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from weft.describe.layer_choices import Value
+from weft.errors import InputError, Violation
+from weft.methods.attention_window.options import NAME
+from weft.run.layer_choices import RunChoice
+from weft.run.stage_module import StageModule
+
+# Under this name the modules of `transformers` find the attention.
+_INTERFACE = "weft_window"
+# Queries, keys and values are (samples, heads, tokens, head size).
+_TOKENS = 2
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, window: int, scale: float
+) -> torch.Tensor:
+    """What tokens attend to, (b, tokens, heads, head size), each to itself and `window` - 1 before it.
+
+    Args:
+        queries, keys, values: (b, heads, tokens, head size); there may be fewer heads of keys and values.
+    """
+    tokens, grouped = queries.shape[_TOKENS], queries.shape[1] != keys.shape[1]
+    if window >= tokens:
+        whole = scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+        return whole.transpose(1, 2)
+    mask = _band(window, queries.device)
+    parts = []
+    for first in range(0, tokens, window):
+        size, seen = min(window, tokens - first), min(window - 1, first)
+        part = scaled_dot_product_attention(
+            queries.narrow(_TOKENS, first, size),
+            keys.narrow(_TOKENS, first - seen, size + seen),
+            values.narrow(_TOKENS, first - seen, size + seen),
+            attn_mask=mask[:size, window - 1 - seen : window - 1 + size],
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        parts.append(part.transpose(1, 2))
+    return torch.cat(parts, 1)
+
+
+def _band(window: int, device: torch.device) -> torch.Tensor:
+    """Which of 2 w - 1 keys each of w queries reads; the last key is the last query's own."""
+    every = torch.ones(window, 2 * window - 1, dtype=torch.bool, device=device)
+    return every.tril(window - 1).triu(0)
+
+
+def _attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The signature that `transformers` calls attention with."""
+    assert attention_mask is None, "samples are whole windows, without padding"
+    assert dropout == 0.0, "the families train without dropout"
+    window: int = module.attention_window  # type: ignore[assignment]
+    return attend(query, key, value, window=window, scale=scaling), None
+
+
+def give_window(stage: nn.Module, layer: int, value: Value) -> None:
+    """Let the attention of one block of a stage read a window of tokens."""
+    if not isinstance(stage, StageModule):
+        raise InputError(Violation(NAME, f"layer {layer} is no block of a family that weft knows"))
+    for part in stage.block(layer).modules():
+        if getattr(part, "is_causal", False):
+            # Blocks share their configuration, and have windows of their own.
+            part.config = copy.copy(part.config)
+            part.config._attn_implementation = _INTERFACE
+            part.attention_window = value
+
+
+AttentionInterface.register(_INTERFACE, _attend)
+
+PARTS = (RunChoice(name=NAME, apply=give_window),)
