@@ -92,7 +92,7 @@ def differentiate_in_parts(module: nn.Module, inputs: list[torch.Tensor], *, los
     for values in inputs:
         output = module(values)
         gradient = None if loss else torch.ones_like(output)
-        waiting.append(run_input_part(module, values, output.sum() if loss else output, gradient))
+        waiting.append(run_input_part(module, values, [output.sum() if loss else output], [gradient]))
         if len(waiting) > lag:
             waiting.pop(0).run()
     for part in waiting:
@@ -122,7 +122,7 @@ def test_the_input_part_leaves_the_other_weights_to_the_weight_part(first: bool)
     module = make([0, 1], 0)
     [values] = micro_batches(1, needs_gradient=not first)
     output = module(values)
-    part = run_input_part(module, values, output, torch.ones_like(output))
+    part = run_input_part(module, values, [output], [torch.ones_like(output)])
     assert (values.grad is None) == first
     parameters = list(module.parameters())
     assert (parameters[0].grad is not None) == first
@@ -136,7 +136,7 @@ def test_frozen_weights_get_no_gradient() -> None:
     module[0].requires_grad_(False)
     [values] = micro_batches(1, needs_gradient=True)
     output = module(values)
-    run_input_part(module, values, output, torch.ones_like(output)).run()
+    run_input_part(module, values, [output], [torch.ones_like(output)]).run()
     assert all(parameter.grad is None for parameter in module[0].parameters())
     assert all(parameter.grad is not None for parameter in module[1].parameters())
 

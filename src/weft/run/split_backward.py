@@ -7,6 +7,7 @@ join; the weight part goes on from there (Qi et al., arXiv 2401.10241). Autograd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,10 @@ class WeightPart:
 
 
 def run_input_part(
-    module: nn.Module, inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+    module: nn.Module,
+    inputs: torch.Tensor,
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
 ) -> WeightPart:
     """Set `inputs.grad` and return what computes the gradients of the module's weights.
 
@@ -42,21 +46,20 @@ def run_input_part(
 
     Args:
         module: whose weights the output was computed with.
-        inputs, output: of one micro-batch; the output cannot be differentiated again.
-        gradient: of the output, of the same shape; None for a loss.
+        inputs, outputs: of one micro-batch; the outputs cannot be differentiated again.
+        gradients: of the outputs, of their shapes; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
-    # The output is cut off its graph in place, which torch does not allow of a view.
-    output = output.clone() if output._is_view() else output
-    start = inputs if inputs.requires_grad else _first_used(weights, output)
+    # Outputs are cut off their graph in place, which torch does not allow of a view.
+    ends = [output.clone() if output._is_view() else output for output in outputs]
+    start = inputs if inputs.requires_grad else _first_used(weights, ends)
     others = tuple(weight for weight in weights if weight is not start)
-    gradients = None if gradient is None else [gradient]
-    _, groups = stage_backward_input([output], gradients, [start], iter(others))
+    _, groups = stage_backward_input(ends, list(gradients), [start], iter(others))
     return WeightPart(others, groups)
 
 
-def _first_used(weights: tuple[nn.Parameter, ...], output: torch.Tensor) -> nn.Parameter | None:
-    """The first of the weights that the output depends on."""
-    root = _get_grad_fn_or_grad_acc(output)
-    graph = {} if root is None else construct_reverse_graph([root])
+def _first_used(weights: tuple[nn.Parameter, ...], outputs: Sequence[torch.Tensor]) -> nn.Parameter | None:
+    """The first of the weights that an output depends on."""
+    ends = [end for output in outputs if (end := _get_grad_fn_or_grad_acc(output)) is not None]
+    graph = construct_reverse_graph(ends)
     return next((weight for weight in weights if _get_grad_fn_or_grad_acc(weight) in graph), None)

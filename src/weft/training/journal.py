@@ -73,7 +73,7 @@ class Journal:
         with meeting_peers():
             loss = result.loss
             series = result.series
-        metrics |= result.figures
+        metrics |= result.figures | result.totals
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
             return

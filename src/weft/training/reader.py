@@ -1,12 +1,13 @@
 """`BatchReader`: a rank's micro-batches of the next step, read and collated while it trains the present one.
 
-Only what the rank's first and last stages ask for is read, in a thread of the rank.
+Only what the rank's stages ask for is read, in a thread of the rank: inputs by the first one, targets by the
+last one and by those that have a loss of their own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -77,8 +78,11 @@ class BatchReader:
         return {number: self._pool.submit(self._read, step, number) for number in self._numbers}
 
 
-def micro_batches_read(program: RankProgram) -> list[int]:
-    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions."""
+def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()) -> list[int]:
+    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions.
+
+    `target_stages` are stages that need targets, beside the last one.
+    """
     edges = program.obligations.stage_edges
     producers, consumers = {producer for producer, _ in edges}, {consumer for _, consumer in edges}
     columns = program.columns
@@ -87,7 +91,7 @@ def micro_batches_read(program: RankProgram) -> list[int]:
     needed = (
         number
         for stage, number in zip(stages, numbers, strict=True)
-        if stage not in consumers or stage not in producers
+        if stage not in consumers or stage not in producers or stage in target_stages
     )
     return list(dict.fromkeys(needed))
 

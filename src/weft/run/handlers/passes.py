@@ -21,14 +21,15 @@ from weft.run.handlers.base import (
 )
 from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.loss_input import loss_input
+from weft.run.roots import LayersOf, StageRoots
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
 from weft.run.workspace import Workspace
 
-# From a stage's input, the targets where it is the last one, and the step.
-StagePass = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+# A stage's output, and its other roots, from its input, the targets where it reads them, and the step.
+StagePass = Callable[[torch.Tensor, torch.Tensor | None, int], tuple[torch.Tensor, ...]]
 
-# Of a stage's input, its output and the gradient of it (None for a loss), and the step.
+# Of a stage's input, its output with its other roots, their gradients (None for a loss), and the step.
 Differentiate = Callable[..., Any]
 
 
@@ -43,12 +44,15 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
     run_stage, require_weights = _stage_pass(workspace, instruction), _weights_required(workspace, stage)
+    roots = _roots(workspace, stage)
+    reads_targets = last or (roots is not None and roots.reads_targets)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number) if first or last else None
+        loaded = workspace.micro_batch(number) if first or reads_targets else None
         given = Value.of(loaded.inputs) if first else values.pop((ACTIVATION, stage, number))
         saved, made, step = Value(), Value(), workspace.step
+        left = None if roots is None else roots.empty()
 
         def work() -> None:
             require_weights()
@@ -58,16 +62,21 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
                 inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
             elif training:
                 inputs = inputs.detach().requires_grad_()
-            output = run_stage(inputs, loaded.targets.to(device) if last else None, step)
+            outputs = run_stage(inputs, loaded.targets.to(device) if reads_targets else None, step)
             if training:
                 statistics.count()
-                saved.content = (inputs, output)
-            made.content = output.detach()
+                saved.content = (inputs, outputs)
+            if left:
+                for place, value in left.items():
+                    value.content = outputs[1 + place].detach()
+            made.content = outputs[0].detach()
 
         ended = stream.run(label, work, given, values.get(weights, THERE))
         saved.completion = made.completion = ended
         if training:
             values[SAVED, stage, number] = saved
+        if left:
+            roots.leave(values, number, left, ended)
         if counts:
             workspace.losses.append(made)
         elif not last:
@@ -83,10 +92,10 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
-        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
+        inputs: torch.Tensor, outputs: Sequence[torch.Tensor], gradients: Sequence[Any], *, step: int
     ) -> None:
         claim()
-        torch.autograd.backward(output, gradient)
+        torch.autograd.backward(outputs, gradients)
         add_up()
 
     return _going_back(workspace, instruction, differentiate)
@@ -103,11 +112,11 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
-        inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, *, step: int
+        inputs: torch.Tensor, outputs: Sequence[torch.Tensor], gradients: Sequence[Any], *, step: int
     ) -> WeightPart:
         if makes_gradients:
             claim()
-        return run_input_part(module, inputs, output, gradient)
+        return run_input_part(module, inputs, outputs, gradients)
 
     return _going_back(workspace, instruction, differentiate, leaves=WEIGHT_PART)
 
@@ -145,14 +154,15 @@ def draws_numbers(module: nn.Module) -> bool:
 
 
 def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
-    """What runs a stage forward, and computes the weighted loss where it is given targets."""
+    """What runs a stage forward, and computes the weighted loss where it is the last one."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
+    last, roots = stage not in workspace.route.after, _roots(workspace, stage)
     module, loss_function = resources.stages[stage], resources.loss_function
     draws = workspace.training and draws_numbers(module)
     recompute = resources.recompute[stage] if workspace.training else "none"
     taps = resources.taps.get(stage) if workspace.training else None
     sees_layers = taps is not None and taps.sees_layers
-    layered = draws or recompute != "none" or sees_layers
+    layered = draws or recompute != "none" or sees_layers or roots is not None
 
     def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
         def compute(value: torch.Tensor) -> torch.Tensor:
@@ -177,20 +187,30 @@ def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     def to_the_loss(
         functions: Sequence[LayerFunction], targets: torch.Tensor | None
     ) -> Sequence[LayerFunction]:
-        return functions if targets is None else (*functions[:-1], weighted_loss(functions[-1], targets))
+        return (*functions[:-1], weighted_loss(functions[-1], targets)) if last else functions
 
-    def run(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
+    def run(
+        inputs: torch.Tensor, targets: torch.Tensor | None, step: int, layers_of: LayersOf = layers_of
+    ) -> tuple[torch.Tensor, ...]:
         with torch.set_grad_enabled(workspace.training):
             functions = to_the_loss(layers_of(inputs, step), targets)
-            return run_layers(functions, inputs, recompute=recompute, draws=draws)
+            return (run_layers(functions, inputs, recompute=recompute, draws=draws),)
 
-    def run_seen(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> torch.Tensor:
+    def run_seen(
+        inputs: torch.Tensor, targets: torch.Tensor | None, step: int, layers_of: LayersOf = layers_of
+    ) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
             now = taps.passing(step, number)
             functions = to_the_loss(taps.watched(layers_of(inputs, step), now), targets)
-            return taps.run_layers(functions, inputs, now, recompute=recompute, draws=draws)
+            return (taps.run_layers(functions, inputs, now, recompute=recompute, draws=draws),)
 
-    return run_seen if sees_layers else run
+    chosen = run_seen if sees_layers else run
+
+    def run_rooted(inputs: torch.Tensor, targets: torch.Tensor | None, step: int) -> tuple[torch.Tensor, ...]:
+        growth = roots.growth(step, number, targets)
+        return (*chosen(inputs, targets, step, growth.on(layers_of)), *growth.take())
+
+    return chosen if roots is None else run_rooted
 
 
 def _going_back(
@@ -211,9 +231,11 @@ def _going_back(
     made_as = (INPUT_GRADIENT, stage, number) if sent else (OUTPUT_GRADIENT, route.before.get(stage), number)
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
-    seen = _seen(workspace, instruction, differentiate, ends=leaves is None)
+    roots = _roots(workspace, stage)
+    start = differentiate if roots is None else roots.starting(differentiate)
+    seen = _seen(workspace, instruction, start, ends=leaves is None)
 
-    def issue(stream: Stream) -> Completion:
+    def issue(stream: Stream, *coefficients: Value) -> Completion:
         saved = values.pop((SAVED, stage, number))
         given = THERE if last else values.pop((OUTPUT_GRADIENT, stage, number))
         made, step = Value(), workspace.step
@@ -221,14 +243,16 @@ def _going_back(
 
         def work() -> None:
             require_weights()
-            inputs, output = saved.content
+            inputs, outputs = saved.content
             gradient = given.content
             if last and workspace.gradient_weight != 1.0:
-                gradient = torch.full_like(output, workspace.gradient_weight)
-            left.content = seen(inputs, output, gradient, step=step)
+                gradient = torch.full_like(outputs[0], workspace.gradient_weight)
+            left.content = seen(inputs, outputs, (gradient, *coefficients), step=step)
             made.content = inputs.grad
 
-        ended = stream.run(label, work, saved, given, values.get(weights, THERE), buffer.emptied)
+        ended = stream.run(
+            label, work, saved, given, values.get(weights, THERE), buffer.emptied, *coefficients
+        )
         made.completion = left.completion = ended
         if not first:
             values[made_as] = made
@@ -238,7 +262,14 @@ def _going_back(
             values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended
 
-    return issue
+    if roots is None:
+        return issue
+    return lambda stream: issue(stream, *roots.coefficients(workspace, number))
+
+
+def _roots(workspace: Workspace, stage: int) -> StageRoots | None:
+    """What the backward passes of a stage start from beside its output, where there is any."""
+    return workspace.resources.roots.get(stage) if workspace.training else None
 
 
 def _seen(
