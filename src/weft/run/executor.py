@@ -30,8 +30,8 @@ Record = Callable[[int, int, int, int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a step tells the host: this rank's shares of the loss and of what methods tell, figures of methods,
-    and rows of such, which may still be on their way; all but the loss by name."""
+    """What a step tells the host: this rank's shares of the loss and of what methods tell, their figures, and
+    rows of such, which may still be on their way; all but the loss by name."""
 
     loss: float
     shares: Mapping[str, float]

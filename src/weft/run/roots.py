@@ -1,10 +1,10 @@
 """Roots: what a stage's backward passes start from, beside its output.
 
 A method names the roots of a stage. Each is made of a layer's output while a micro-batch goes forward, and
-the backward pass, whole or its input part, starts from the output and from all of them at once. With what it
-starts, the coefficient, is asked when the backward pass is issued: it may be known from the beginning, or be a
-value that others make in between. The method declares that value, so that the verifier refuses a program
-whose backward pass does not follow who makes it. A stage without roots has none of this.
+the backward pass, whole or its input part, starts from the output and from all of them at once. The gradient
+of a root, its coefficient, is asked for when the backward pass is issued: it may be known from the beginning,
+or be a value that others make in between. The method declares that value, so that the verifier refuses a
+program whose backward pass does not follow who makes it. A stage without roots has none of this.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Root:
         layer: position in the model of the layer whose output it is made of.
         make: of the pass, that output and the targets, a tensor that depends on the output. Where the layer
             is run again, so is this, and must compute the same; what came first is the root.
-        coefficient: with what the backward pass starts, one number for all elements or one for each. Asked
-            when that pass is issued; whoever makes the value may have been issued only then.
+        coefficient: the gradient of the root, one number for all elements or one for each. Asked for when the
+            backward pass is issued, which is after whoever makes the value was.
         reads_targets: the targets are given to `make`, else None.
-        left_as: the name of the value, of the stage and micro-batch, in which the forward pass leaves the root
-            for others to look at; None where nobody does. Who reads it takes it away.
+        left_as: the name of the value, of the stage and micro-batch, in which the forward pass leaves the
+            root for others to look at; None where nobody does. Who reads it takes it away.
     """
 
     layer: int
