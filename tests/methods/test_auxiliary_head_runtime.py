@@ -103,15 +103,14 @@ def alone(case: Case) -> Outcome:
     return losses, auxiliary, {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
+# Two stages have blocks 1 and 2, 3 and 4; four have none, 1 and 2, 3, 4.
 CASES = (
-    Case(2, pp=1, tied=True),
     Case(1, recompute="full", clips=True),
-    Case(4, "zb-h1", recompute="full"),
-    Case(2, "zb-h1", recompute="selective", told=True),
-    Case(3, "breadth-first", loops=2, recompute="selective", family="llama"),
+    Case(4, "zb-h1", recompute="full", tied=True),
+    Case(2, "zb-v", loops=2, recompute="selective", told=True),
+    Case(3, "breadth-first", loops=2, recompute="selective"),
     Case(2, "breadth-first", loops=2, sharding="zero-3", pp=1, dp=2),
-    Case(4, pp=1, dp=2, sharding="zero-1", clips=True),
-    Case(3, "chimera"),
+    Case(3, "chimera", family="llama"),
 )
 
 
@@ -126,25 +125,6 @@ def test_a_head_trains_as_in_one_process(worker_pool: WorkerPool, case: Case) ->
         assert own_auxiliary == pytest.approx(auxiliary, rel=1e-9)
         for name, value in parameters.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9)
-
-
-def test_a_head_changes_the_weights_before_it_and_none_behind(worker_pool: WorkerPool) -> None:
-    case = Case(2)
-    with_it = {name: one for _, _, own in worker_pool.run(train, case, ranks=2) for name, one in own.items()}
-    without = alone_without(case)
-    changed = {name for name, one in without.items() if not torch.equal(one, with_it[name])}
-    assert "transformer.h.0.mlp.c_fc.weight" in changed
-    assert with_it.keys() - without.keys() == {
-        "auxiliary_head.norm.weight",
-        "auxiliary_head.norm.bias",
-        "auxiliary_head.product.weight",
-    }
-
-
-def alone_without(case: Case) -> dict[str, torch.Tensor]:
-    from small_jobs import train_alone
-
-    return train_alone(case.config, case.plan, STEPS)[1]
 
 
 def test_replicas_that_step_by_themselves_weigh_their_own_head(worker_pool: WorkerPool) -> None:
