@@ -1,7 +1,7 @@
 """Every plan of the equality matrix, up to eight ranks, against one process in float64.
 
-mesh (pp, dp, tp) x order x sharding x recomputation x clipping x heads, as `tests/equality_matrix.py` has them;
-the tests run a covering subset on up to four ranks.
+mesh (pp, dp, tp) x order x sharding x recomputation x clipping x heads, as `tests/equality_matrix.py` has
+them; the tests run a covering subset on up to four ranks.
 
     python benchmarks/equality_matrix.py             # all, about an hour on two cores
     python benchmarks/equality_matrix.py --every 20  # every twentieth

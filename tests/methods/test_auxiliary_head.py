@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from asked_methods import with_head
 from program.mutations import twice, with_value, without_row
 from small_jobs import make_plan, make_program, tiny
@@ -17,6 +18,7 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.run_file import parse_run_text
+from weft.doors.emit import emit
 from weft.errors import InputError
 from weft.methods.auxiliary_head.kinds import HasHead
 from weft.methods.auxiliary_head.layers import add_head
@@ -54,8 +56,6 @@ def test_a_stage_has_as_many_parameters_as_its_layers_say(family: str, tied: boo
     plan = headed(config, pp=2)
     graph = trained_graph(config, plan.methods)
     for index, stage in enumerate(plan.stages):
-        import torch
-
         [module] = build_stages(plan, config, index, 0, torch.float32).values()
         held = sum(parameter.numel() for parameter in module.parameters())
         assert held == stage_parameters(graph, stage.layers, plan.shape(index))
@@ -63,8 +63,6 @@ def test_a_stage_has_as_many_parameters_as_its_layers_say(family: str, tied: boo
 
 
 def test_all_cuts_have_the_same_initial_values() -> None:
-    import torch
-
     config = tiny(layers=4)
     whole, cut = (headed(config, pp=pp) for pp in (1, 2))
     [one] = build_stages(whole, config, 0, 7, torch.float64).values()
@@ -180,6 +178,14 @@ def test_ranks_that_divide_the_head_are_refused(degree: str) -> None:
     run = parse_run_text(run_text("after_block = 1\nweight = 0.3", f"dp = 1\n{degree}"))
     with pytest.raises(InputError, match="its head is whole on one rank"):
         plan_run(run)
+
+
+def test_stacks_that_do_not_train_it_say_so() -> None:
+    planned = plan_run(parse_run_text(run_text("after_block = 1\nweight = 0.3")))
+    assert any(
+        "auxiliary-head, which is no part of the model" in str(one)
+        for one in emit(planned, "deepspeed").losses
+    )
 
 
 def test_a_plan_for_other_heads_is_refused() -> None:

@@ -26,10 +26,13 @@ from small_jobs import (
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
+from weft.errors import RunError
 from weft.program.kinds import KINDS
 from weft.program.program import Program
 from weft.program.verify import require_valid, verify
+from weft.run.roots import Root, StageRoots
 from weft.run.stages import build_stage
+from weft.run.streams import Value
 
 STEPS = 2
 
@@ -109,6 +112,15 @@ def test_late_coefficients_give_the_gradients_of_one_process(worker_pool: Worker
         assert unstated == []
         for name, value in parameters.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_stage_that_does_not_name_its_layers_is_refused() -> None:
+    root = Root(layer=4, make=lambda now, output, targets: output.sum(), coefficient=lambda *now: Value())
+    growth = StageRoots(1, 3, [root]).growth(0, 0, None)
+    for function in growth.on(lambda inputs, step: (torch.neg,))(torch.ones(2), 0):
+        function(torch.ones(2))
+    with pytest.raises(RunError, match="stage 1 names no layer 4, which has a root"):
+        growth.take()
 
 
 def row_of(program: Program) -> int:

@@ -24,6 +24,11 @@ class AddedLayers:
     add: Callable[[LayerGraph, ModelConfig, Choice], LayerGraph]
 
 
+def adds_layers(choice: Choice) -> bool:
+    """Whether what is asked of a method makes the trained layers others than the model's."""
+    return any(one.method == choice.name for one in parts(AddedLayers))
+
+
 def trained_graph(config: ModelConfig, methods: Iterable[Choice]) -> LayerGraph:
     """The costed layers of a model with all that the methods of a job add to them.
 

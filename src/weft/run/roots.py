@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft.errors import RunError
 from weft.run.layers import LayerFunction
 from weft.run.streams import Completion, Value
 from weft.run.taps import Passing
@@ -126,9 +127,16 @@ class Growth:
         return grown
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """The roots in their order, once: kept any longer, their graphs would keep them for good."""
+        """The roots in their order, once: kept any longer, their graphs would keep them for good.
+
+        Raises:
+            RunError: when the stage has not named the layer that one is made of.
+        """
         made, self._made = self._made, None
         assert made is not None, "the roots of a pass are taken once"
+        for place, one in enumerate(self._roots):
+            if place not in made:
+                raise RunError(f"stage {self._now.stage} names no layer {one.layer}, which has a root")
         return tuple(made[place] for place in range(len(self._roots)))
 
     def _growing(self, layer: int, function: LayerFunction) -> LayerFunction:

@@ -15,7 +15,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def _losses(metrics: Metrics, name: str) -> list[tuple[float, float]]:
-    return [(row["step"], row[name]) for row in metrics if METRIC in row]
+    return [(row["step"], row[name]) for row in metrics if row.get(METRIC) is not None]
 
 
 def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
