@@ -127,7 +127,7 @@ class Growth:
         return grown
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """The roots in their order, once: kept any longer, their graphs would keep them for good.
+        """The roots in their order, once; what layers that are run again make afterwards is let go of.
 
         Raises:
             RunError: when the stage has not named the layer that one is made of.
