@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.describe.added_layers import adds_layers
 from weft.describe.layout import USUAL, Layout
 from weft.describe.layout_text import decision_text
 from weft.describe.model import ModelConfig
@@ -179,8 +180,15 @@ class Decided:
         return self.micro_batches
 
     def inequalities(self, stack: str) -> list[Loss]:
-        """What is lost where every stage and replica must be alike."""
-        plan, layout, losses = self.plan, self.layout, []
+        """What is lost where all stages and replicas must be alike, of the model's own layers only."""
+        plan, layout = self.plan, self.layout
+        losses = [
+            Loss(
+                f"{choice.name}, which is no part of the model; {stack} does not train it", "the model alone"
+            )
+            for choice in plan.methods
+            if adds_layers(choice)
+        ]
         if layout.pp == 1 and layout.loops > 1 and self._at_a_time > 1:
             what = f"layers that run {self._at_a_time} micro-batches before the next one ({layout.schedule})"
             losses.append(
