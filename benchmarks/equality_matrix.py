@@ -1,7 +1,7 @@
 """Every plan of the equality matrix, up to eight ranks, against one process in float64.
 
-mesh (pp, dp, tp) x order x sharding x recomputation x clipping, as `tests/equality_matrix.py` has them; the
-tests run a covering subset on up to four ranks.
+mesh (pp, dp, tp) x order x sharding x recomputation x clipping x heads, as `tests/equality_matrix.py` has
+them; the tests run a covering subset on up to four ranks.
 
     python benchmarks/equality_matrix.py             # all, about an hour on two cores
     python benchmarks/equality_matrix.py --every 20  # every twentieth
@@ -36,8 +36,9 @@ def main() -> int:
     pool = WorkerPool(RANKS)
 
     @cache
-    def reference(dp: int, clips: bool) -> Outcome:
-        return pool.run(alone, Case(1, dp, 1, ("gpipe", 1), "zero-0", "none", clips), ranks=1)[0]
+    def reference(dp: int, clips: bool, headed: bool) -> Outcome:
+        case = Case(1, dp, 1, ("gpipe", 1), "zero-0", "none", clips, headed)
+        return pool.run(alone, case, ranks=1)[0]
 
     unequal, began = [], time.monotonic()
     try:
@@ -45,7 +46,7 @@ def main() -> int:
             differences = {}
             for case in group:
                 found = pool.run(train, case, ranks=case.ranks)
-                differences[case] = difference(found, reference(case.dp, case.clips))
+                differences[case] = difference(found, reference(case.dp, case.clips, case.headed))
             unequal += [case for case, size in differences.items() if not size <= TOLERANCE]
             words = " x ".join(f"{axis} {size}" for axis, size in zip(("pp", "dp", "tp"), mesh, strict=True))
             print(

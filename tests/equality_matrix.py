@@ -1,4 +1,4 @@
-"""Plans that must all train like one process: mesh x order x sharding x recomputation x clipping.
+"""Plans that must all train like one process: mesh x order x sharding x recomputation x clipping x heads.
 
 `cases` are all of them that can be, `covering` a few in which every two choices that go together meet once.
 """
@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import torch
-from asked_methods import CLIPS
+from asked_methods import CLIPS, with_head
 from small_jobs import SEED, descent, make_program, make_runtime
 from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_loss, whole_parameters
 
 from weft.describe.model import ModelConfig
-from weft.describe.plan import RECOMPUTES, Plan, Recompute, Sharding
+from weft.describe.plan import RECOMPUTES, Choice, Plan, Recompute, Sharding
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of
@@ -24,6 +25,8 @@ from weft.run.stages import build_stage
 
 STEPS = 2
 CLIP_NORM = 0.3
+# An auxiliary head behind this block of six, in a first, middle or last stage, and the weight of its loss.
+AFTER_BLOCK, HEAD_WEIGHT = 3, 0.3
 MICRO_BATCHES = 4
 # (schedule, loops); those of the second line are for several devices in line.
 ONE_DEVICE = (("gpipe", 1), ("breadth-first", 2))
@@ -45,12 +48,13 @@ class Case:
     sharding: Sharding
     recompute: Recompute
     clips: bool
+    headed: bool = False
 
     def __str__(self) -> str:
         schedule, loops = self.order
         mesh = f"pp {self.pp} dp {self.dp} tp {self.tp}"
-        clipped = ", clipped" if self.clips else ""
-        return f"{mesh}, {schedule} x {loops}, {self.sharding}, recompute {self.recompute}{clipped}"
+        more = (", clipped" if self.clips else "") + (", headed" if self.headed else "")
+        return f"{mesh}, {schedule} x {loops}, {self.sharding}, recompute {self.recompute}{more}"
 
     @property
     def ranks(self) -> int:
@@ -72,9 +76,12 @@ class Case:
             micro_batches=MICRO_BATCHES,
         )
         stages = tuple(stage.model_copy(update={"recompute": self.recompute}) for stage in plan.stages)
-        return plan.model_copy(
-            update={"stages": stages, "sharding": self.sharding, "methods": CLIPS if self.clips else ()}
-        )
+        methods = (*(CLIPS if self.clips else ()), *self.heads)
+        return plan.model_copy(update={"stages": stages, "sharding": self.sharding, "methods": methods})
+
+    @property
+    def heads(self) -> tuple[Choice, ...]:
+        return (with_head(AFTER_BLOCK, HEAD_WEIGHT),) if self.headed else ()
 
 
 @cache
@@ -84,7 +91,8 @@ def model() -> ModelConfig:
 
 
 def cases(most_ranks: int) -> Iterator[Case]:
-    """Every case on at most so many ranks; every other one clips."""
+    """Every case on at most so many ranks; every other one clips, some of those without tensor ranks have a
+    head."""
     number = 0
     for pp in (1, 2, 4, 8):
         for dp in (1, 2, 3, 4, 8):
@@ -93,7 +101,8 @@ def cases(most_ranks: int) -> Iterator[Case]:
                     continue
                 for order, sharding in _orders(pp, dp):
                     for recompute in RECOMPUTES:
-                        yield Case(pp, dp, tp, order, sharding, recompute, number % 2 == 1)
+                        headed = tp == 1 and number % 5 < 2
+                        yield Case(pp, dp, tp, order, sharding, recompute, number % 2 == 1, headed)
                         number += 1
 
 
@@ -144,21 +153,31 @@ def train(rank: int, ranks: int, case: Case) -> Outcome:
 def alone(rank: int, ranks: int, case: Case) -> Outcome:
     """One process that accumulates the micro-batches in their order."""
     plan = case.plan()
-    whole = build_stage(model(), range(model().layers + 2), SEED, torch.float64)
+    whole = build_stage(model(), range(model().layers + 2), SEED, torch.float64, methods=case.heads)
     optimizer, losses = descent(whole), []
     for step in range(STEPS):
         batch, total = samples_of(model(), plan, step), 0.0
         for number in range(plan.micro_batches):
             inputs, targets = batch(number)
-            loss = whole_loss(whole(inputs), targets) / plan.micro_batches
-            loss.backward()
-            total += loss.item()
+            loss, auxiliary = _losses(whole, inputs, targets, case)
+            ((loss + HEAD_WEIGHT * auxiliary) / plan.micro_batches).backward()
+            total += loss.item() / plan.micro_batches
         losses.append(total)
         if case.clips:
             torch.nn.utils.clip_grad_norm_(whole.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
     return losses, {name: value.detach().clone() for name, value in whole.named_parameters()}
+
+
+def _losses(whole: Any, inputs: torch.Tensor, targets: torch.Tensor, case: Case) -> tuple[torch.Tensor, ...]:
+    """That of the model, and that of its auxiliary head, 0 without one."""
+    value, auxiliary = inputs, torch.zeros(())
+    for layer, function in enumerate(whole.layer_functions(inputs)):
+        value = function(value)
+        if case.headed and layer == AFTER_BLOCK:
+            auxiliary = whole_loss(whole.auxiliary_head(value), targets)
+    return whole_loss(value, targets), auxiliary
 
 
 def difference(found: Sequence[Outcome], expected: Outcome) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.describe.added_layers import trained_graph
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan, Replica, Stage
@@ -82,7 +83,7 @@ def make_plan(
 
 
 def make_program(config: ModelConfig, plan: Plan) -> Program:
-    return compile_plan(plan, layer_graph(config))
+    return compile_plan(plan, trained_graph(config, plan.methods))
 
 
 def batch_of(

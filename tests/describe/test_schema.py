@@ -25,6 +25,12 @@ def test_the_commented_run_file_uses_keys_of_the_schema():
         assert set(table) <= set(definition["properties"])
 
 
+def test_tables_of_methods_are_known_beside_the_others():
+    head = json_schema("run")["properties"]["auxiliary-head"]
+    assert set(head["properties"]) == set(head["required"]) == {"after_block", "weight"}
+    assert head["additionalProperties"] is False
+
+
 def test_a_plan_file_may_carry_its_id():
     assert "plan_id" in json_schema("plan")["properties"]
     assert "plan_id" not in json_schema("plan")["required"]

@@ -21,6 +21,8 @@ def test_a_folder_is_a_method() -> None:
     folders = {path.name for path in (ROOT / "methods").iterdir() if (path / "__init__.py").exists()}
     assert {name.replace("-", "_") for name in bundles()} == folders
     assert folders == {
+        "attention_window",
+        "auxiliary_head",
         "blocking",
         "gradient_norm",
         "local_averaging",
@@ -37,6 +39,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "tying",
         "blocking",
         "gradient-norm",
+        "auxiliary-head",
         "local-averaging",
         "micro-batch-norms",
     ]

@@ -231,7 +231,7 @@ def test_layers_run_again_once(family: str, split: bool) -> None:
     output = run_layers(layers, inputs, recompute="full", draws=False).sum()
     assert [layer.runs for layer in layers] == [1] * (LAYERS + 1)
     if split:
-        part = run_input_part(stage, [inputs], [output], None)
+        part = run_input_part(stage, [inputs], [output], [None])
         # All of it belongs to the input part, which the weight part goes on from.
         assert [layer.runs for layer in layers] == [2] * (LAYERS + 1)
         part.run()

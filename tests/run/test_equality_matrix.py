@@ -21,17 +21,17 @@ COVERING = covering(list(cases(MOST_RANKS)))
 def test_the_subset_has_every_choice() -> None:
     everything = list(cases(MOST_RANKS))
     assert len(COVERING) < len(everything) / 5
-    for choice in ("pp", "dp", "tp", "order", "sharding", "recompute", "clips"):
+    for choice in ("pp", "dp", "tp", "order", "sharding", "recompute", "clips", "headed"):
         assert {getattr(case, choice) for case in COVERING} == {getattr(case, choice) for case in everything}
 
 
 @pytest.fixture(scope="module")
 def reference(worker_pool: WorkerPool):
-    """What one process computes; it depends on the global batch and on clipping alone."""
+    """What one process computes; it depends on the global batch, on clipping and on a head alone."""
 
     @cache
-    def compute(dp: int, clips: bool) -> Outcome:
-        case = Case(1, dp, 1, ("gpipe", 1), "zero-0", "none", clips)
+    def compute(dp: int, clips: bool, headed: bool) -> Outcome:
+        case = Case(1, dp, 1, ("gpipe", 1), "zero-0", "none", clips, headed)
         return worker_pool.run(alone, case, ranks=1)[0]
 
     return compute
@@ -42,4 +42,4 @@ def reference(worker_pool: WorkerPool):
 def test_a_plan_trains_like_one_process(worker_pool: WorkerPool, reference, case: Case) -> None:
     require_valid(make_program(model(), case.plan()))
     found = worker_pool.run(train, case, ranks=case.ranks)
-    assert difference(found, reference(case.dp, case.clips)) <= 1e-9
+    assert difference(found, reference(case.dp, case.clips, case.headed)) <= 1e-9

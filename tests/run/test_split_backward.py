@@ -91,8 +91,8 @@ def differentiate_in_parts(module: nn.Module, inputs: list[torch.Tensor], *, los
     waiting: list[WeightPart] = []
     for values in inputs:
         output = module(values)
-        gradients = None if loss else [torch.ones_like(output)]
-        waiting.append(run_input_part(module, [values], [output.sum() if loss else output], gradients))
+        gradient = None if loss else torch.ones_like(output)
+        waiting.append(run_input_part(module, [values], [output.sum() if loss else output], [gradient]))
         if len(waiting) > lag:
             waiting.pop(0).run()
     for part in waiting:

@@ -61,6 +61,16 @@ def test_a_torn_line_is_ended_before_the_next_one(tmp_path: Path) -> None:
     assert [row["step_s"] for row in RunDirectory(tmp_path).metrics()] == [1.0, 2.0]
 
 
+def test_totals_of_methods_stand_beside_the_loss(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writes=True)
+    for step, other in enumerate((2.5, math.nan)):
+        shares = [torch.tensor([0.5, other]), torch.tensor([1.0, 0.25])]
+        journal.step(StepResult(step, shares, None, shared=("auxiliary_loss",)), step_s=1.0)
+    journal.flush()
+    found = [(row["loss"], row["auxiliary_loss"]) for row in RunDirectory(tmp_path).metrics()]
+    assert found == [(1.5, 2.75), (1.5, None)]
+
+
 def test_a_step_is_written_when_the_next_one_is_done(tmp_path: Path) -> None:
     journal = Journal(tmp_path, writes=True)
     journal.step(done(0), step_s=1.0)

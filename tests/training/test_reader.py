@@ -122,6 +122,14 @@ def test_ranks_whose_stages_read_samples_beside_others_read_too() -> None:
     assert found == [[0, 1, 2], [0, 1, 2], [], [0, 1, 2]]
 
 
+def test_stages_with_losses_of_their_own_read_targets_too() -> None:
+    config = tiny(layers=4)
+    plan = make_plan(config, pp=3, micro_batches=4)
+    middle = part_of(make_program(config, plan), 1)
+    assert sorted(micro_batches_read(middle, {1})) == [0, 1, 2, 3]
+    assert micro_batches_read(middle, {0, 2}) == []
+
+
 class Broken:
     """A task whose sample 5 is in a file that is gone."""
 

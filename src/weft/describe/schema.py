@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
 from weft.describe.run_file import RunFile
+from weft.describe.run_tables.methods import run_tables
 from weft.describe.summary import Summary
 from weft.errors import require_choice
 
@@ -31,6 +32,11 @@ def json_schema(kind: str) -> dict[str, Any]:
     """
     require_choice("schema", kind, SCHEMAS)
     schema = {"$schema": _DRAFT, **SCHEMAS[kind].model_json_schema()}
+    if kind == "run":
+        for name, one in run_tables().items():
+            table = one.table.model_json_schema()
+            schema["$defs"] |= table.pop("$defs", {})
+            schema["properties"][name] = table
     if kind == "plan":
         # Written for people and tools; read back from the decisions, not from here.
         schema["properties"] = {

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from weft.describe.added_layers import trained_graph
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.contract import Contract
-from weft.describe.families import layer_graph
 from weft.describe.home import weft_home
 from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
@@ -140,7 +140,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
     if asked.get("sequence") is None and config.convolutions is None:
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
-    graph, sync = layer_graph(config), asked.get("sync")
+    graph, sync = trained_graph(config, asked.get("methods", ())), asked.get("sync")
     machine, profile = measurements_for(cluster, graph.fingerprint, config.sequence, precision, home)
     return Problem(
         job=Job(

@@ -17,9 +17,9 @@ from torch._inductor import config as inductor_config
 
 from weft.describe.plan import Recompute
 from weft.errors import InputError, Violation
-from weft.run.handlers.passes import draws_numbers
 from weft.run.layers import LayerFunction, layer_functions, run_layers
 from weft.run.precision import lower_precision
+from weft.run.stage_pass import draws_numbers
 
 
 def compile_stage(

@@ -30,10 +30,11 @@ Record = Callable[[int, int, int, int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a step tells the host: this rank's share of the loss, and by name figures of methods and rows of
-    such, which may still be on their way."""
+    """What a step tells the host: this rank's shares of the loss and of what methods tell, their figures, and
+    rows of such, which may still be on their way; all but the loss by name."""
 
     loss: float
+    shares: Mapping[str, float]
     figures: Mapping[str, float]
     series: Mapping[str, Value[torch.Tensor]]
 
@@ -111,8 +112,12 @@ class Executor:
         methods = workspace.resources.methods.values()
         figures = {name: value for one in methods for name, value in one.figures(workspace).items()}
         series = {name: value for one in methods for name, value in one.series(workspace).items()}
-        loss = workspace.read_loss()
-        return Outcome(loss, {name: workspace.read(value) for name, value in figures.items()}, series)
+        return Outcome(
+            workspace.read_loss(),
+            {name: share for one in methods for name, share in one.shares(workspace).items()},
+            {name: workspace.read(value) for name, value in figures.items()},
+            series,
+        )
 
     def _where(self, instruction: Instruction | None) -> str:
         return (

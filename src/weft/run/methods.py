@@ -18,6 +18,7 @@ from weft.bundles import runtime_parts
 from weft.describe.plan import Plan
 from weft.program.rank_program import RankProgram
 from weft.run.mesh import Groups
+from weft.run.roots import Root
 from weft.run.streams import Value
 from weft.run.taps import Tap
 
@@ -103,6 +104,17 @@ class MethodState:
     def taps(self, stage: int) -> Sequence[Tap]:
         """What the method sees of micro-batches in a stage; asked once, after `begin`."""
         return ()
+
+    def roots(self, stage: int) -> Sequence[Root]:
+        """What the backward passes of a stage start from beside its output; asked once, after `begin`."""
+        return ()
+
+    def shares(self, workspace: Workspace) -> Mapping[str, float]:
+        """Numbers of the step that ends, by name: what those of all ranks add up to is told of the step.
+
+        Every rank of a program gives the same names, 0 where it has nothing of it. May wait for values.
+        """
+        return {}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What a checkpoint keeps of it, by name; loading fills the same tensors."""

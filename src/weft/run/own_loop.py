@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.families import layer_graph
+from weft.describe.added_layers import trained_graph
 from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -85,7 +85,7 @@ class Runtime:
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         if isinstance(model, str):
             model = resolve_model(model, sequence=self.plan.sequence)
-        graph = with_choices(layer_graph(model), self.plan.layer_choices)
+        graph = with_choices(trained_graph(model, self.plan.methods), self.plan.layer_choices)
         if graph.fingerprint != self.plan.model_fingerprint:
             raise InputError(
                 Violation("runtime", f"the plan is for {self.plan.model}, not for this {model.name}")

@@ -23,6 +23,7 @@ from weft.run.host_streams import HostStreams
 from weft.run.mesh import Groups, open_groups
 from weft.run.methods import Making, MethodState, OwnGradient, states_of
 from weft.run.precision import PRECISIONS, STEPPED, lower_precision
+from weft.run.roots import StageRoots, stage_roots
 from weft.run.shards import StageShard
 from weft.run.states import StageStates, make_states
 from weft.run.statistics import StageStatistics
@@ -57,7 +58,7 @@ class Resources:
     again. `shards` has the stages that the rank steps a share of only. `methods` is what methods keep, by
     name. `own_gradients` are the gradients that the rank steps, by stage. `summed` has what the ranks of a
     replica add up of a stage's gradient before it is whole. `taps` has the stages of which methods see
-    anything.
+    anything, `roots` those whose backward passes start from more than their outputs.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class Resources:
     seed: int
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
     taps: Mapping[int, StageTaps] = field(default_factory=dict)
+    roots: Mapping[int, StageRoots] = field(default_factory=dict)
 
 
 def make_resources(
@@ -178,6 +180,9 @@ def make_resources(
         {stage: layers[0] for stage, layers in resources.layers.items()},
         lambda stage: [tap for one in methods.values() for tap in one.taps(stage)],
     )
+    resources.roots = stage_roots(
+        resources.layers, lambda stage: [root for one in methods.values() for root in one.roots(stage)]
+    )
     return resources
 
 
@@ -219,6 +224,14 @@ def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]
     return [producer for producer, consumer in edges if consumer == stage], [
         consumer for producer, consumer in edges if producer == stage
     ]
+
+
+def gradient_weight(plan: Plan, program: RankProgram, stage: int) -> float:
+    """What a loss of one of the rank's stages counts in the gradient, beside its weight in the global mean.
+
+    One over the replica's share of the losses, where it steps with the mean of its own alone.
+    """
+    return 1.0 / share_of(program, stage) if keeps_gradients_local(plan.sync) else 1.0
 
 
 def _equalise(module: nn.Module, group: Group, source: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import GRADIENT_NORM, Plan
-from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
@@ -20,7 +19,7 @@ from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
-from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources, share_of
+from weft.run.resources import LossFunction, OptimizerFactory, Resources, gradient_weight, make_resources
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
@@ -36,6 +35,9 @@ class StepResult:
     """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them.
 
     `figures` are what methods tell of it, by name.
+
+    Args:
+        shares: of each rank its share of the loss, and of what methods tell by the names of `shared`.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class StepResult:
         work: dist.Work | None,
         figures: Mapping[str, float] | None = None,
         series: Mapping[str, Value[torch.Tensor]] | None = None,
+        shared: Sequence[str] = (),
     ) -> None:
         self.step = step
         self.figures = dict(figures or {})
         self._series = dict(series or {})
         self._shares = shares
+        self._shared = tuple(shared)
         self._work = work
 
     @property
@@ -72,11 +76,19 @@ class StepResult:
     @property
     def loss(self) -> float:
         """Mean loss over the samples of the global batch."""
+        return self._total(0)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What methods tell of which every rank has a share, by name; reading it waits as the loss does."""
+        return {name: self._total(place) for place, name in enumerate(self._shared, 1)}
+
+    def _total(self, place: int) -> float:
         if self._work is not None:
             self._work.wait()
             self._work = None
         # In the order of the ranks, so that all ranks and all repetitions read the same bits.
-        return sum(share.item() for share in self._shares)
+        return sum(share[place].item() for share in self._shares)
 
 
 class RankRuntime:
@@ -178,6 +190,11 @@ class RankRuntime:
         return self._resources.stepped
 
     @property
+    def target_stages(self) -> frozenset[int]:
+        """This rank's stages that read the targets of micro-batches without being the last one."""
+        return frozenset(stage for stage, roots in self._resources.roots.items() if roots.reads_targets)
+
+    @property
     def methods(self) -> Mapping[str, MethodState]:
         """What methods keep on this rank, by name."""
         return self._resources.methods
@@ -270,21 +287,17 @@ class RankRuntime:
 
     def _workspace(self, program: RankProgram, *, training: bool) -> Workspace:
         last = last_gradients(program.columns, range(len(program)))
+        last_stage = len(self.plan.stages) - 1
         return Workspace(
             resources=self._resources,
             route=Route.of(program),
             training=training,
             micro_batch_weight=1.0 / program.micro_batches,
-            gradient_weight=self._gradient_weight(),
+            gradient_weight=gradient_weight(self.plan, self.program, last_stage)
+            if last_stage in self._stages
+            else 1.0,
             last_gradients=frozenset(program.first_row + row for row in last),
         )
-
-    def _gradient_weight(self) -> float:
-        """One over the replica's share of the losses, where it steps with the mean of its own alone."""
-        last = len(self.plan.stages) - 1
-        if last not in self._stages or not keeps_gradients_local(self.plan.sync):
-            return 1.0
-        return 1.0 / share_of(self.program, last)
 
     def _catch_up(self) -> None:
         """Between two steps: what the host reads now must have been done on all streams."""
@@ -292,10 +305,10 @@ class RankRuntime:
             self._training.drain()
 
     def _share(self, step: int, outcome: Outcome) -> StepResult:
-        share = torch.tensor([outcome.loss], dtype=torch.float64)
+        share = torch.tensor([outcome.loss, *outcome.shares.values()], dtype=torch.float64)
         shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
         work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work, outcome.figures, outcome.series)
+        return StepResult(step, shares, work, outcome.figures, outcome.series, tuple(outcome.shares))
 
 
 def require_runnable(plan: Plan, program: RankProgram) -> None:

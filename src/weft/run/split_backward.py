@@ -37,7 +37,7 @@ def run_input_part(
     module: nn.Module,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor] | None,
+    gradients: Sequence[torch.Tensor | None],
 ) -> WeightPart:
     """Set `grad` of the inputs and return what computes the gradients of the module's weights.
 
@@ -48,15 +48,14 @@ def run_input_part(
     Args:
         module: whose weights the outputs were computed with.
         inputs, outputs: of one micro-batch; the outputs cannot be differentiated again.
-        gradients: of the outputs, of the same shapes; None for a loss.
+        gradients: of the outputs, of their shapes; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
-    # The output is cut off its graph in place, which torch does not allow of a view.
+    # Outputs are cut off their graph in place, which torch does not allow of a view.
     outputs = [output.clone() if output._is_view() else output for output in outputs]
     starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)
     others = tuple(weight for weight in weights if not any(weight is start for start in starts))
-    given = None if gradients is None else list(gradients)
-    _, groups = stage_backward_input(outputs, given, starts, iter(others))
+    _, groups = stage_backward_input(outputs, list(gradients), starts, iter(others))
     return WeightPart(others, groups)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice
 from weft.run.context.divided_tokens import DividedTokens
 from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
@@ -48,11 +49,31 @@ class Initial:
     deviation: float = 0.0
 
 
+class AddedModule(nn.Module, ABC):
+    """What a method adds to a stage; its parameters are drawn, stepped and kept like the stage's own."""
+
+    @abstractmethod
+    def initial(self, name: str) -> Initial:
+        """The rule for its parameter of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedModuleOf:
+    """Makes what a method adds to a stage, by name; a method contributes it.
+
+    `make` is given the model, the positions of the stage's layers and what is asked of the method.
+    """
+
+    method: str
+    make: Callable[[ModelConfig, Sequence[int], Choice], Mapping[str, AddedModule]]
+
+
 class StageModule(nn.Module, ABC):
     """Layers of a decoder of a known family: layer 0 embeds, 1 to n are blocks, n + 1 is norm and head.
 
     Submodules carry the names they have in the `transformers` model, so that `state_dict` has its names too.
     With tied embeddings the last stage has a copy of the token table, under its name in the first stage.
+    What methods add has names that no submodule of the model has.
     """
 
     # Name of the module with the token table, which a tied head multiplies with; empty where there is none.
@@ -74,6 +95,12 @@ class StageModule(nn.Module, ABC):
         self.tensor = TensorRanks()
         self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
+        self.added: frozenset[str] = frozenset()
+
+    def add(self, name: str, module: AddedModule) -> None:
+        """Have a submodule that is no part of the model."""
+        self.add_module(name, module)
+        self.added |= {name}
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -87,6 +114,11 @@ class StageModule(nn.Module, ABC):
     @abstractmethod
     def initial(self, name: str) -> Initial:
         """The family's rule for the parameter of that name."""
+
+    def initial_of(self, name: str) -> Initial:
+        """The rule for any parameter, also of what was added."""
+        first, _, rest = name.partition(".")
+        return self.get_submodule(first).initial(rest) if first in self.added else self.initial(name)
 
     @abstractmethod
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
@@ -198,7 +230,7 @@ def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
     a tensor rank keeps its share: any cut and any precision starts from the same numbers.
     """
     for name, parameter in list(stage.named_parameters()):
-        initial = stage.initial(name)
+        initial = stage.initial_of(name)
         division = stage.divisions.get(name)
         value = torch.full(parameter.shape, initial.mean, dtype=torch.float32)
         if initial.deviation:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from weft.bundles import runtime_parts
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError, Violation, require_choice
 from weft.run.batch_norm import hold_statistics
@@ -18,7 +19,7 @@ from weft.run.context.ranks import ContextRanks
 from weft.run.families import STAGE_FAMILIES, stage_family
 from weft.run.families.own import OwnGraphStage, OwnStage
 from weft.run.layer_choices import apply_choices
-from weft.run.stage_module import StageModule, materialise
+from weft.run.stage_module import AddedModuleOf, StageModule, materialise
 from weft.run.tensor_parallel import TensorRanks
 
 
@@ -30,6 +31,7 @@ def build_stage(
     *,
     tensor_share: tuple[int, int] = (0, 1),
     context_share: tuple[int, int] = (0, 1),
+    methods: Iterable[Choice] = (),
 ) -> StageModule | OwnStage:
     """A stage of a model of a known family, or of one's own, in host memory.
 
@@ -41,6 +43,7 @@ def build_stage(
         tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
         context_share: which share of how many of the tokens it computes; the ranks that compute the same
             divide the stage.
+        methods: those that the job asks for by name, which may add modules to the stage.
 
     Raises:
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
@@ -63,6 +66,7 @@ def build_stage(
         stage.divide(TensorRanks(*tensor_share, divides_sequence=divides_sequence))
     if grid.context > 1:
         stage.spread(ContextRanks(*context_share))
+    _add_modules(stage, model_config, layers, methods)
     materialise(stage, seed, dtype)
     hold_statistics(stage, dtype)
     return stage
@@ -80,10 +84,29 @@ def build_stages(
     for index, ranks in plan.stages_of(rank).items():
         layers, (tensor, context) = plan.stages[index].layers, plan.grid(index).shares(ranks.index(rank))
         stages[index] = build_stage(
-            model_config, layers, seed, dtype, tensor_share=tensor, context_share=context
+            model_config,
+            layers,
+            seed,
+            dtype,
+            tensor_share=tensor,
+            context_share=context,
+            methods=plan.methods,
         )
     apply_choices(plan, stages)
     return stages
+
+
+def _add_modules(
+    stage: StageModule, config: ModelConfig, layers: Sequence[int], methods: Iterable[Choice]
+) -> None:
+    """Add what methods have in a stage with these layers, still on the meta device."""
+    asked = {choice.name: choice for choice in methods}
+    for one in runtime_parts(AddedModuleOf) if asked else ():
+        if one.method in asked:
+            with torch.device("meta"):
+                added = one.make(config, layers, asked[one.method])
+            for name, module in added.items():
+                stage.add(name, module)
 
 
 def _require_layers(config: ModelConfig, layers: Sequence[int], *, follow: bool = True) -> None:

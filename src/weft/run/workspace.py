@@ -23,7 +23,7 @@ class MicroBatch(NamedTuple):
     targets: torch.Tensor
 
 
-# A rank asks only for the micro-batches that its first or last stages need.
+# A rank asks only for the micro-batches whose inputs or targets its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.describe.families import layer_graph
+from weft.describe.added_layers import trained_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import load_plan
@@ -37,7 +37,8 @@ def export(
 ) -> Exported:
     """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
 
-    The model's tensors keep their names and their precision; a tied head is left out, as `transformers` does.
+    The model's tensors keep their names and their precision; a tied head is left out, as `transformers` does,
+    and so is what methods have added to the model.
 
     Args:
         checkpoint: the step whose checkpoint is taken; default: the newest whole one.
@@ -62,7 +63,7 @@ def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
     """The model that was trained; a folder it was read from may have changed since."""
     config = resolve_model(run.model.preset or run.model.hf or "", sequence=run.task.sequence)
     plan = load_plan(run_dir / "plan.json")
-    if layer_graph(config).fingerprint != plan.model_fingerprint:
+    if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:
         where = str(run_dir / "run.toml")
         raise InputError(Violation(where, f"{config.name} is no longer the model that this run trained"))
     return config

@@ -22,7 +22,8 @@ from weft.training.weights import Weights, match_weights
 def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
     """Give the parameters of a rank's stages the values of a folder of safetensors files.
 
-    Only the stages' own tensors are read, one by one, and cast to the stages' precision.
+    Only the stages' own tensors are read, one by one, and cast to the stages' precision. What methods add to
+    a stage keeps its initial values.
 
     Raises:
         InputError: as `initial_weights`.
@@ -30,7 +31,9 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
     weights = initial_weights(path, config)
     with torch.no_grad():
         for stage in stages.values():
-            for name, tensor in stage.state_dict().items():
+            added = getattr(stage, "added", ())
+            own = {name: one for name, one in stage.state_dict().items() if name.split(".")[0] not in added}
+            for name, tensor in own.items():
                 tensor.copy_(own_share(stage, name, weights.read(name)))
 
 

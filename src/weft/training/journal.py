@@ -73,7 +73,7 @@ class Journal:
         with meeting_peers():
             loss = result.loss
             series = result.series
-        metrics |= result.figures
+        metrics |= result.figures | {name: _number(total) for name, total in result.totals.items()}
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
             return
@@ -128,9 +128,12 @@ class Journal:
 
 def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
     """Rows of numbers as JSON has them: what is not finite is null."""
-    return {
-        name: [value if math.isfinite(value) else None for value in values] for name, values in series.items()
-    }
+    return {name: [_number(value) for value in values] for name, values in series.items()}
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it."""
+    return value if math.isfinite(value) else None
 
 
 def max_rss_bytes() -> int:

@@ -211,7 +211,7 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, first: int
     plan = run.job.plan
     return BatchReader(
         training_samples(run.task, ledger, first, plan.global_batch, plan.micro_batch_size),
-        micro_batches_read(run.program),
+        micro_batches_read(run.program, run.runtime.target_stages),
         range(state.step, run.job.last_step),
     )
 

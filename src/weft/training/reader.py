@@ -1,12 +1,13 @@
 """`BatchReader`: a rank's micro-batches of the next step, read and collated while it trains the present one.
 
-Only what the rank's first and last stages ask for is read, in a thread of the rank.
+Only what the rank's stages ask for is read, in a thread of the rank: inputs by the first one, targets by the
+last one and by those that have a loss of their own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -77,10 +78,14 @@ class BatchReader:
         return {number: self._pool.submit(self._read, step, number) for number in self._numbers}
 
 
-def micro_batches_read(program: RankProgram) -> list[int]:
-    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions."""
+def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()) -> list[int]:
+    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions.
+
+    `target_stages` are stages that need targets, beside the last one.
+    """
     owed, columns = program.obligations, program.columns
-    reading = {*owed.sources, *(stage for stage in program.stages if stage not in dict(owed.stage_edges))}
+    last = {stage for stage in program.stages if stage not in dict(owed.stage_edges)}
+    reading = {*owed.sources, *last, *target_stages}
     forward = columns.kind == FORWARD
     stages, numbers = columns.stage[forward].tolist(), columns.micro_batch[forward].tolist()
     needed = (

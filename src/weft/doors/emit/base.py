@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.describe.added_layers import adds_layers
 from weft.describe.layout import USUAL, Layout
 from weft.describe.layout_text import decision_text
 from weft.describe.model import ModelConfig
@@ -179,8 +180,24 @@ class Decided:
         return self.micro_batches
 
     def inequalities(self, stack: str) -> list[Loss]:
-        """What is lost where every stage and replica must be alike."""
-        plan, layout, losses = self.plan, self.layout, []
+        """What is lost where all stages and replicas must be alike, of the model's own layers only."""
+        plan, layout = self.plan, self.layout
+        losses = [
+            Loss(
+                f"{choice.name}, which is no part of the model; {stack} does not train it", "the model alone"
+            )
+            for choice in plan.methods
+            if adds_layers(choice)
+        ]
+        losses += [
+            Loss(
+                f"{name} of single layers; {stack} is told nothing of it", "all layers as the model has them"
+            )
+            for name in sorted({choice.name for choice in plan.layer_choices})
+        ]
+        if layout.splits:
+            what = f"stages that split micro-batches in {_listed(layout.splits)}"
+            losses.append(Loss(f"{what}; {stack} runs them whole", "whole micro-batches"))
         if layout.pp == 1 and layout.loops > 1 and self._at_a_time > 1:
             what = f"layers that run {self._at_a_time} micro-batches before the next one ({layout.schedule})"
             losses.append(

@@ -5,5 +5,6 @@ from __future__ import annotations
 from weft.bundles import Bundle
 from weft.methods.attention_window.costs import OPTION
 from weft.methods.attention_window.options import NAME, TABLE
+from weft.methods.attention_window.rules import RULES
 
-BUNDLE = Bundle(name=NAME, parts=(OPTION, TABLE), runtime="weft.methods.attention_window.runtime")
+BUNDLE = Bundle(name=NAME, parts=(OPTION, TABLE, *RULES), runtime="weft.methods.attention_window.runtime")

@@ -16,7 +16,8 @@ from weft.errors import InputError, Violation
 
 NAME = "attention-window"
 _BLOCKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
-_BLOCK = "block."
+# As families call them, whatever a method has added to one.
+_BLOCK = re.compile(r"block\.([0-9]+)", re.ASCII)
 
 
 class AttentionWindowTable(TomlTable):
@@ -37,9 +38,9 @@ def choices_of(table: AttentionWindowTable, graph: LayerGraph) -> tuple[LayerCho
         InputError: listing every mistake.
     """
     layer_of = {
-        int(layer.name.removeprefix(_BLOCK)): index
+        int(match[1]): index
         for index, layer in enumerate(graph.layers)
-        if layer.name.startswith(_BLOCK)
+        if (match := _BLOCK.match(layer.name))
     }
     window = dict.fromkeys(layer_of, table.tokens) if table.tokens is not None else {}
     problems = list(_problems(table, layer_of))

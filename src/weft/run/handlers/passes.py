@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from weft.program.program import NONE, Instruction
 from weft.run.borders import Crossing, received
@@ -20,18 +19,12 @@ from weft.run.handlers.base import (
     WEIGHTS,
     Issue,
 )
-from weft.run.layers import LayerFunction, layer_functions, run_layers, run_wired
-from weft.run.loss_input import loss_input
+from weft.run.stage_pass import roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
-from weft.run.taps import Passing
 from weft.run.tensor_stage import leads_replica
-from weft.run.wiring import Wired
 from weft.run.workspace import Crossed, Workspace
 
-# From a stage's inputs, the targets where it is the last one, and the step: its outputs, or the loss.
-StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], tuple[torch.Tensor, ...]]
-
-# Of a stage's inputs, its outputs and the gradients of these (None for a loss), and the step.
+# Of a stage's inputs, its outputs with its other roots, their gradients (None for a loss), and the step.
 Differentiate = Callable[..., Any]
 
 
@@ -40,7 +33,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     route, values, resources = workspace.route, workspace.values, workspace.resources
     borders, last, training = resources.borders[stage], stage not in route.after, workspace.training
-    loads, crossed = last or borders.reads_samples, workspace.crossed
+    roots, crossed = roots_of(workspace, stage), workspace.crossed
+    reads_targets = last or (roots is not None and roots.reads_targets)
     taken = [
         (ACTIVATION, producer, stage, message)
         for producer, crossing in borders.before.items()
@@ -59,14 +53,16 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
-    run_stage, require_weights = _stage_pass(workspace, instruction), _weights_required(workspace, stage)
+    run_stage, require_weights = stage_pass(workspace, instruction), _weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
+        loads = borders.reads_samples or reads_targets
         loaded = workspace.micro_batch(number, borders.splits) if loads else None
         given = [crossed.pop(key) for key in taken]
         saved, loss, step = Value(), Value(), workspace.step
         made = [Value() for _ in left]
+        rooted = None if roots is None else roots.empty()
 
         def work() -> None:
             require_weights()
@@ -79,18 +75,23 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
                 samples = loaded.inputs
                 arrived[0] = samples.to(device, dtype if samples.is_floating_point() else samples.dtype)
             inputs = [arrived[place] for place in range(borders.inputs)]
-            outputs = run_stage(inputs, loaded.targets.to(device) if last else None, step)
+            outputs = run_stage(inputs, loaded.targets.to(device) if reads_targets else None, step)
             if training:
                 statistics.count()
                 saved.content = (inputs, outputs)
             if last:
                 loss.content = outputs[0].detach()
+            if rooted:
+                for place, value in rooted.items():
+                    value.content = outputs[borders.outputs + place].detach()
             _leave(left, made, [output.detach() for output in outputs])
 
         ended = stream.run(label, work, *given, values.get(weights, THERE))
         saved.completion = loss.completion = ended
         if training:
             values[SAVED, stage, number] = saved
+        if rooted:
+            roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(loss)
         for (key, _, _), value in zip(left, made, strict=True):
@@ -109,7 +110,7 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     def differentiate(
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor] | None,
+        gradients: Sequence[torch.Tensor | None],
         *,
         step: int,
     ) -> None:
@@ -133,7 +134,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
     def differentiate(
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor] | None,
+        gradients: Sequence[torch.Tensor | None],
         *,
         step: int,
     ) -> WeightPart:
@@ -169,73 +170,6 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
         return ended
 
     return issue
-
-
-def draws_numbers(module: nn.Module) -> bool:
-    """Whether the module drops out anything while it trains."""
-    return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
-
-
-def _stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
-    """What runs a stage forward, and computes the weighted loss where it is given targets."""
-    stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
-    module, loss_function = resources.stages[stage], resources.loss_function
-    wiring = module.wiring if isinstance(module, Wired) else None
-    draws = workspace.training and draws_numbers(module)
-    recompute = resources.recompute[stage] if workspace.training else "none"
-    taps = resources.taps.get(stage) if workspace.training else None
-    sees_layers = taps is not None and taps.sees_layers
-    layered = draws or recompute != "none" or sees_layers or wiring is not None
-    loss_weight = workspace.micro_batch_weight / resources.borders[stage].splits
-
-    def weighted_loss(function: LayerFunction, targets: torch.Tensor) -> LayerFunction:
-        def compute(*inputs: torch.Tensor) -> torch.Tensor:
-            output = loss_input(module, loss_function, function(*inputs))
-            return loss_function(output, targets) * loss_weight
-
-        return compute
-
-    def seeded(layer: int, function: LayerFunction, step: int) -> LayerFunction:
-        def draw_and_run(*inputs: torch.Tensor) -> torch.Tensor:
-            workspace.reseed(step, layer, number)
-            return function(*inputs)
-
-        return draw_and_run
-
-    def layers_of(
-        inputs: torch.Tensor, targets: torch.Tensor | None, step: int, now: Passing | None = None
-    ) -> Sequence[LayerFunction]:
-        functions = layer_functions(module, inputs) if layered else (module,)
-        if draws:
-            # A module that does not name its layers is one.
-            layers = resources.layers[stage][: len(functions)]
-            functions = [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=True)]
-        if now is not None:
-            functions = taps.watched(functions, now)
-        return functions if targets is None else (*functions[:-1], weighted_loss(functions[-1], targets))
-
-    def run(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
-        with torch.set_grad_enabled(workspace.training):
-            functions = layers_of(inputs[0], targets, step)
-            return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
-
-    def run_as_wired(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
-        with torch.set_grad_enabled(workspace.training):
-            functions = layers_of(inputs[0], targets, step)
-            return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
-
-    def run_seen(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> _Outputs:
-        with torch.enable_grad():
-            now = taps.passing(step, number)
-            functions = layers_of(inputs[0], targets, step, now)
-            return (taps.run_layers(functions, inputs[0], now, recompute=recompute, draws=draws),)
-
-    if wiring is not None:
-        return run_as_wired
-    return run_seen if sees_layers else run
-
-
-_Outputs = tuple[torch.Tensor, ...]
 
 
 # Where a message is left, what it is of, and which of a micro-batch's it is.
@@ -291,9 +225,11 @@ def _going_back(
     )
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
-    seen = _seen(workspace, instruction, differentiate, ends=leaves is None)
+    roots = roots_of(workspace, stage)
+    start = differentiate if roots is None else roots.starting(differentiate)
+    seen = _seen(workspace, instruction, start, ends=leaves is None)
 
-    def issue(stream: Stream) -> Completion:
+    def issue(stream: Stream, *coefficients: Value) -> Completion:
         saved = values.pop((SAVED, stage, number))
         given = [crossed.pop(key) for key in taken]
         step, kept = workspace.step, Value()
@@ -302,16 +238,17 @@ def _going_back(
         def work() -> None:
             require_weights()
             inputs, outputs = saved.content
-            gradients = None
+            gradients: list[Any] = [None]
             if not last:
                 summed = received(borders.after.values(), [one.content for one in given])
                 gradients = [summed[place] for place in range(borders.outputs)]
             elif workspace.gradient_weight != 1.0:
                 gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
-            kept.content = seen(inputs, outputs, gradients, step=step)
+            kept.content = seen(inputs, outputs, (*gradients, *coefficients), step=step)
             _leave(left, made, [one.grad for one in inputs])
 
-        ended = stream.run(label, work, saved, *given, values.get(weights, THERE), buffer.emptied)
+        there = values.get(weights, THERE), buffer.emptied
+        ended = stream.run(label, work, saved, *given, *there, *coefficients)
         for (key, _, _), value in zip(left, made, strict=True):
             value.completion = ended
             crossed[key] = value
@@ -322,7 +259,9 @@ def _going_back(
             values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended
 
-    return issue
+    if roots is None:
+        return issue
+    return lambda stream: issue(stream, *roots.coefficients(workspace, number))
 
 
 def _seen(

@@ -1,0 +1,47 @@
+"""What an auxiliary head is told: the table `[auxiliary-head]`, and options of the plan's method."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from weft.describe.plan import Choice, Plan
+from weft.describe.reading import violations_of
+from weft.describe.run_tables.methods import RunTable
+from weft.describe.toml_table import Count, TomlTable
+from weft.errors import InputError
+
+NAME = "auxiliary-head"
+
+
+class AuxiliaryHeadOptions(TomlTable):
+    """The keys of `[auxiliary-head]`."""
+
+    after_block: Count = Field(description="the head reads what this block gives; the first block is 1")
+    weight: Annotated[float, Field(gt=0)] = Field(description="of its loss beside the model's own")
+
+
+TABLE = RunTable(method=NAME, table=AuxiliaryHeadOptions, options=lambda table: table.model_dump())
+
+
+def read_options(choice: Choice, where: str = NAME) -> AuxiliaryHeadOptions:
+    """What a plan or a job asks of the head.
+
+    Raises:
+        InputError: for options that it does not have.
+    """
+    try:
+        return AuxiliaryHeadOptions.model_validate(dict(choice.options))
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, AuxiliaryHeadOptions)) from None
+
+
+def options_of(plan: Plan) -> AuxiliaryHeadOptions | None:
+    """What a plan asks of the head; None where it has none.
+
+    Raises:
+        InputError: as `read_options`.
+    """
+    choice = plan.method(NAME)
+    return None if choice is None else read_options(choice, "plan: methods: auxiliary-head")

@@ -1,0 +1,122 @@
+"""The auxiliary head on the rank that holds its block: a module of the stage, and a root of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice
+from weft.errors import InputError, Violation
+from weft.methods.auxiliary_head.kinds import HasHead
+from weft.methods.auxiliary_head.options import NAME, options_of, read_options
+from weft.methods.auxiliary_head.report import METRIC
+from weft.program.kinds import FORWARD
+from weft.program.rank_program import RankProgram
+from weft.run.methods import Making, MethodState, StateOf
+from weft.run.precision import at_least_fp32
+from weft.run.resources import Resources, gradient_weight
+from weft.run.roots import Root
+from weft.run.stage_module import AddedModule, AddedModuleOf, Initial
+from weft.run.streams import Value
+from weft.run.taps import Passing
+from weft.run.workspace import Workspace
+
+# The name of the module in its stage, with which its parameters' names begin.
+MODULE = "auxiliary_head"
+# GPT-2's and Llama's own, where a configuration says nothing else.
+_EPSILON = {"gpt": 1e-5, "llama": 1e-6}
+_DEVIATION = 0.02
+
+
+class AuxiliaryHead(AddedModule):
+    """A norm like those of the family, and a product with the vocabulary; logits (b, s, vocabulary)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        epsilon = _EPSILON[config.family] if config.norm_epsilon is None else config.norm_epsilon
+        norm = nn.RMSNorm if config.family == "llama" else nn.LayerNorm
+        self.norm = norm(config.hidden, eps=epsilon)
+        self.product = nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    def initial(self, name: str) -> Initial:
+        if name.startswith("norm"):
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        return Initial(deviation=_DEVIATION)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.product(self.norm(hidden))
+
+
+def make_head(config: ModelConfig, layers: Sequence[int], choice: Choice) -> Mapping[str, AddedModule]:
+    """The head by its name, where the layers have its block."""
+    return {MODULE: AuxiliaryHead(config)} if read_options(choice).after_block in layers else {}
+
+
+class HeadState(MethodState):
+    """The head's losses on one rank.
+
+    Raises:
+        InputError: when the stage that has it was built without it.
+    """
+
+    def __init__(self, making: Making) -> None:
+        program, options = making.program, options_of(making.plan)
+        owed = program.obligations.methods[NAME]
+        assert isinstance(owed, HasHead)
+        assert options is not None, "a program owes a head to a plan that asks for one"
+        self._stage, self._layer = owed.stage, options.after_block
+        self._micro_batches = _micro_batches(program, owed.stage)
+        self._weight = options.weight / program.micro_batches
+        self._mean = 1.0 / program.micro_batches
+        self._device = making.device
+        self._roots: tuple[Root, ...] = ()
+        stage = making.stages.get(owed.stage)
+        if stage is not None:
+            if not isinstance(getattr(stage, MODULE, None), nn.Module):
+                problem = f"has no module {MODULE!r}, which the plan's method {NAME} trains there"
+                raise InputError(Violation(f"stage {owed.stage}", problem))
+            self._weight *= gradient_weight(making.plan, program, owed.stage)
+
+    def begin(self, resources: Resources) -> None:
+        if self._stage not in resources.stages:
+            return
+        head, loss_function = resources.stages[self._stage].get_submodule(MODULE), resources.loss_function
+        weight = Value.of(torch.tensor(self._weight, dtype=torch.float64, device=self._device))
+
+        def loss(now: Passing, hidden: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+            return loss_function(at_least_fp32(head(hidden)), targets)
+
+        root = Root(
+            layer=self._layer,
+            make=loss,
+            coefficient=lambda workspace, now: weight,
+            reads_targets=True,
+            left_as=METRIC,
+        )
+        self._roots = (root,)
+
+    def roots(self, stage: int) -> Sequence[Root]:
+        return self._roots if stage == self._stage else ()
+
+    def shares(self, workspace: Workspace) -> Mapping[str, float]:
+        """The mean over the micro-batches of the global batch, of which a rank has those of its own."""
+        if not workspace.training:
+            return {}
+        keys = ((METRIC, self._stage, number) for number in self._micro_batches)
+        own = (workspace.read(workspace.values.pop(key)) for key in keys)
+        return {METRIC: self._mean * sum(own)}
+
+
+def _micro_batches(program: RankProgram, stage: int) -> list[int]:
+    """Those that the rank runs through a stage."""
+    columns = program.columns
+    own = (columns.kind == FORWARD) & (columns.stage == stage)
+    numbers: list[int] = np.unique(columns.micro_batch[own]).tolist()
+    return numbers
+
+
+PARTS = (AddedModuleOf(method=NAME, make=make_head), StateOf(method=NAME, make=HeadState))
