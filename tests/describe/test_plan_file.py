@@ -89,7 +89,9 @@ def test_only_plans_with_islands_say_so():
     plain, islands = plan(sharding="zero-3"), plan(sharding="zero-3", island=2)
     assert "island" not in PlanFile(plain).to_json()
     assert '"island": 2' in PlanFile(islands).to_json()
-    left_out: dict[str, object] = dict.fromkeys(("island", "methods", "layer_choices", "stack", "optimizer"), True)
+    left_out: dict[str, object] = dict.fromkeys(
+        ("island", "methods", "layer_choices", "stack", "optimizer"), True
+    )
     record = plain.model_dump(mode="json", exclude=left_out | {"stages": {"__all__": {"splits"}}})
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     assert plain.plan_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
