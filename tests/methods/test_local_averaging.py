@@ -118,9 +118,22 @@ def _too_early(program: Program) -> Program:
     return without_edge(program, int(np.flatnonzero(edges.target == _average_of(program))[0]))
 
 
+def _swapped(program: Program, ranks: int) -> Program:
+    """The first two steps of the cycle in each other's place, on so many ranks."""
+    columns = program.columns
+    other = np.array([1, 0, 2])[columns.iteration]
+    iteration = np.where(columns.rank < ranks, other, columns.iteration)
+    return replace(program, columns=replace(columns, iteration=iteration))
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
+        (
+            lambda program: _swapped(program, 1),
+            "rank 0 SF0.0 to rank 1 of step 1 -> rank 0 SF0.0 to rank 1 of",
+        ),
+        (lambda program: _swapped(program, program.ranks), "does not wait for rank 0 O0 of step 0"),
         (lambda program: without_row(program, _average_of(program)), "runs 0 times on rank 0, not 1"),
         (_doubled, "runs 2 times on rank 0, not 1"),
         (_in_another_step, "step 0 of replica 0 runs 1 times on rank 0, not 0"),

@@ -250,7 +250,8 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
 
 
 def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:
-    problem = problem.choosing(plan.layer_choices)
+    if plan.model_fingerprint == problem.job.graph.fingerprint:
+        problem = problem.choosing(plan.layer_choices)
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
     if violations:
         raise InputError(violations)
