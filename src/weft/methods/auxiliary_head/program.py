@@ -48,7 +48,7 @@ def refuse(layout: PipelineLayout, head: HeadAsked, others: Mapping[str, Any]) -
 PASS = Pass(
     name=NAME,
     asked=asked,
-    after=("sharding", "tying", "blocking", "gradient-norm"),
+    last=True,
     refuse=refuse,
     owes=lambda layout, head: HasHead(stage=head.stage),
     check=check_head,

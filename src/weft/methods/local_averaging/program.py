@@ -100,7 +100,7 @@ PASS = Pass(
     asked=asked,
     cycle=lambda averaging: averaging.every,
     apply_to_cycle=average,
-    after=("sharding", "tying", "blocking", "gradient-norm"),
+    last=True,
     refuse=refuse,
     groups=groups,
     owes=lambda layout, averaging: AveragesWeights(every=averaging.every),

@@ -83,6 +83,7 @@ class Pass(Generic[Asked]):
         apply_to_cycle: the pipeline of a whole cycle with the method's rows and edges.
         default: what is asked of it where programs are built without a plan.
         after: methods whose passes come before this one.
+        last: the pass comes after all that are not last.
         evaluates: whether it runs in forward-only programs, too.
         refuse: why a layout cannot have this, given what is asked of all methods by name.
         groups: the groups that its collectives meet in; groups of a program are numbered in this order.
@@ -99,6 +100,7 @@ class Pass(Generic[Asked]):
     apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
     default: Asked | None = None
     after: tuple[str, ...] = ()
+    last: bool = False
     evaluates: bool = False
     refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = _no_problems
     groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = _no_groups
@@ -116,7 +118,13 @@ def ordered_passes() -> tuple[Pass[Any], ...]:
         InputError: when passes wait for each other.
     """
     known = {one.name: one for one in sorted(parts(Pass), key=lambda one: one.name)}
-    sorter = TopologicalSorter({name: [n for n in one.after if n in known] for name, one in known.items()})
+    early = [name for name, one in known.items() if not one.last]
+    sorter = TopologicalSorter(
+        {
+            name: [*(n for n in one.after if n in known), *(early if one.last else ())]
+            for name, one in known.items()
+        }
+    )
     try:
         return tuple(known[name] for name in sorter.static_order())
     except CycleError as error:
