@@ -20,6 +20,7 @@ from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
 from weft.run.resources import LossFunction, OptimizerFactory, Resources, make_resources, share_of
+from weft.run.segments import stage_runs
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
@@ -275,6 +276,7 @@ class RankRuntime:
             training=training,
             micro_batch_weight=1.0 / program.micro_batches,
             gradient_weight=self._gradient_weight(),
+            segments=stage_runs(program, self._resources),
             last_gradients=frozenset(program.first_row + row for row in last),
         )
 

@@ -7,6 +7,7 @@ join; the weight part goes on from there (Qi et al., arXiv 2401.10241). Autograd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,16 @@ def run_input_part(
         gradient: of the output, of the same shape; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
+    return input_part(weights, inputs, output, gradient)
+
+
+def input_part(
+    weights: Sequence[nn.Parameter],
+    inputs: torch.Tensor,
+    output: torch.Tensor,
+    gradient: torch.Tensor | None,
+) -> WeightPart:
+    """The same of an output that was computed with these weights."""
     # The output is cut off its graph in place, which torch does not allow of a view.
     output = output.clone() if output._is_view() else output
     start = inputs if inputs.requires_grad else _first_used(weights, output)
@@ -55,7 +66,7 @@ def run_input_part(
     return WeightPart(others, groups)
 
 
-def _first_used(weights: tuple[nn.Parameter, ...], output: torch.Tensor) -> nn.Parameter | None:
+def _first_used(weights: Sequence[nn.Parameter], output: torch.Tensor) -> nn.Parameter | None:
     """The first of the weights that the output depends on."""
     root = _get_grad_fn_or_grad_acc(output)
     graph = {} if root is None else construct_reverse_graph([root])
