@@ -28,11 +28,12 @@ from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
 from weft.program.passes.cut import cut
+from weft.program.passes.interleave import interleave
 from weft.program.program import NONE
 from weft.program.segments import Border, StageSegments
 
 NAME = "tensor-collectives"
-Way = Literal["inside", "instructions", "overlapped"]
+Way = Literal["inside", "instructions", "overlapped", "interleaved"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
@@ -45,6 +46,7 @@ class ExchangesAsked:
 
     segments: tuple[StageSegments, ...]
     grids: tuple[ReplicaGrid, ...]
+    interleaved: bool = False
 
 
 def way_of(plan: Plan) -> Way:
@@ -79,7 +81,7 @@ def asked(plan: Plan, graph: LayerGraph) -> ExchangesAsked | None:
     if problems := [*problems_of(plan, graph)]:
         raise InputError(problems)
     segments = (_segments(plan, graph, stage, way) for stage in range(len(plan.stages)))
-    return ExchangesAsked(tuple(segments), grids)
+    return ExchangesAsked(tuple(segments), grids, way == "interleaved")
 
 
 def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
@@ -116,7 +118,8 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegme
 def exchange(
     pipeline: LoweredPipeline, layout: PipelineLayout, exchanges: ExchangesAsked
 ) -> LoweredPipeline:
-    return cut(pipeline, exchanges.segments)
+    pipeline = cut(pipeline, exchanges.segments)
+    return interleave(pipeline, exchanges.segments) if exchanges.interleaved else pipeline
 
 
 def groups(layout: PipelineLayout, exchanges: ExchangesAsked) -> tuple[GroupTable, ...]:
