@@ -115,7 +115,9 @@ def predictions(asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, 
     return found
 
 
-def runtime_of(way: str, config: ModelConfig, folder: Path, rank: int, number: int, steps: int) -> RankRuntime:
+def runtime_of(
+    way: str, config: ModelConfig, folder: Path, rank: int, number: int, steps: int
+) -> RankRuntime:
     plan = load_plan(folder / f"{way}.json")
     program = compile_part(plan, layer_graph(config), rank)
     recorded = folder / way
@@ -218,7 +220,9 @@ def main() -> None:
         print(json.dumps({**shape, "ways": found, "about": about.getvalue().splitlines()}))
         return
     print(about.getvalue(), end="")
-    print(f"{asked.model}, {MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens")
+    print(
+        f"{asked.model}, {MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    )
     for way, one in found.items():
         shown = "  ".join(
             f"{level} {seconds * 1e3:.0f} ms ({one['error'][level]:+.0%})"

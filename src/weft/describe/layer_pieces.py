@@ -55,23 +55,17 @@ class _Plan(NamedTuple):
 def cut_of(layer: Layer) -> Cut:
     """Where a layer is cut; one piece where its tensor ranks exchange nothing."""
     planned = _planned(layer)
-    pieces = (
-        LayerPiece(*works, divided)
-        for *works, divided in zip(
-            _parts(layer.forward, planned),
-            _parts(layer.backward_input, planned),
-            _parts(layer.backward_weight, planned),
-            planned.divided,
-            strict=True,
-        )
-    )
+    if not planned.borders:
+        return Cut((LayerPiece(layer.forward, layer.backward_input, layer.backward_weight),), ())
+    parts = (_parts(one, planned) for one in (layer.forward, layer.backward_input, layer.backward_weight))
+    pieces = map(LayerPiece, *parts, planned.divided)
     return Cut(tuple(pieces), tuple(planned.borders))
 
 
 def _planned(layer: Layer) -> _Plan:
     products = [one for one in layer.forward.matmuls if one.kernel == PLAIN_PRODUCT]
     if not layer.tensor_reduced.terms:
-        return _Plan([list(range(len(products)))], [False], [])
+        return _Plan([], [], [])
     if not products:
         # Half of an exchange forward and half of one backward is counted; there is one.
         return _Plan([[], []], [True, False], [TensorBorder(False, 2.0 * layer.tensor_reduced)])
@@ -101,7 +95,7 @@ def _parts(work: PassWork, planned: _Plan) -> list[PassWork]:
     pieces = len(planned.divided)
     plain = [one for one in work.matmuls if one.kernel == PLAIN_PRODUCT]
     others = [one for one in work.matmuls if one.kernel != PLAIN_PRODUCT]
-    first = planned.divided.index(True) if True in planned.divided else 0
+    first = planned.divided.index(True)
     launched = work.kernels - len(work.matmuls)
     found = []
     for piece, places in enumerate(planned.products):
@@ -117,9 +111,6 @@ def _own(products: Sequence[Matmul], places: Sequence[int]) -> list[Matmul]:
 
 
 def _memory(memory: Amount, divided: Sequence[bool], piece: int) -> Amount:
-    inside = sum(divided)
-    own = divided[piece]
-    if inside in (0, len(divided)):
-        return memory * (1.0 / len(divided))
+    inside, own = sum(divided), divided[piece]
     terms = tuple(term for term in memory.terms if bool(term.tensor) == own)
     return Amount(terms) * (1.0 / (inside if own else len(divided) - inside))

@@ -112,14 +112,16 @@ def border_ahead(program: Program, rows: Ints) -> Places:
 
 def _first(program: Program, rows: Ints) -> Ints:
     """The segments with which forward passes begin."""
-    return rows[program.columns.part[rows] == 0]
+    first: Ints = rows[program.columns.part[rows] == 0]
+    return first
 
 
 def _last(program: Program, rows: Ints) -> Ints:
     """The segments with which backward passes begin."""
     columns = program.columns
     borders = _border_table(program, backward=True)[columns.stage[rows]]
-    return rows[columns.part[rows] == borders]
+    last: Ints = rows[columns.part[rows] == borders]
+    return last
 
 
 _PER_BORDER = (*PER_MICRO_BATCH, "part")
@@ -192,7 +194,7 @@ WEIGHT_SEGMENT = KINDS.register(
     )
 )
 
-# What a method that cuts stages contributes, so that what completes a pass reads what crossed the last border.
+# What a method that cuts stages contributes: what completes a pass reads what crossed the last border.
 USES = (
     AddedUses(kinds=("forward",), reads=(_CROSSED,)),
     AddedUses(kinds=("backward",), reads=(_CROSSED_BACK,)),

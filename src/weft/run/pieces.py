@@ -35,6 +35,27 @@ class Piece:
         return state
 
 
+class Ran(NamedTuple):
+    """A piece that has run: the leaves of its graph that it was given, and what it has handed on."""
+
+    inputs: State
+    outputs: State
+
+
+@dataclass(slots=True)
+class Tape:
+    """A micro-batch's way through the pieces of a stage; backward they are taken off its end."""
+
+    pieces: Sequence[Piece] = ()
+    ran: list[Ran] = field(default_factory=list)
+    behind: State = ()
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What the last piece that has run hands over its border."""
+        return self.ran[-1].outputs[0]
+
+
 @runtime_checkable
 class InPieces(Protocol):
     """A stage that names its pieces."""
@@ -68,9 +89,7 @@ class Branch(NamedTuple):
     weights: tuple[nn.Parameter, ...]
 
 
-def plain_branch(
-    norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module
-) -> Branch:
+def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
     """A branch that begins with a norm of the stream, and whose result is added to the stream.
 
     `product` is the last of the region, which ranks divide by rows.

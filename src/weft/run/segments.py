@@ -8,8 +8,7 @@ stays the same leaf, in which gradients of later pieces add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
 from weft.program.segments import StageSegments, segments_of
 from weft.run.handlers.passes import draws_numbers
-from weft.run.pieces import InPieces, Piece, State
+from weft.run.pieces import InPieces, Piece, Ran, State, Tape
 from weft.run.tensor_parallel import TensorRanks
 from weft.sync.base import Group
 
@@ -27,25 +26,10 @@ if TYPE_CHECKING:
     from weft.run.split_backward import WeightPart
 
 
-class Ran(NamedTuple):
-    """A piece that has run: the leaves of its graph that it was given, and what it has handed on."""
-
-    inputs: State
-    outputs: State
-
-
-@dataclass(slots=True)
-class Tape:
-    """A micro-batch's way through the pieces of a stage; backward they are taken off its end."""
-
-    pieces: Sequence[Piece]
-    ran: list[Ran] = field(default_factory=list)
-    behind: State = ()
-
-    @property
-    def output(self) -> torch.Tensor:
-        """What the last piece that has run hands over its border."""
-        return self.ran[-1].outputs[0]
+# From the output of a stage to the loss; None elsewhere.
+Finish = Callable[[torch.Tensor], torch.Tensor] | None
+# The gradient of what had crossed a border, and what is left of the segment behind it.
+Crossed = tuple[torch.Tensor | None, list["WeightPart"]]
 
 
 class StageRun:
@@ -78,8 +62,9 @@ class StageRun:
         self.last_forward, self.last_backward = len(forward), len(backward)
         self.split = segments.split
 
-    def begin(self, inputs: torch.Tensor) -> Tape:
-        return Tape(self._module.pieces(inputs))
+    def begin(self, tape: Tape, inputs: torch.Tensor) -> None:
+        """Begin a micro-batch's way, with the stage's input."""
+        tape.pieces = self._module.pieces(inputs)
 
     def run(self, tape: Tape, segment: int, entered: torch.Tensor, finish: Finish = None) -> torch.Tensor:
         """Run a segment forward, and give what crosses the border behind it.
@@ -99,7 +84,7 @@ class StageRun:
             entered = outputs[0].detach().requires_grad_()
         return outputs[0].detach()
 
-    def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, list[WeightPart]]:
+    def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> Crossed:
         """Run a segment backward, and give the gradient of what had crossed the border before it.
 
         Where it is split, the parts that make the gradients of regions' weights are left, and given, too.
@@ -131,10 +116,6 @@ class StageRun:
         """The pieces of a segment, whose borders are behind these pieces."""
         ends = [-1, *borders, len(self._module.borders)]
         return range(ends[segment] + 1, ends[segment + 1] + 1)
-
-
-# From the output of a stage to the loss; None elsewhere.
-Finish = Callable[[torch.Tensor], torch.Tensor] | None
 
 
 def _leaves(before: Ran, entered: torch.Tensor) -> State:

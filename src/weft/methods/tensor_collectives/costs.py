@@ -33,7 +33,10 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> Shares:
     pieces = compute.piece_times(graph, plan.stages[stage].layers, shape, plan.precision, device)
     divides, borders = shape.sequence_parallel > 1, stage_borders(plan, graph, stage)
     segment_of = {
-        backward: [0, *accumulate(crossed(one.enters, divides_sequence=divides, backward=backward) for one in borders)]
+        backward: [
+            0,
+            *accumulate(crossed(one.enters, divides_sequence=divides, backward=backward) for one in borders),
+        ]
         for backward in (False, True)
     }
     contained_s = 0.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def way_of(plan: Plan) -> Way:
     if word not in WAYS:
         problem = f"{word!r} is not one of {', '.join(WAYS)}"
         raise InputError(Violation(f"plan: methods.{NAME}.run", problem, nearest(word, WAYS)))
-    return cast(Way, word)
+    return word
 
 
 def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
@@ -115,9 +115,7 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegme
     return StageSegments(forward=tuple(forward), backward=tuple(backward), split=tuple(splits))
 
 
-def exchange(
-    pipeline: LoweredPipeline, layout: PipelineLayout, exchanges: ExchangesAsked
-) -> LoweredPipeline:
+def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, exchanges: ExchangesAsked) -> LoweredPipeline:
     pipeline = cut(pipeline, exchanges.segments)
     return interleave(pipeline, exchanges.segments) if exchanges.interleaved else pipeline
 
@@ -134,8 +132,6 @@ def groups(layout: PipelineLayout, exchanges: ExchangesAsked) -> tuple[GroupTabl
                 table[stage, replica, [ranks.index(rank) for rank in group]] = number
     kinds = (TENSOR_FORWARD, TENSOR_BACKWARD)
     return (GroupTable(kinds=kinds, groups=tuple(numbers), by=("stage", "replica"), table=table),)
-
-
 
 
 PASS = Pass(

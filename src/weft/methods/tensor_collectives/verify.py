@@ -1,4 +1,4 @@
-"""The tensor ranks of a replica, all of them and in their order, exchange what the layers between them say."""
+"""The tensor ranks of a replica, all of them and in their order, exchange what crosses its borders."""
 
 from __future__ import annotations
 

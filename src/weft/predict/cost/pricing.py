@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from weft.describe.device import Device
 from weft.describe.plan import Plan
-from weft.predict.cost.cost_model import CostModel
-from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.compute import StageTimes
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges
+from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.segment_times import SegmentedTimes, segmented_times
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows

@@ -109,7 +109,7 @@ def _members(program: Program) -> Ints:
 
 
 def collective_codes(program: Program, rows: Ints) -> Ints:
-    """Equal for members of one collective: same kind, iteration, micro-batch, group, part and, mostly, stage."""
+    """Equal for members of one collective: same kind, step, micro-batch, group, part and, mostly, stage."""
     columns = program.columns
     spans = np.array([kind.spans_stages for kind in KINDS])[columns.kind[rows]]
     return codes(

@@ -128,9 +128,7 @@ def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_
     row_of = np.full(len(pipeline.columns), -1, dtype=np.int64)
     row_of[rows] = chain[0]
     into = row_of[edges.target] >= 0
-    yield Edges(
-        source=edges.source[into], target=row_of[edges.target[into]], distance=edges.distance[into]
-    )
+    yield Edges(source=edges.source[into], target=row_of[edges.target[into]], distance=edges.distance[into])
     wait = is_any_of(pipeline.columns.kind, kinds_reading("weight_gradient"))
     for number, link in enumerate(links):
         if link.kind in ADDS_GRADIENTS:

@@ -104,7 +104,9 @@ class GptStage(StageModule):
 
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
         for block in self.transformer.h.values():
-            yield plain_branch(block.ln_1, lambda hidden, block=block: block.attn(hidden)[0], block.attn.c_proj, block.attn)
+            yield plain_branch(
+                block.ln_1, lambda hidden, block=block: block.attn(hidden)[0], block.attn.c_proj, block.attn
+            )
             yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj, block.mlp)
 
     def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -133,7 +133,5 @@ class LlamaStage(StageModule):
 def _attend(
     attention: nn.Module, angles: tuple[torch.Tensor, torch.Tensor], hidden: torch.Tensor
 ) -> torch.Tensor:
-    output: torch.Tensor = attention(
-        hidden_states=hidden, position_embeddings=angles, attention_mask=None
-    )[0]
+    output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=None)[0]
     return output

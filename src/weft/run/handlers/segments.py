@@ -1,4 +1,4 @@
-"""Segments of a stage's passes on one micro-batch; collectives between them are their methods' instructions."""
+"""Segments of a stage's passes on one micro-batch; collectives between them are instructions of methods."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from weft.run.handlers.base import (
 )
 from weft.run.handlers.passes import added_up, seen, weights_required
 from weft.run.loss_input import loss_input
+from weft.run.pieces import Tape
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
 from weft.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from weft.run.segments import Finish
+    from weft.run.segments import Crossed, Finish
 
 
 def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
@@ -61,14 +62,16 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     ends = completes and stage not in route.after
     made_as = _output_key(workspace, instruction) if completes else (SEGMENT_OUTPUT, stage, number)
     counts = ends and leads_replica(resources.stages[stage])
-    require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
+    saved, weights = (SAVED, stage, number), (WEIGHTS, stage, NONE)
+    require_weights = weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
         loaded = workspace.micro_batch(number) if reads_batch or ends else None
         given = _taken(workspace, instruction, begins) if not reads_batch else Value.of(loaded.inputs)
-        tape = values.setdefault((SAVED, stage, number), Value())
-        made = Value()
+        # Each segment follows the one before, and leaves the tape to the next one.
+        left = Value.of(Tape()) if begins else values[saved]
+        tape, made = left.content, Value()
 
         def work() -> None:
             require_weights()
@@ -78,15 +81,14 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
             else:
                 entered = entered.detach().requires_grad_()
             if begins:
-                tape.content = cut.begin(entered)
+                cut.begin(tape, entered)
             finish = _finish(workspace, stage, loaded.targets.to(device)) if ends else None
-            made.content = cut.run(tape.content, segment, entered, finish)
+            made.content = cut.run(tape, segment, entered, finish)
             if completes:
                 statistics.count()
 
-        reads = () if begins else (tape,)
-        ended = stream.run(label, work, given, values.get(weights, THERE), *reads)
-        tape.completion = made.completion = ended
+        made.completion = ended = stream.run(label, work, given, values.get(weights, THERE), left)
+        values[saved] = Value.of(tape, ended)
         if counts:
             workspace.losses.append(made)
         elif not ends:
@@ -151,17 +153,17 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
     require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     add_up = added_up(workspace, instruction)
 
-    def go_back(tape: Value, gradient: torch.Tensor | None, *, step: int) -> tuple:
+    def go_back(tape: Tape, gradient: torch.Tensor | None, *, step: int) -> Crossed:
         bucket.claim()
-        crossed = cut.go_back(tape.content, segment, gradient)
+        crossed = cut.go_back(tape, segment, gradient)
         add_up()
         return crossed
 
     run = seen(workspace, instruction, go_back, ends=completes)
 
     def issue(stream: Stream) -> Completion:
-        key = (SAVED, stage, number)
-        tape = values.pop(key) if completes else values[key]
+        saved = values.pop((SAVED, stage, number))
+        tape = saved.content
         given = _given_back(workspace, instruction, begins, differentiates)
         made, left, step = Value(), Value(), workspace.step
 
@@ -169,11 +171,13 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
             require_weights()
             gradient = given.content
             if differentiates and workspace.gradient_weight != 1.0:
-                gradient = torch.full_like(tape.content.output, workspace.gradient_weight)
+                gradient = torch.full_like(tape.output, workspace.gradient_weight)
             made.content, left.content = run(tape, gradient, step=step)
 
-        ended = stream.run(label, work, tape, given, values.get(weights, THERE), bucket.buffer.emptied)
-        tape.completion = made.completion = left.completion = ended
+        ended = stream.run(label, work, saved, given, values.get(weights, THERE), bucket.buffer.emptied)
+        made.completion = left.completion = ended
+        if not completes:
+            values[SAVED, stage, number] = Value.of(tape, ended)
         if not completes or not first:
             values[made_as] = made
         if splits:
