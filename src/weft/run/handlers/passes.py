@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.borders import Crossing, received
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
+from weft.run.borders import received
 from weft.run.handlers.base import (
     GRADIENT,
-    INPUT_GRADIENT,
-    OUTPUT,
     SAVED,
     WEIGHT_PART,
     WEIGHTS,
     Issue,
 )
+from weft.run.handlers.crossing import (
+    fill,
+    gradients_left,
+    gradients_taken,
+    inputs_taken,
+    leave,
+    outputs_left,
+)
 from weft.run.stage_pass import roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
-from weft.run.workspace import Crossed, Workspace
+from weft.run.workspace import Workspace
 
 # Of a stage's inputs, its outputs with its other roots, their gradients (None for a loss), and the step.
 Differentiate = Callable[..., Any]
@@ -35,25 +40,11 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     borders, last, training = resources.borders[stage], stage not in route.after, workspace.training
     roots, crossed = roots_of(workspace, stage), workspace.crossed
     reads_targets = last or (roots is not None and roots.reads_targets)
-    taken = [
-        (ACTIVATION, producer, stage, message)
-        for producer, crossing in borders.before.items()
-        for message in crossing.numbers(number)
-    ]
-    left = _left(
-        number,
-        borders.after,
-        lambda consumer, message: (
-            OUTPUT if (stage, consumer, message) in route.activations_sent else ACTIVATION,
-            stage,
-            consumer,
-            message,
-        ),
-    )
+    taken, left = inputs_taken(workspace, stage, number), outputs_left(workspace, stage, number)
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
-    run_stage, require_weights = stage_pass(workspace, instruction), _weights_required(workspace, stage)
+    run_stage, require_weights = stage_pass(workspace, instruction), weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
@@ -84,7 +75,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if rooted:
                 for place, value in rooted.items():
                     value.content = outputs[borders.outputs + place].detach()
-            _leave(left, made, [output.detach() for output in outputs])
+            fill(left, made, [output.detach() for output in outputs])
 
         ended = stream.run(label, work, *given, values.get(weights, THERE))
         saved.completion = loss.completion = ended
@@ -94,9 +85,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(loss)
-        for (key, _, _), value in zip(left, made, strict=True):
-            value.completion = ended
-            crossed[key] = value
+        leave(workspace, left, made, ended)
         return ended
 
     return issue
@@ -104,7 +93,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Accumulate a stage's weight gradients for one micro-batch and hand on the gradients of its inputs."""
-    add_up = _added_up(workspace, instruction)
+    add_up = added_up(workspace, instruction)
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
@@ -148,7 +137,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
 def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
     """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    bucket, add_up = workspace.resources.buckets[stage], _added_up(workspace, instruction)
+    bucket, add_up = workspace.resources.buckets[stage], added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients
 
     def differentiate(part: Any, *, step: int) -> None:
@@ -156,13 +145,13 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
         part.run()
         add_up()
 
-    seen = _seen(workspace, instruction, differentiate, ends=True)
+    shown = seen(workspace, instruction, differentiate, ends=True)
 
     def issue(stream: Stream) -> Completion:
         part, step = workspace.values.pop((WEIGHT_PART, stage, number)), workspace.step
 
         def work() -> None:
-            seen(part.content, step=step)
+            shown(part.content, step=step)
 
         ended = stream.run(label, work, part, bucket.buffer.emptied)
         if completes:
@@ -170,27 +159,6 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
         return ended
 
     return issue
-
-
-# Where a message is left, what it is of, and which of a micro-batch's it is.
-_Left = tuple[Crossed, Crossing, int]
-
-
-def _left(
-    number: int, crossings: Mapping[int, Crossing], key: Callable[[int, int], Crossed]
-) -> Sequence[_Left]:
-    """All messages of a micro-batch; `key` is that of (neighbour, message)."""
-    return [
-        (key(other, message), crossing, within)
-        for other, crossing in crossings.items()
-        for within, message in enumerate(crossing.numbers(number))
-    ]
-
-
-def _leave(left: Sequence[_Left], made: Sequence[Value], values: Sequence[torch.Tensor]) -> None:
-    """Fill the messages that are made of a micro-batch's outputs, or of its inputs' gradients."""
-    for (_, crossing, within), value in zip(left, made, strict=True):
-        value.content = crossing.packed(values, within)
 
 
 def _going_back(
@@ -208,26 +176,12 @@ def _going_back(
     route, values, crossed = workspace.route, workspace.values, workspace.crossed
     buffer, borders = workspace.resources.buckets[stage].buffer, workspace.resources.borders[stage]
     last = stage not in route.after
-    taken = [
-        (OUTPUT_GRADIENT, stage, consumer, message)
-        for consumer, crossing in borders.after.items()
-        for message in crossing.numbers(number)
-    ]
-    left = _left(
-        number,
-        borders.before,
-        lambda producer, message: (
-            INPUT_GRADIENT if (producer, stage, message) in route.gradients_sent else OUTPUT_GRADIENT,
-            producer,
-            stage,
-            message,
-        ),
-    )
+    taken, left = gradients_taken(workspace, stage, number), gradients_left(workspace, stage, number)
     completes = instruction.position in workspace.last_gradients
-    require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
+    require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     roots = roots_of(workspace, stage)
     start = differentiate if roots is None else roots.starting(differentiate)
-    seen = _seen(workspace, instruction, start, ends=leaves is None)
+    shown = seen(workspace, instruction, start, ends=leaves is None)
 
     def issue(stream: Stream, *coefficients: Value) -> Completion:
         saved = values.pop((SAVED, stage, number))
@@ -244,14 +198,12 @@ def _going_back(
                 gradients = [summed[place] for place in range(borders.outputs)]
             elif workspace.gradient_weight != 1.0:
                 gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
-            kept.content = seen(inputs, outputs, (*gradients, *coefficients), step=step)
-            _leave(left, made, [one.grad for one in inputs])
+            kept.content = shown(inputs, outputs, (*gradients, *coefficients), step=step)
+            fill(left, made, [one.grad for one in inputs])
 
         there = values.get(weights, THERE), buffer.emptied
         ended = stream.run(label, work, saved, *given, *there, *coefficients)
-        for (key, _, _), value in zip(left, made, strict=True):
-            value.completion = ended
-            crossed[key] = value
+        leave(workspace, left, made, ended)
         if leaves is not None:
             kept.completion = ended
             values[leaves, stage, number] = kept
@@ -264,7 +216,7 @@ def _going_back(
     return lambda stream: issue(stream, *roots.coefficients(workspace, number))
 
 
-def _seen(
+def seen(
     workspace: Workspace, instruction: Instruction, differentiate: Differentiate, *, ends: bool
 ) -> Differentiate:
     """The same, before the eyes of the stage's taps where it has any; `ends`: it makes the last gradients."""
@@ -272,7 +224,7 @@ def _seen(
     return differentiate if taps is None else taps.around(instruction.micro_batch, differentiate, ends=ends)
 
 
-def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
+def added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
     """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
     summed = workspace.resources.summed.get(instruction.stage, ())
     if instruction.position not in workspace.last_gradients:
@@ -285,7 +237,7 @@ def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], No
     return add_up
 
 
-def _weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
+def weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
     """What checks that the weights of a stage are where its parameters look for them."""
     shard = workspace.resources.shards.get(stage)
     return _nothing if shard is None else shard.weights.require
