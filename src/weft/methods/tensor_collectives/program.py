@@ -139,7 +139,8 @@ PASS = Pass(
     asked=asked,
     apply=exchange,
     # Those before it look at forwards and backwards, and see whole passes.
-    after=("sharding", "tying", "blocking", "gradient-norm", "micro-batch-norms"),
+    after=("auxiliary-head", "local-averaging", "micro-batch-norms"),
+    last=True,
     groups=groups,
     owes=lambda layout, exchanges: ExchangesBetweenSegments(
         segments=exchanges.segments, grids=exchanges.grids
