@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.report_sections import sections_of
 from weft.predict.predict import PredictedStep, predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
@@ -282,35 +284,44 @@ def test_an_unknown_way_is_refused_with_the_nearest() -> None:
         make_program(CONFIG, run_by(tensor_plan(CONFIG), "overlaped"))
 
 
+def run_file(folder: Path, way: str, **keys: str | int) -> Path:
+    tables = [
+        '[model]\npreset = "gpt-1m"',
+        "[train]\nglobal_batch = 8\nsteps = 1",
+        '[cluster]\nuse = "4xa100-80gb"',
+        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+        f'[tensor-collectives]\nrun = "{way}"\n',
+    ]
+    path = folder / "run.toml"
+    path.write_text("\n".join(tables))
+    return path
+
+
 @pytest.mark.parametrize("way", ["inside", "overlapped"])
-def test_a_run_file_asks_for_it(tmp_path: Path, way: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(
-        '[model]\npreset = "gpt-1m"\n[train]\nglobal_batch = 8\nsteps = 1\n[cluster]\nuse = "4xa100-80gb"\n'
-        f'[plan]\npp = 1\ntp = 2\nloops = 1\nmicro_batch_size = 1\nrecompute = "none"\nschedule = "1f1b"\n[tensor-collectives]\nrun = "{way}"\n'
-    )
-    planned = weft.plan(path)
+def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
+    pins = {"pp": 1, "tp": 2, "loops": 1, "micro_batch_size": 1, "recompute": "none", "schedule": "1f1b"}
+    planned = weft.plan(run_file(tmp_path, way, **pins))
     choice = planned.plan.method(NAME)
     assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
-    kinds = set(planned.job.program.columns.kind.tolist())
-    assert (TENSOR_FORWARD in kinds) == (way != "inside")
+    columns = planned.job.program.columns
+    exchanges = (columns.rank == 0) & np.isin(columns.kind, [TENSOR_FORWARD, TENSOR_BACKWARD])
+    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == NAME]
+    assert exchanges.any() == bool(told) == (way != "inside")
+    for rows in told:
+        assert rows["how tensor collectives run"] == way
+        assert rows["in a step on rank 0"] == str(exchanges.sum())
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ('tp = 2\nrecompute = "full"', "nearest recompute: none"),
-        ("tp = 2\ncp = 2", "nearest cp: 1"),
-        ('tp = 2\npp = 2\nschedule = "zb-h1"', "nearest schedule: 1f1b"),
+        ({"tp": 2, "recompute": "full"}, "nearest recompute: none"),
+        ({"tp": 2, "cp": 2}, "nearest cp: 1"),
+        ({"tp": 2, "pp": 2, "schedule": "zb-h1"}, "nearest schedule: 1f1b"),
     ],
 )
 def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
-    tmp_path: Path, keys: str, said: str
+    tmp_path: Path, keys: dict[str, str | int], said: str
 ) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(
-        '[model]\npreset = "gpt-1m"\n[train]\nglobal_batch = 8\nsteps = 1\n[cluster]\nuse = "4xa100-80gb"\n'
-        f'[plan]\n{keys}\n[tensor-collectives]\nrun = "instructions"\n'
-    )
     with pytest.raises(InputError, match=said):
-        weft.plan(path)
+        weft.plan(run_file(tmp_path, "instructions", **keys))

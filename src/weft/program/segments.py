@@ -74,17 +74,17 @@ def segment_borders(program: Program) -> Ints:
     return rows
 
 
-def _border_table(program: Program, backward: bool) -> Ints:
-    """By stage the number of borders of a pass."""
+def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
+    """How many borders a pass of each row's stage has."""
     owed = segments_of(program.obligations.methods)
-    if owed is None:
-        stages = 1 + max((stage for stage, _ in program.obligations.owners), default=0)
-        return np.zeros(stages, dtype=np.int64)
-    counts = [len(one.backward if backward else one.forward) for one in owed.segments]
-    return np.array(counts, dtype=np.int64)
+    # The last one is for stages that there are not.
+    counts = [len(one.backward if backward else one.forward) for one in (owed.segments if owed else ())] + [0]
+    stage = np.minimum(program.columns.stage[rows], len(counts) - 1)
+    found: Ints = np.array(counts, dtype=np.int64)[stage]
+    return found
 
 
-def _at(program: Program, rows: Ints, part: Ints, borders: Ints) -> Places:
+def _at(rows: Ints, part: Ints, borders: Ints) -> Places:
     """At these borders, where there are such."""
     there = (part >= 0) & (part < borders)
     return Places(rows[there], {"part": part[there]})
@@ -92,22 +92,19 @@ def _at(program: Program, rows: Ints, part: Ints, borders: Ints) -> Places:
 
 def border_before(program: Program, rows: Ints) -> Places:
     """At the border before a forward segment; before the last one of its stage for a forward."""
-    columns = program.columns
-    borders = _border_table(program, backward=False)[columns.stage[rows]]
+    columns, borders = program.columns, _borders(program, rows, backward=False)
     segment = np.where(columns.kind[rows] == FORWARD_SEGMENT, columns.part[rows], borders)
-    return _at(program, rows, segment - 1, borders)
+    return _at(rows, segment - 1, borders)
 
 
 def border_behind(program: Program, rows: Ints) -> Places:
     """At the border behind a segment, which its backward pass comes over; behind the first for a backward."""
-    borders = _border_table(program, backward=True)[program.columns.stage[rows]]
-    return _at(program, rows, program.columns.part[rows], borders)
+    return _at(rows, program.columns.part[rows], _borders(program, rows, backward=True))
 
 
 def border_ahead(program: Program, rows: Ints) -> Places:
     """At the border before a segment, to which its backward pass goes."""
-    borders = _border_table(program, backward=True)[program.columns.stage[rows]]
-    return _at(program, rows, program.columns.part[rows] - 1, borders)
+    return _at(rows, program.columns.part[rows] - 1, _borders(program, rows, backward=True))
 
 
 def _first(program: Program, rows: Ints) -> Ints:
@@ -118,9 +115,7 @@ def _first(program: Program, rows: Ints) -> Ints:
 
 def _last(program: Program, rows: Ints) -> Ints:
     """The segments with which backward passes begin."""
-    columns = program.columns
-    borders = _border_table(program, backward=True)[columns.stage[rows]]
-    last: Ints = rows[columns.part[rows] == borders]
+    last: Ints = rows[program.columns.part[rows] == _borders(program, rows, backward=True)]
     return last
 
 

@@ -15,23 +15,26 @@ def _applies(context: Context) -> str | None:
     return None if way_of(plan) == "inside" else "collectives inside layers are instructions already"
 
 
-def _applied(way: Way) -> Move:
+def _applied(way: Way, name: str, beside: str) -> Move:
     def apply(context: Context) -> Plan:
         choice = Choice(name=NAME, options={"run": way})
         return context.plan.model_copy(update={"methods": (*context.plan.methods, choice)})
 
-    beside = way == "overlapped"
+    cut = "Passes are cut where tensor ranks exchange, and what they exchange is an instruction"
     return Move(
-        name="overlap tensor collectives" if beside else "run tensor collectives between segments",
+        name=name,
         contract=Contract.EXACT,
-        summary="Passes are cut where tensor ranks exchange, and what they exchange is an instruction"
-        + (", beside which gradients of weights are computed." if beside else "."),
+        summary=f"{cut}{beside}.",
         source="Shoeybi et al., Megatron-LM, arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198",
-        verify="weights equal those of collectives inside computations (float64 1e-12)",
+        verify="weights equal those of collectives inside computations bit by bit",
         applies=_applies,
         apply=apply,
         purposes=frozenset(),
     )
 
 
-MOVES: tuple[Move, ...] = (_applied("instructions"), _applied("overlapped"))
+MOVES: tuple[Move, ...] = (
+    _applied("instructions", "run tensor collectives between segments", ""),
+    _applied("overlapped", "overlap tensor collectives", ", beside which gradients of weights are computed"),
+    _applied("interleaved", "interleave micro-batches", ", beside which another micro-batch computes"),
+)

@@ -7,6 +7,7 @@ leaves a region, a backward pass where it leaves one, too, and what enters cross
 
 Overlapped, the backward pass of a region is split: the gradient of its input is exchanged while those of its
 weights are computed (Shoeybi et al., Megatron-LM, arXiv 1909.08053, does so within one product).
+Interleaved, two micro-batches take turns, segment by segment (`weft.program.passes.interleave`).
 """
 
 from __future__ import annotations

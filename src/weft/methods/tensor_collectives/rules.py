@@ -21,8 +21,8 @@ class TensorCollectivesTable(TomlTable):
     run: Annotated[
         Way,
         Field(
-            description="inside: within computations; instructions: between segments of them; "
-            "overlapped: beside the gradients of weights, too"
+            description="inside: within computations; instructions: between segments of them; overlapped: "
+            "beside gradients of weights; interleaved: beside another micro-batch"
         ),
     ] = "inside"
 
