@@ -117,7 +117,9 @@ class Row:
         syncs = [method.sync for method in self.methods if method.sync is not None]
         choices = tuple(choice for method in self.methods for choice in method.choices)
         sync = {"sync": syncs[0]} if syncs else {}
-        return {"sharding": self.sharding, "island": self.island, "methods": choices, **sync}
+        layer_choices = tuple(choice for method in self.methods for choice in method.layer_choices)
+        sharing = {"sharding": self.sharding, "island": self.island}
+        return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
 
     def _stage(self, index: int, stage: Stage) -> Stage:
         width = self.cp * self.tp

@@ -17,7 +17,8 @@ from small_jobs import SEED
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice
+from weft.describe.plan import Choice, LayerChoice
+from weft.run.layer_choices import apply_choices
 from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
 from weft.run.randomness import counter_seed
 from weft.run.runtime import RankRuntime
@@ -41,6 +42,7 @@ class Method:
     """
 
     choices: tuple[Choice, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
     sync: Choice | None = None
     runtime_options: ClassVar[Mapping[str, Any]] = {}
     # Whether every replica steps a model of its own.
@@ -98,6 +100,8 @@ class Copy:
         self.masters = build_stage(
             config, range(config.layers + 2), SEED, STEPPED[training.precision], methods=training.choices
         )
+        for method in training.methods:
+            apply_choices(method.layer_choices, self.masters, range(config.layers + 2))
         self.model = self.masters
         if computed != STEPPED[training.precision]:
             self.model = deepcopy(self.masters)
