@@ -203,6 +203,10 @@ GRAPHS = (
     # Of its second stage, one layer reads samples and leaves the stage by itself.
     CROSSED("zb-h1", recompute="full"),
     OF_FOUR(TWO_STEMS, "1f1b", pp=2, layers=((0, 2), (1, 3, 4)), splits=(2, 1)),
+    # Chains split micro-batches, too, whatever else a plan says.
+    Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", splits=(2, 1)),
+    Row(WIDE_LLAMA, "1f1b", pp=2, tp=2, splits=(1, 2), methods=(Clips(0.2),)),
+    Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
 )
 
 MOST_RANKS = 4

@@ -51,6 +51,8 @@ ROWS = (
     HEADED(GPT, "breadth-first", loops=2, recompute="selective", methods=(Head(3),)),
     Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", methods=(Head(2),)),
     HEADED(tiny("llama", layers=4), "chimera", methods=(Head(3),)),
+    # A stage that splits micro-batches has a loss of each part.
+    HEADED(GPT, "1f1b", splits=(2, 1), methods=(Head(1),)),
     # Replicas that step by themselves weigh their own head.
     Row(GPT, "1f1b", dp=2, methods=(Head(1), DenseAveraging(1))),
 )
