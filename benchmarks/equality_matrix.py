@@ -20,11 +20,12 @@ from harness import print_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from equality_matrix import Case, Outcome, alone, cases, difference, train
+from equality_matrix import cases
+from equality_table import TOLERANCE, differences, together, train
+from one_process import Outcome, Training, alone
 from pool import WorkerPool
 
 RANKS = 8
-TOLERANCE = 1e-9
 
 
 def main() -> int:
@@ -36,26 +37,24 @@ def main() -> int:
     pool = WorkerPool(RANKS)
 
     @cache
-    def reference(dp: int, clips: bool, headed: bool) -> Outcome:
-        case = Case(1, dp, 1, ("gpipe", 1), "zero-0", "none", clips, headed)
-        return pool.run(alone, case, ranks=1)[0]
+    def reference(training: Training) -> Outcome:
+        return pool.run(alone, training, ranks=1)[0]
 
     unequal, began = [], time.monotonic()
     try:
-        for mesh, group in groupby(chosen, key=lambda case: (case.pp, case.dp, case.tp)):
-            differences = {}
-            for case in group:
-                found = pool.run(train, case, ranks=case.ranks)
-                differences[case] = difference(found, reference(case.dp, case.clips, case.headed))
-            unequal += [case for case, size in differences.items() if not size <= TOLERANCE]
+        for mesh, group in groupby(chosen, key=lambda row: (row.pp, row.dp, row.tp)):
+            sizes = {}
+            for row in group:
+                plan = row.plan
+                found = together(pool.run(train, row, plan, ranks=plan.ranks))
+                sizes[row] = max(differences(found, reference(row.training(plan))).values())
+            unequal += [row for row, size in sizes.items() if not size <= TOLERANCE]
             words = " x ".join(f"{axis} {size}" for axis, size in zip(("pp", "dp", "tp"), mesh, strict=True))
-            print(
-                f"{words}: {len(differences):>4} plans, at most {max(differences.values()):.1e}", flush=True
-            )
+            print(f"{words}: {len(sizes):>4} plans, at most {max(sizes.values()):.1e}", flush=True)
     finally:
         pool.close()
-    for case in unequal:
-        print(f"UNEQUAL: {case}")
+    for row in unequal:
+        print(f"UNEQUAL: {row}")
     print(f"{len(chosen) - len(unequal)} of {len(chosen)} equal, {time.monotonic() - began:.0f} s")
     return 1 if unequal else 0
 

@@ -1,4 +1,4 @@
-"""Tiny convolutional networks, batches of images for them, and what one process alone makes of them."""
+"""Tiny convolutional networks, batches of images for them, and what moves their running statistics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from small_jobs import LEARNING_RATE, SEED
+from small_jobs import SEED
 from torch import nn
 
 from weft.describe.convolutional_models import convolutional_config
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.batch_norm import StepBatchNorm
-from weft.run.randomness import counter_seed
 from weft.run.stages import build_stage
 
 MOMENTUM = 0.1
@@ -47,52 +46,32 @@ def images_of(
     return micro_batch
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits, targets)
-
-
 def whole(config: ModelConfig, dtype: torch.dtype = torch.float64) -> nn.Module:
     return build_stage(config, range(config.layers + 2), SEED, dtype)
 
 
-def train_alone(config: ModelConfig, plan: Plan, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses, and parameters and running statistics by name, of one process with micro-batches in order.
+class RunningStatistics:
+    """What moves the running statistics of all batch norms of one process's model, once per step.
 
-    Statistics are made from what the batch norms are given: a mean over the micro-batches of the step, and
-    one move towards it.
+    They move towards the mean over the micro-batches of the step, of what the batch norms are given.
     """
-    model = whole(config)
-    norms = {name: part for name, part in model.named_modules() if isinstance(part, StepBatchNorm)}
-    seen: dict[str, list[torch.Tensor]] = {name: [] for name in norms}
-    running = {name: torch.stack([torch.zeros(n), torch.ones(n)]).double() for name, n in _widths(norms)}
-    for name, part in norms.items():
-        part.register_forward_pre_hook(lambda _, inputs, name=name: seen[name].append(_moments(inputs[0])))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    losses = []
-    for step in range(steps):
-        batch, total = images_of(config, plan, step), 0.0
-        for number in range(plan.micro_batches):
-            value, targets = batch(number)
-            for layer, function in enumerate(model.layer_functions(value)):
-                torch.manual_seed(counter_seed(SEED, step, number, layer))
-                value = function(value)
-            loss = loss_of(value, targets) * (1.0 / plan.micro_batches)
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        optimizer.step()
-        optimizer.zero_grad()
-        for name, moments in seen.items():
-            running[name] += MOMENTUM * (torch.stack(moments).mean(0) - running[name])
-            moments.clear()
-    found = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for name, (mean, variance) in running.items():
-        found |= {f"{name}.running_mean": mean, f"{name}.running_var": variance}
-    return losses, found
 
+    def __init__(self, model: nn.Module) -> None:
+        norms = [part for part in model.modules() if isinstance(part, StepBatchNorm)]
+        self._given: dict[StepBatchNorm, list[torch.Tensor]] = {part: [] for part in norms}
+        for part in norms:
+            part.register_forward_pre_hook(self._take)
 
-def _widths(norms: dict[str, StepBatchNorm]) -> list[tuple[str, int]]:
-    return [(name, part.num_features) for name, part in norms.items()]
+    def _take(self, part: StepBatchNorm, inputs: tuple[torch.Tensor]) -> None:
+        if part.training:
+            self._given[part].append(_moments(inputs[0]))
+
+    def end_step(self) -> None:
+        for part, given in self._given.items():
+            for running, mean in zip(part.statistics(), torch.stack(given).mean(0), strict=True):
+                running += MOMENTUM * (mean - running)
+            part.num_batches_tracked += 1
+            given.clear()
 
 
 def _moments(maps: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tiny jobs for tests of the runtime: models, plans, batches, and what one process alone computes."""
+"""Tiny jobs for tests of the runtime: models, plans, batches and runtimes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
-from weft.run.precision import PRECISIONS, STEPPED
+from weft.run.precision import STEPPED
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stage, build_stages
+from weft.run.stages import build_stages
 
 LEARNING_RATE = 0.5
 SEED = 7
@@ -130,21 +130,3 @@ def parameters_of(runtime: RankRuntime) -> dict[str, torch.Tensor]:
         for module in runtime.stages.values()
         for name, parameter in module.named_parameters()
     }
-
-
-def train_alone(config: ModelConfig, plan: Plan, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and parameters of one process that accumulates the micro-batches in their order."""
-    model = build_stage(config, range(config.layers + 2), SEED, PRECISIONS[plan.precision])
-    optimizer = descent(model)
-    losses = []
-    for step in range(steps):
-        batch, total = batch_of(config, plan, step), 0.0
-        for number in range(plan.micro_batches):
-            inputs, targets = batch(number)
-            loss = loss_of(model(inputs), targets) * (1.0 / plan.micro_batches)
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

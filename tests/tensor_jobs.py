@@ -1,18 +1,16 @@
-"""Tiny jobs whose stages are divided over tensor ranks, and what their parameters are as a whole."""
+"""Tiny models that tensor and context ranks can divide, their samples and losses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from small_jobs import batch_of, make_plan, tiny
+from small_jobs import batch_of, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.divided_logits import DividedLogits
-from weft.run.runtime import RankRuntime
 
 
 def divisible(family: str, *, sequence: int = 8, heads: int = 2, tied: bool = False) -> ModelConfig:
@@ -27,25 +25,6 @@ def divisible(family: str, *, sequence: int = 8, heads: int = 2, tied: bool = Fa
             config, image_size=size, patch_size=2, channels=3, sequence=(size // 2) ** 2 + 1, vocabulary=5
         )
     return config
-
-
-def tensor_plan(config: ModelConfig, tp: int = 2, **options: Any) -> Plan:
-    """As `make_plan`; a device is `tp` neighbouring ranks."""
-    plan = make_plan(config, **options)
-    stages = tuple(
-        stage.model_copy(
-            update={
-                "replicas": tuple(
-                    copy.model_copy(
-                        update={"ranks": tuple(tp * copy.ranks[0] + place for place in range(tp))}
-                    )
-                    for copy in stage.replicas
-                )
-            }
-        )
-        for stage in plan.stages
-    )
-    return plan.model_copy(update={"stages": stages, "mesh": {**plan.mesh, "tp": tp}})
 
 
 def samples_of(
@@ -81,16 +60,3 @@ class DividedLoss:
 
 def whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def whole_parameters(runtime: RankRuntime) -> dict[str, torch.Tensor]:
-    """This rank's parameters, joined where it has shares; every rank calls it."""
-    runtime.gather_weights()
-    found = {}
-    for module in runtime.stages.values():
-        for name, parameter in module.named_parameters():
-            value = parameter.detach().clone()
-            if name in module.divisions:
-                value = module.divisions[name].joined(list(module.tensor.gather(value)), module.tensor)
-            found[name] = value
-    return found

@@ -156,6 +156,13 @@ def test_other_kinds_of_file_are_refused(tmp_path, record):
         resolve_model(write(tmp_path, record))
 
 
+def test_a_window_in_a_config_is_not_read_over(tmp_path):
+    assert resolve_model(write(tmp_path, {**LLAMA, "sliding_window": None})).family == "llama"
+    with pytest.raises(InputError) as refused:
+        resolve_model(write(tmp_path, {**LLAMA, "sliding_window": 4096}))
+    assert str(refused.value).endswith("sliding_window: 4096 is not supported (nearest valid: null)")
+
+
 def test_a_head_size_of_its_own_is_refused(tmp_path):
     with pytest.raises(InputError, match="head_dim"):
         resolve_model(write(tmp_path, {**LLAMA, "head_dim": 8}))

@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from installing import ROOT
+from installing import ROOT, printed
 from safetensors.torch import load_file
 
 from weft.describe.run_file import load_run
@@ -22,6 +23,7 @@ from weft.predict.abstract import simulate_schedule
 from weft.program.verify import verify
 
 SCHEDULE = "last-in-first-out"
+ROWS = ROOT / "tests" / "methods" / "rows" / "gradient_norm.py"
 RUN = """
 [model]
 preset = "gpt-1m"
@@ -42,6 +44,13 @@ schedule = "{schedule}"
 [sync]
 method = "{sync}"
 """
+
+
+def test_the_rows_of_the_guide_are_those_of_the_suite() -> None:
+    [block] = printed("py")
+    lines, last = textwrap.dedent(block).rstrip().rsplit("\n", 1)
+    assert last.strip() == "..."
+    assert lines in ROWS.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 1), (3, 5), (4, 8)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,18 @@ from weft.planning.problem import problem_of
 FOLDER = Path(__file__).parents[2] / "examples" / "breadth-first"
 
 
+NAMES = [path.stem for path in FOLDER.glob("*.py")]
+
+
 @pytest.fixture(autouse=True)
-def _beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def _beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other tests have imported under these names comes back."""
     monkeypatch.syspath_prepend(FOLDER)
+    others = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    yield
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 def test_efficiency_grows_with_loops_at_one_micro_batch_per_device() -> None:

@@ -1,31 +1,24 @@
-"""Law: blocks with windows attend to those tokens only, in every layout, as one process does."""
+"""Law: blocks with windows attend to those tokens only; rows of the equality table say so of layouts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from equality_table import Row, differences, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from methods.rows.attention_window import Windows
 from methods.test_micro_batch_norms_runs import weights
 from pool import WorkerPool
-from small_jobs import SEED, descent, make_runtime
-from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_loss, whole_parameters
+from small_jobs import SEED
+from tensor_jobs import divisible
 from transformers import MistralConfig, MistralForCausalLM
 
 from weft.cli.main import run
-from weft.describe.families import layer_graph
-from weft.describe.layer_choices import with_choices
-from weft.describe.model import ModelConfig
-from weft.describe.plan import LayerChoice, Plan
 from weft.errors import InputError
-from weft.methods.attention_window.options import NAME
 from weft.methods.attention_window.runtime import attend, give_window
-from weft.planning.compile import compile_plan
-from weft.program.verify import require_valid
 from weft.run.families.llama import llama_config
 from weft.run.stages import build_stage
 
@@ -82,84 +75,15 @@ def test_a_llama_with_a_window_is_a_mistral(window: int) -> None:
     torch.testing.assert_close(whole(tokens), mistral(tokens).logits, rtol=1e-9, atol=1e-10)
 
 
-def windowed(plan: Plan, **layers_of: tuple[int, ...]) -> Plan:
-    """The plan with windows, such as ``w3=(1,)``."""
-    choices = tuple(
-        LayerChoice(name=NAME, layers=layers, value=int(name[1:])) for name, layers in layers_of.items()
-    )
-    return plan.model_copy(update={"layer_choices": choices})
-
-
-def alone(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    model = build_stage(config, range(config.layers + 2), SEED, torch.float64)
-    for choice in plan.layer_choices:
-        for layer in choice.layers:
-            give_window(model, layer, choice.value)
-    optimizer, losses = descent(model), []
-    for step in range(STEPS):
-        batch, total = samples_of(config, plan, step), 0.0
-        for number in range(plan.micro_batches):
-            inputs, targets = batch(number)
-            loss = whole_loss(model(inputs), targets) / plan.micro_batches
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    program = compile_plan(plan, with_choices(layer_graph(config), plan.layer_choices))
-    runtime = make_runtime(rank, config, plan, program, loss_fn=DividedLoss())
-    losses = [runtime.step(step, samples_of(config, plan, step)).loss for step in range(STEPS)]
-    parameters = whole_parameters(runtime)
-    runtime.close()
-    return losses, parameters
-
-
-def recomputing(plan: Plan, how: str) -> Plan:
-    stages = tuple(stage.model_copy(update={"recompute": how}) for stage in plan.stages)
-    return plan.model_copy(update={"stages": stages})
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("family", "tp", "options", "recompute"),
-    [
-        ("gpt", 1, {"pp": 2, "schedule": "1f1b"}, "full"),
-        ("llama", 1, {"pp": 2, "schedule": "zb-h1"}, "selective"),
-        ("llama", 1, {"dp": 2, "loops": 2, "schedule": "breadth-first"}, "none"),
-        ("gpt", 2, {}, "none"),
-    ],
-)
-def test_every_layout_trains_like_one_process(
-    worker_pool: WorkerPool, family: str, tp: int, options: dict[str, Any], recompute: str
-) -> None:
-    config = divisible(family)
-    plan = recomputing(windowed(tensor_plan(config, tp=tp, **options), w3=(1,), w5=(2,)), recompute)
-    require_valid(compile_plan(plan, with_choices(layer_graph(config), plan.layer_choices)))
-    [(expected_losses, expected)] = worker_pool.run(alone, config, plan, ranks=1)
-    assert expected_losses != worker_pool.run(alone, config, windowed(plan), ranks=1)[0][0]
-    seen_names: set[str] = set()
-    for losses, parameters in worker_pool.run(train, config, plan, ranks=plan.ranks):
-        assert losses == pytest.approx(expected_losses, rel=1e-12)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
-        seen_names |= set(parameters)
-    assert seen_names == set(expected)
-
-
-@pytest.mark.processes
-def test_a_window_of_all_tokens_changes_no_bit(worker_pool: WorkerPool) -> None:
-    config = replace(divisible("llama"), sequence=8)
-    plan = tensor_plan(config, tp=1).model_copy(update={"precision": "fp32"})
-    none, all_tokens = (
-        worker_pool.run(train, config, windowed(plan, **given_), ranks=1)[0]
-        for given_ in ({}, {"w8": (1, 2)})
+def test_a_window_changes_what_is_trained_and_one_of_all_tokens_no_bit(worker_pool: WorkerPool) -> None:
+    none, narrow, all_tokens = (
+        Row(divisible("llama"), precision="fp32", methods=methods)
+        for methods in ((), (Windows(),), (Windows(((1, 8), (2, 9))),))
     )
-    assert none[0] == all_tokens[0]
-    assert all(torch.equal(value, all_tokens[1][name]) for name, value in none[1].items())
+    found = {row: worker_pool.run(train, row, row.plan, ranks=1)[0] for row in (none, narrow, all_tokens)}
+    assert not any(differences(found[all_tokens], found[none]).values())
+    assert max(differences(found[narrow], found[none]).values()) > 1e-3
 
 
 def test_only_blocks_of_known_families_have_windows() -> None:

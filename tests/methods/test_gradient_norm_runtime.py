@@ -1,17 +1,18 @@
-"""Law: all ranks clip by the norm that one process would find, or all leave the step out."""
+"""Law: a norm within the limit changes nothing, and all ranks leave out a step that is not finite."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from asked_methods import CLIPS
+from equality_table import Row, train
+from methods.rows.gradient_norm import Clips
 from pool import RankError, WorkerPool
 from small_jobs import (
-    SEED,
     batch_of,
-    descent,
     loss_of,
     make_plan,
     make_program,
@@ -24,81 +25,25 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.methods.gradient_norm.runtime import GradientNorm
-from weft.program.verify import require_valid
 from weft.run.methods import OwnGradient
-from weft.run.stages import build_stage
 
 pytestmark = pytest.mark.processes
 
 STEPS = 3
-CLIP_NORM = 0.4
 BROKEN_STEP = 1
-Outcome = tuple[list[float | None], dict[str, torch.Tensor]]
 
 
 def with_norm(plan: Plan, sharding: str = "zero-0") -> Plan:
     return plan.model_copy(update={"methods": CLIPS, "sharding": sharding})
 
 
-def train(rank: int, ranks: int, config: ModelConfig, plan: Plan, clip_norm: float | None) -> Outcome:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), clip_norm=clip_norm)
-    norms = [runtime.step(step, batch_of(config, plan, step)).gradient_norm for step in range(STEPS)]
-    runtime.gather_weights()
-    parameters = parameters_of(runtime)
-    runtime.close()
-    return norms, parameters
-
-
-def alone(rank: int, ranks: int, config: ModelConfig, plan: Plan, clip_norm: float) -> Outcome:
-    """What torch's own clipping does in one process."""
-    model = build_stage(config, range(config.layers + 2), SEED, torch.float64)
-    optimizer, norms = descent(model), []
-    for step in range(STEPS):
-        for number in range(plan.micro_batches):
-            inputs, targets = batch_of(config, plan, step)(number)
-            (loss_of(model(inputs), targets) / plan.micro_batches).backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms, {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "pp", "dp", "loops", "sharding", "tied"),
-    [
-        ("gpipe", 1, 1, 1, "zero-0", False),
-        ("gpipe", 1, 3, 1, "zero-0", True),
-        ("1f1b", 2, 2, 1, "zero-0", True),
-        ("1f1b", 2, 2, 1, "zero-1", True),
-        ("breadth-first", 2, 1, 2, "zero-0", True),
-        ("breadth-first", 2, 2, 3, "zero-2", False),
-        ("depth-first", 2, 2, 2, "zero-2", True),
-        ("zb-v", 2, 2, 2, "zero-1", False),
-        ("chimera", 2, 1, 1, "zero-1", True),
-    ],
-)
-def test_clipping_is_that_of_one_process(
-    worker_pool: WorkerPool, schedule: str, pp: int, dp: int, loops: int, sharding: str, tied: bool
-) -> None:
-    config = tiny(tied=tied)
-    plan = with_norm(make_plan(config, pp=pp, dp=dp, loops=loops, schedule=schedule), sharding)
-    require_valid(make_program(config, plan))
-    [(expected_norms, expected)] = worker_pool.run(alone, config, plan, CLIP_NORM, ranks=1)
-    assert max(expected_norms) > CLIP_NORM
-    for norms, parameters in worker_pool.run(train, config, plan, CLIP_NORM, ranks=plan.ranks):
-        assert norms == pytest.approx(expected_norms, rel=1e-9)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
-
-
 def test_a_norm_within_the_limit_changes_no_bit(worker_pool: WorkerPool) -> None:
-    config = tiny()
-    plan = make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32")
-    plain = worker_pool.run(train, config, plan, None, ranks=4)
-    watched = worker_pool.run(train, config, with_norm(plan), 1e6, ranks=4)
-    for (nothing, expected), (norms, found) in zip(plain, watched, strict=True):
-        assert nothing == [None] * STEPS
-        assert all(norm is not None and 0.0 < norm < 1e6 for norm in norms)
+    row = Row(tiny(), "1f1b", pp=2, dp=2, precision="fp32", steps=STEPS)
+    watching = replace(row, methods=(Clips(1e6),))
+    plain, watched = (worker_pool.run(train, one, one.plan, ranks=4) for one in (row, watching))
+    for (nothing, expected), (steps, found) in zip(plain, watched, strict=True):
+        assert not any("gradient_norm" in step for step in nothing)
+        assert all(0.0 < step["gradient_norm"][0] < 1e6 for step in steps)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

@@ -1,4 +1,4 @@
-"""Law: replicas that step by themselves train like one process that steps each of them in turn."""
+"""Law: a run of replicas that step by themselves, stopped inside a cycle, goes on to the bit."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ from safetensors.torch import load_file
 from small_jobs import (
     SEED,
     batch_of,
-    descent,
-    loss_of,
     make_plan,
     make_program,
     make_runtime,
     parameters_of,
     tiny,
-    train_alone,
 )
-from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
-from weft.program.verify import require_valid
-from weft.run.stages import build_stage
 from weft.training import checkpoints
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
 from weft.training.training_state import TrainingState
@@ -42,86 +36,6 @@ Outcome = tuple[list[float], dict[str, torch.Tensor]]
 def averaged(plan: Plan, every: int, **options: float) -> Plan:
     sync = Choice(name="local-averaging", options={"every": every, **options})
     return plan.model_copy(update={"sync": sync})
-
-
-def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan))
-    losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
-    runtime.gather_weights()
-    parameters = parameters_of(runtime)
-    runtime.close()
-    return losses, parameters
-
-
-def alone(config: ModelConfig, plan: Plan, every: int, outer_momentum: float = 0.0) -> Outcome:
-    """One process with a model for every replica; averages count as many micro-batches as a replica runs.
-
-    What the average has moved is the gradient of a step of torch's own Nesterov.
-    """
-    shares = [copy.micro_batches for copy in plan.stages[0].replicas]
-    models = [build_stage(config, range(config.layers + 2), SEED, torch.float64) for _ in shares]
-    optimizers = [descent(model) for model in models]
-    whole = [nn.Parameter(one.detach().clone()) for one in models[0].parameters()]
-    outer = torch.optim.SGD(whole, lr=1.0, momentum=outer_momentum, nesterov=outer_momentum > 0.0)
-    losses = []
-    for step in range(STEPS):
-        batch, total, first = batch_of(config, plan, step), 0.0, 0
-        for model, optimizer, share in zip(models, optimizers, shares, strict=True):
-            for number in range(first, first + share):
-                inputs, targets = batch(number)
-                loss = loss_of(model(inputs), targets)
-                (loss / share).backward()
-                total += loss.item() / sum(shares)
-            first += share
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(total)
-        if (step + 1) % every == 0:
-            with torch.no_grad():
-                copies = list(zip(*(model.parameters() for model in models), strict=True))
-                for one, same in zip(whole, copies, strict=True):
-                    mean = sum(copy * share / sum(shares) for copy, share in zip(same, shares, strict=True))
-                    one.grad = one - mean
-                outer.step()
-                for one, same in zip(whole, copies, strict=True):
-                    for copy in same:
-                        copy.copy_(one)
-    return losses, {name: value.detach().clone() for name, value in models[0].named_parameters()}
-
-
-def require_equal(found: list[Outcome], expected: Outcome) -> None:
-    for losses, parameters in found:
-        assert losses == pytest.approx(expected[0], rel=1e-9)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[1][name], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "pp", "loops", "every", "tied", "outer_momentum"),
-    [
-        ("gpipe", 1, 1, 1, False, 0.0),
-        ("gpipe", 1, 1, 2, True, 0.9),
-        ("1f1b", 2, 1, 3, True, 0.0),
-        ("breadth-first", 2, 2, 2, False, 0.9),
-    ],
-)
-def test_replicas_train_like_one_process_that_steps_each(
-    worker_pool: WorkerPool,
-    schedule: str,
-    pp: int,
-    loops: int,
-    every: int,
-    tied: bool,
-    outer_momentum: float,
-) -> None:
-    config = tiny(layers=2, tied=tied)
-    plain = make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule)
-    plan = averaged(plain, every, outer_momentum=outer_momentum)
-    program = make_program(config, plan)
-    require_valid(program)
-    assert program.steps_per_cycle == every
-    found = worker_pool.run(train, config, plan, ranks=plan.ranks)
-    require_equal(found, alone(config, plan, every, outer_momentum))
 
 
 def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path, done: int) -> list[Outcome]:
@@ -169,10 +83,3 @@ def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
         assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
     one, other = replicas[0][1][1], replicas[pp][1][1]
     assert any(not torch.equal(value, other[name]) for name, value in one.items()), "replicas differ"
-
-
-def test_averaging_every_step_of_plain_descent_is_dense_training(worker_pool: WorkerPool) -> None:
-    config = tiny(layers=2)
-    plan = make_plan(config, dp=2)
-    expected = train_alone(config, plan, STEPS)
-    require_equal(worker_pool.run(train, config, averaged(plan, 1), ranks=2), expected)

@@ -7,9 +7,11 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from equality_table import Row
 from hypothesis import given
 from hypothesis import strategies as st
-from small_jobs import tiny
+from pool import WorkerPool
+from small_jobs import batch_of, loss_of, make_program, make_runtime, tiny
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -262,6 +264,30 @@ def test_numbers_drawn_in_between_change_nothing() -> None:
 def test_a_module_without_layers_is_one_layer() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     assert layer_functions(module, torch.ones(3)) == (module,)
+
+
+def count_losses(rank: int, ranks: int, row: Row) -> list[bool]:
+    """Of each call of the loss, whether it is differentiated."""
+    calls = []
+
+    def counted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls.append(logits.requires_grad)
+        return loss_of(logits, targets)
+
+    plan = row.plan
+    runtime = make_runtime(rank, row.model, plan, make_program(row.model, plan), loss_fn=counted)
+    runtime.step(0, batch_of(row.model, plan, 0))
+    runtime.close()
+    return calls
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("recompute", "calls"), [("none", 3), ("full", 6)])
+def test_the_loss_belongs_to_the_last_layer(
+    worker_pool: WorkerPool, recompute: Recompute, calls: int
+) -> None:
+    row = Row(tiny(), "1f1b", micro_batches=3, recompute=recompute)
+    assert worker_pool.run(count_losses, row, ranks=1) == [[True] * calls]
 
 
 def test_a_layer_that_changes_its_mind_is_named() -> None:

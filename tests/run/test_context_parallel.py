@@ -1,4 +1,7 @@
-"""Law: stages whose tokens context ranks divide train like one process, whatever else the plan says."""
+"""Stages whose tokens context ranks divide: what they exchange, count, keep and refuse.
+
+That they train like one process: `test_equality_table.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from asked_methods import CLIPS
-from context_jobs import TokenLoss, context_plan, require_equal, samples
+from equality_jobs import TokenLoss
+from equality_table import Row
 from pool import WorkerPool
 from small_jobs import SEED, descent, make_program, make_runtime, tiny
 from tensor_jobs import divisible, samples_of, whole_loss
@@ -34,58 +37,6 @@ from weft.run.streams import Completion, Stream, Value
 from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.mark.parametrize("loss", ["tokens", "own"])
-@pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
-def test_two_context_ranks_train_like_one_process(worker_pool: WorkerPool, family: str, loss: str) -> None:
-    config = divisible(family)
-    require_equal(worker_pool, config, context_plan(config), loss)
-
-
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("gpt", {"pp": 2, "schedule": "1f1b", "recompute": "full"}),
-        ("bert", {"pp": 2, "schedule": "1f1b", "recompute": "selective"}),
-        ("llama", {"pp": 2, "schedule": "zb-h1", "recompute": "full"}),
-        ("gpt", {"pp": 2, "loops": 2, "schedule": "zb-v"}),
-        ("llama", {"pp": 2, "schedule": "chimera", "sharding": "zero-1"}),
-        ("gpt", {"dp": 2, "sharding": "zero-1", "recompute": "selective"}),
-        ("bert", {"dp": 2, "sharding": "zero-3"}),
-        ("llama", {"dp": 2, "loops": 4, "schedule": "depth-first", "sharding": "zero-2"}),
-        ("gpt", {"dp": 2, "loops": 2, "schedule": "breadth-first", "sharding": "zero-3"}),
-    ],
-)
-def test_with_pipelines_and_replicas(worker_pool: WorkerPool, family: str, options: dict[str, Any]) -> None:
-    config = divisible(family)
-    require_equal(worker_pool, config, context_plan(config, **options))
-
-
-@pytest.mark.parametrize("family", ["llama", "bert"])
-def test_four_context_ranks(worker_pool: WorkerPool, family: str) -> None:
-    config = divisible(family, sequence=16)
-    require_equal(worker_pool, config, context_plan(config, cp=4))
-
-
-@pytest.mark.parametrize("loss", ["tokens", "whole"])
-def test_ranks_may_have_more_targets_than_others_or_none(worker_pool: WorkerPool, loss: str) -> None:
-    config = divisible("bert", sequence=16)
-    require_equal(worker_pool, config, context_plan(config, cp=4), loss, None, True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"pp": 2, "schedule": "1f1b"},
-        {"dp": 2, "sharding": "zero-1"},
-        {"dp": 2, "loops": 4, "schedule": "breadth-first", "sharding": "zero-2"},
-    ],
-)
-def test_tied_embeddings_and_the_norm_count_once(worker_pool: WorkerPool, options: dict[str, Any]) -> None:
-    config = divisible("llama", tied=True)
-    plan = context_plan(config, **options).model_copy(update={"methods": CLIPS})
-    require_equal(worker_pool, config, plan, "tokens", 0.2)
 
 
 def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, tuple[list[int], list[int]]]:
@@ -143,7 +94,7 @@ def watch(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[str, t
 @pytest.mark.parametrize(("family", "tp"), [("gpt", 1), ("llama", 1), ("gpt", 2)])
 def test_exchanges_have_the_predicted_bytes(worker_pool: WorkerPool, family: str, tp: int) -> None:
     config = replace(divisible(family), vocabulary=20)
-    plan = context_plan(config, tp=tp, pp=2, schedule="1f1b")
+    plan = Row(config, "1f1b", pp=2, cp=2, tp=tp).plan
     for exchanges in worker_pool.run(watch, config, plan, ranks=plan.ranks):
         for found, announced in exchanges.values():
             assert found == announced
@@ -163,20 +114,20 @@ def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[fl
 
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, context_plan(config), ranks=2):
+    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, cp=2).plan, ranks=2):
         assert evaluated == trained
 
 
 def train_in_bf16(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[float]:
     runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    losses = [runtime.step(step, samples(config, plan, 0, False)).loss for step in range(3)]
+    losses = [runtime.step(step, samples_of(config, plan, 0)).loss for step in range(3)]
     runtime.close()
     return losses
 
 
 def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool) -> None:
     config = divisible("llama")
-    plan = context_plan(config).model_copy(update={"precision": "bf16"})
+    plan = Row(config, cp=2, precision="bf16").plan
     first, again = (worker_pool.run(train_in_bf16, config, plan, ranks=2) for _ in range(2))
     assert first == again
     assert first[0] == first[1]
@@ -200,7 +151,7 @@ def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) ->
 
 def test_stages_must_compute_the_tokens_that_the_plan_gives(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    assert worker_pool.run(give_whole_stages, config, context_plan(config), ranks=2) == [
+    assert worker_pool.run(give_whole_stages, config, Row(config, cp=2).plan, ranks=2) == [
         f"stage 0: rank {rank} was given context share 0 of 1, the plan gives it {rank} of 2"
         for rank in range(2)
     ]

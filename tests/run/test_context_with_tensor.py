@@ -1,4 +1,7 @@
-"""Law: replicas that divide tokens and layers train like one process, whatever else the plan says."""
+"""Replicas that divide tokens and layers: what they exchange, count, keep and refuse.
+
+That they train like one process: `test_equality_table.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from asked_methods import CLIPS
-from context_jobs import TokenLoss, context_plan, require_equal
+from equality_jobs import TokenLoss
+from equality_table import Row
 from pool import WorkerPool
 from small_jobs import SEED, make_program, make_runtime
 from tensor_jobs import divisible, samples_of
@@ -29,40 +32,6 @@ from weft.run.tensor_stage import connect_stages
 from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.mark.parametrize(
-    ("family", "loss"), [("gpt", "tokens"), ("llama", "columns"), ("bert", "own"), ("gpt", "mean")]
-)
-def test_two_by_two_ranks_train_like_one_process(worker_pool: WorkerPool, family: str, loss: str) -> None:
-    config = divisible(family)
-    require_equal(worker_pool, config, context_plan(config, tp=2), loss)
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "rest"),
-    [
-        ("gpt", {"pp": 2, "schedule": "1f1b", "recompute": "full"}, ("tokens", 0.2)),
-        ("bert", {"pp": 2, "schedule": "zb-h1", "recompute": "selective"}, ("tokens", None, True)),
-        ("llama", {"dp": 2, "loops": 4, "schedule": "breadth-first", "sharding": "zero-2"}, ("tokens", 0.2)),
-        ("bert", {"dp": 2, "sharding": "zero-3"}, ()),
-    ],
-)
-def test_with_pipelines_and_replicas(
-    worker_pool: WorkerPool, family: str, options: dict[str, Any], rest: tuple[Any, ...]
-) -> None:
-    """Tied embeddings, clipped norms and uneven masks among them."""
-    config = divisible(family, tied=family != "bert")
-    plan = context_plan(config, tp=2, **options).model_copy(update={"methods": CLIPS})
-    require_equal(worker_pool, config, plan, *rest)
-
-
-def test_own_tokens_that_tensor_ranks_do_not_divide_stay_whole(worker_pool: WorkerPool) -> None:
-    """Three tensor ranks, and four tokens of each context rank."""
-    config = replace(divisible("gpt"), hidden=18, heads=3, key_value_heads=3)
-    plan = context_plan(config, tp=3, micro_batches=2)
-    assert plan.shape(0).sequence_parallel == 1
-    require_equal(worker_pool, config, plan)
 
 
 def exchanged_bytes(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[int, float]:
@@ -92,7 +61,7 @@ def exchanged_bytes(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> t
 
 def test_tensor_ranks_exchange_the_predicted_bytes_of_the_own_tokens(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for found, predicted in worker_pool.run(exchanged_bytes, config, context_plan(config, tp=2), ranks=4):
+    for found, predicted in worker_pool.run(exchanged_bytes, config, Row(config, cp=2, tp=2).plan, ranks=4):
         assert found == predicted
 
 
@@ -107,7 +76,7 @@ def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[fl
 
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, context_plan(config, tp=2), ranks=4):
+    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, cp=2, tp=2).plan, ranks=4):
         assert evaluated == trained
 
 
@@ -149,7 +118,7 @@ def test_blocks_keep_what_is_predicted(worker_pool: WorkerPool, family: str) -> 
 
 def test_stages_must_be_divided_as_the_plan_says() -> None:
     config = divisible("gpt", sequence=16)
-    plan = context_plan(config, tp=2)
+    plan = Row(config, cp=2, tp=2).plan
     stages = {0: build_stage(config, range(4), SEED, torch.float64, context_share=(1, 4))}
     with pytest.raises(InputError) as caught:
         connect_stages(plan, 1, stages, {})

@@ -9,22 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool import WorkerPool
-from small_jobs import SEED, descent, make_plan, make_program, tiny
+from small_jobs import SEED, tiny
 from transformers import BertForMaskedLM, ViTForImageClassification
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
-from weft.program.rank_program import part_of
 from weft.run.families.bert import bert_config
 from weft.run.families.vit import vit_config
-from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
 FAMILIES = ("bert", "vit")
-STEPS = 2
 
 
 def small(family: str, *, tied: bool = False) -> ModelConfig:
@@ -141,45 +136,3 @@ def test_every_input_changes_every_output(family: str) -> None:
     changed = inputs.clone()
     changed[..., -1] = (changed[..., -1] + 1) % config.vocabulary
     assert (model(inputs) != model(changed)).any(-1).all()
-
-
-def train(
-    rank: int, ranks: int, config: ModelConfig, plan: Plan
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and parameters of one rank of a plan."""
-    stages = {
-        index: built(config, *stage.layers)
-        for index, stage in enumerate(plan.stages)
-        if any(rank in replica.ranks for replica in stage.replicas)
-    }
-    program = make_program(config, plan)
-    runtime = RankRuntime(plan, part_of(program, rank), stages, loss_of, descent, device="cpu", seed=SEED)
-    size = plan.micro_batch_size
-    losses = [
-        runtime.step(step, lambda number, step=step: batch(config, size, 100 * step + number)).loss  # type: ignore[misc]
-        for step in range(STEPS)
-    ]
-    parameters = {
-        name: parameter.detach().clone()
-        for module in runtime.stages.values()
-        for name, parameter in module.named_parameters()
-    }
-    runtime.close()
-    return losses, parameters
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("schedule", "dp"), [("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2)])
-def test_two_stages_train_like_one(worker_pool: WorkerPool, family: str, schedule: str, dp: int) -> None:
-    config = small(family)
-    alone = make_plan(config, micro_batches=4 * dp)
-    [(expected_losses, expected)] = worker_pool.run(train, config, alone, ranks=1)
-    plan = make_plan(config, pp=2, dp=dp, schedule=schedule)
-    seen: set[str] = set()
-    for losses, parameters in worker_pool.run(train, config, plan, ranks=plan.ranks):
-        assert losses == pytest.approx(expected_losses, rel=1e-12)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
-        seen |= set(parameters)
-    assert seen == set(expected)

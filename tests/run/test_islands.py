@@ -1,4 +1,7 @@
-"""Law: replicas that share out in islands train like one process, and in one island to the bits of none."""
+"""Islands begin with equal values, and their checkpoints pass to islands of other sizes.
+
+That they train like one process: `tests/methods/rows/sharding.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,7 @@ from pool import WorkerPool
 from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program, make_runtime, tiny
 
 from weft.describe.plan import Plan, Sharding
-from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.rank_program import part_of
-from weft.program.verify import require_valid
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 from weft.training import checkpoints
@@ -42,7 +43,6 @@ STATE = TrainingState(
     first_loss=5.5,
 )
 Tensors = dict[str, torch.Tensor]
-Outcome = tuple[list[float], list[float | None], Tensors]
 
 
 def plan_of(sharding: Sharding, island: int | None = 2, *, clips: bool = False, **sizes: object) -> Plan:
@@ -65,87 +65,6 @@ def together(parts: list[Tensors]) -> Tensors:
         for name, value in part.items():
             assert torch.equal(whole.setdefault(name, value), value), name
     return whole
-
-
-def train(rank: int, ranks: int, plans: list[Plan]) -> list[Outcome]:
-    """Losses, norms and parameters by plan."""
-    found = []
-    for generation, plan in enumerate(plans):
-        clip_norm = CLIP_NORM if plan.methods else None
-        program = make_program(CONFIG, plan)
-        runtime = make_runtime(rank, CONFIG, plan, program, clip_norm=clip_norm, generation=generation)
-        results = [runtime.step(step, batch_of(CONFIG, plan, step)) for step in range(STEPS)]
-        losses = [result.loss for result in results]
-        found.append((losses, [result.gradient_norm for result in results], state_of(runtime)))
-        runtime.close()
-    return found
-
-
-def alone(rank: int, ranks: int, plan: Plan) -> Outcome:
-    """One process that accumulates the micro-batches in their order."""
-    model = build_stage(CONFIG, range(CONFIG.layers + 2), SEED, torch.float64)
-    optimizer, losses, norms = descent(model), [], []
-    for step in range(STEPS):
-        batch, total = batch_of(CONFIG, plan, step), 0.0
-        for number in range(plan.micro_batches):
-            inputs, targets = batch(number)
-            loss = loss_of(model(inputs), targets) / plan.micro_batches
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        if plan.methods:
-            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, norms, {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def test_islands_train_like_one_process(worker_pool: WorkerPool) -> None:
-    """Every level, several orders, with and without clipping; depth-first reduces a gradient in parts."""
-    plans = [
-        plan_of("zero-1"),
-        plan_of("zero-2", loops=3, schedule="breadth-first", clips=True),
-        plan_of("zero-3", loops=4, schedule="depth-first"),
-        plan_of("zero-3", pp=2, dp=2, schedule="chimera", micro_batches=4),
-        plan_of("zero-1", pp=2, dp=2, schedule="chimera", micro_batches=4, clips=True),
-    ]
-    for plan in plans:
-        program = make_program(CONFIG, plan)
-        require_valid(program)
-        assert REDUCE_ACROSS in program.columns.kind
-    columns = make_program(CONFIG, plans[2]).columns
-    assert columns.part[columns.kind == REDUCE].max() > 0
-    references = {
-        bool(plan.methods): worker_pool.run(alone, plan, ranks=1)[0] for plan in reversed(plans[:2])
-    }
-    assert max(references[True][1]) > CLIP_NORM
-    answers = worker_pool.run(train, plans, ranks=4)
-    for number, plan in enumerate(plans):
-        expected_losses, expected_norms, expected = references[bool(plan.methods)]
-        for losses, norms, _ in (answer[number] for answer in answers):
-            assert losses == pytest.approx(expected_losses, rel=1e-9)
-            assert norms == (pytest.approx(expected_norms, rel=1e-9) if expected_norms else [None] * STEPS)
-        found = together([answer[number][2] for answer in answers])
-        assert set(found) == set(expected)
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_level_trains_to_the_same_bits(worker_pool: WorkerPool, precision: str) -> None:
-    sizes = {"loops": 3, "schedule": "breadth-first", "precision": precision}
-    plans = [plan_of(sharding, **sizes) for sharding in SHARDINGS]
-    plans += [plan_of("zero-3", island, **sizes) for island in (None, 4)]
-    answers = worker_pool.run(train, plans, ranks=4)
-    outcomes = [
-        (answers[0][number][0], together([answer[number][2] for answer in answers]))
-        for number in range(len(plans))
-    ]
-    for first, second in ((0, 1), (0, 2), (3, 4)):
-        assert outcomes[first][0] == outcomes[second][0]
-        for name, value in outcomes[first][1].items():
-            assert torch.equal(outcomes[second][1][name], value), name
-    assert outcomes[0][0] == pytest.approx(outcomes[3][0], rel=1e-2 if precision == "bf16" else 1e-5)
 
 
 def begin_apart(rank: int, ranks: int, plan: Plan) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from equality_table import Row
 from small_jobs import make_plan, tiny
-from tensor_jobs import divisible, tensor_plan
+from tensor_jobs import divisible
 
 import weft
 from weft.describe.models import resolve_model
@@ -100,7 +101,7 @@ def threads_over_time(rank: int, ranks: int, path: Path) -> list[int]:
 def test_closing_ends_the_threads_of_all_groups(worker_pool, tmp_path, layout):
     # One that outlives the runtime can abort the process when the interpreter goes down.
     path = tmp_path / "plan.json"
-    path.write_text(PlanFile(tensor_plan(divisible("gpt"), **layout)).to_json())
+    path.write_text(PlanFile(Row(divisible("gpt"), **layout).plan).to_json())
     for first, after_first, _, after_second in worker_pool.run(threads_over_time, path, ranks=2):
         assert first > after_first
         assert after_first == after_second

@@ -1,4 +1,4 @@
-"""Stages of a model of one's own: any cut has the same values, outputs and gradients, in processes too."""
+"""Stages of a model of one's own: any cut has the same values, outputs and gradients."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool import WorkerPool
-from small_jobs import SEED, descent, make_plan, make_program
 
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
-from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.program.rank_program import part_of
-from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
 
 NAMES = ("own_models:images", "own_models:text")
@@ -73,40 +68,3 @@ def test_seeds_and_positions_draw_apart_and_leave_the_generator_alone() -> None:
 def test_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InputError, match="must be at least one of 0 to 3"):
         build_stage(resolve_model("own_models:images"), [3, 4], 0, torch.float32)
-
-
-def train(rank: int, ranks: int, name: str, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor]]:
-    config = resolve_model(name)
-    stages = {
-        index: build_stage(config, stage.layers, SEED, torch.float64)
-        for index, stage in enumerate(plan.stages)
-        if any(rank in replica.ranks for replica in stage.replicas)
-    }
-    program = make_program(config, plan)
-    runtime = RankRuntime(plan, part_of(program, rank), stages, loss_of, descent, device="cpu", seed=SEED)
-    losses = [
-        runtime.step(step, lambda number: batch(config, plan.micro_batch_size, number)).loss
-        for step in (0, 1)
-    ]
-    values = {
-        name: parameter.detach().clone()
-        for module in runtime.stages.values()
-        for name, parameter in module.named_parameters()
-    }
-    runtime.close()
-    return losses, values
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_two_stages_train_like_one(worker_pool: WorkerPool, name: str, schedule: str) -> None:
-    config = resolve_model(name)
-    [(expected_losses, expected)] = worker_pool.run(train, name, make_plan(config), ranks=1)
-    seen: set[str] = set()
-    for losses, values in worker_pool.run(train, name, make_plan(config, pp=2, schedule=schedule), ranks=2):
-        assert losses == pytest.approx(expected_losses, rel=1e-12)
-        for key, value in values.items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
-        seen |= set(values)
-    assert seen == set(expected)

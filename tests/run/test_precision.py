@@ -1,14 +1,18 @@
-"""Law: a run in bf16 steps fp32 masters, to the bits of one process, however states are shared out."""
+"""A run in bf16 steps fp32 masters: copies, messages and what is refused.
+
+That it has the bits of one process: `tests/methods/rows/sharding.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
+from equality_table import Row, together, train
 from pool import WorkerPool
-from small_jobs import SEED, batch_of, loss_of, make_plan, make_program, make_runtime, tiny
+from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
 from torch import nn
 
 from weft.describe.families import layer_graph
@@ -16,144 +20,30 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.compile import compile_evaluation_part
+from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import MESSAGES
 from weft.program.rank_program import part_of
 from weft.run.channels import Outbox
 from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, give, lower_precision
 from weft.run.runtime import require_runnable
-from weft.run.stages import build_stage
 from weft.run.streams import Completion, Stream, Value
 from weft.training.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.weight_tensors import model_tensors
 
-STEPS = 3
 ADAMW = OptimizerSettings(
     name="adamw", learning_rate=0.01, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
 )
-LEVELS = ("zero-0", "zero-1", "zero-2", "zero-3")
-Masters = dict[str, torch.Tensor]
-Outcome = tuple[list[float], Masters]
-
-
-def replay(config: ModelConfig, plan: Plan) -> Outcome:
-    """One process: a bf16 model, gradients added up in fp32, and an fp32 model that is stepped and rounded.
-
-    Replicas add up what they have first, as their sum is in the order of the ranks.
-    """
-    masters = build_stage(config, range(config.layers + 2), SEED, torch.float32)
-    model = build_stage(config, range(config.layers + 2), SEED, torch.float32)
-    lower_precision(model.parameters(), torch.bfloat16)
-    optimizer = optimizer_factory(ADAMW)(masters)
-    share = plan.stages[0].replicas[0].micro_batches
-    losses = []
-    for step in range(STEPS):
-        batch, total = batch_of(config, plan, step), 0.0
-        sums = [torch.zeros_like(master) for master in masters.parameters()]
-        for first in range(0, plan.micro_batches, share):
-            own = [torch.zeros_like(master) for master in masters.parameters()]
-            for number in range(first, first + share):
-                inputs, targets = batch(number)
-                loss = loss_of(model(inputs).float(), targets) * (1.0 / plan.micro_batches)
-                loss.backward()
-                total += loss.item()
-                for addend, parameter in zip(own, model.parameters(), strict=True):
-                    assert parameter.grad is not None
-                    addend += parameter.grad.float()
-                    parameter.grad = None
-            for sum_, addend in zip(sums, own, strict=True):
-                sum_ += addend
-        for master, gradient in zip(masters.parameters(), sums, strict=True):
-            master.grad = gradient
-        optimizer.step()
-        with torch.no_grad():
-            for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
-                parameter.copy_(master)
-        losses.append(total)
-    return losses, {name: value.detach().clone() for name, value in masters.named_parameters()}
-
-
-def alone(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    return replay(config, plan)
-
-
-def train(rank: int, ranks: int, config: ModelConfig, plans: list[Plan]) -> list[Outcome]:
-    """Losses and masters of every plan, one after the other."""
-    outcomes = []
-    for generation, plan in enumerate(plans):
-        runtime = make_runtime(
-            rank,
-            config,
-            plan,
-            make_program(config, plan),
-            optimizer_factory=optimizer_factory(ADAMW),
-            generation=generation,
-        )
-        losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
-        masters = model_tensors(runtime.stages, runtime.stepped)
-        # Published: parameters are the masters, rounded.
-        runtime.gather_weights()
-        for module in runtime.stages.values():
-            for name, parameter in module.named_parameters():
-                assert parameter.dtype == torch.bfloat16
-                assert name not in masters or torch.equal(parameter, masters[name].bfloat16())
-        outcomes.append((losses, {name: value.clone() for name, value in masters.items()}))
-        runtime.close()
-    return outcomes
-
-
-def levels(plan: Plan) -> list[Plan]:
-    chosen = LEVELS if len(plan.stages[0].replicas) > 1 else LEVELS[:1]
-    return [plan.model_copy(update={"sharding": level}) for level in chosen]
-
-
-def recomputed(plan: Plan) -> Plan:
-    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
-    return plan.model_copy(update={"stages": stages})
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("family", "schedule", "pp", "dp", "loops", "change"),
-    [
-        ("gpt", "gpipe", 1, 1, 1, None),
-        ("gpt", "breadth-first", 1, 2, 4, recomputed),
-        ("llama", "1f1b", 2, 2, 1, None),
-        ("gpt", "zb-v", 2, 2, 2, None),
-    ],
-)
-def test_masters_are_those_of_one_process(
-    worker_pool: WorkerPool,
-    family: str,
-    schedule: str,
-    pp: int,
-    dp: int,
-    loops: int,
-    change: Callable[[Plan], Plan] | None,
-) -> None:
-    config = tiny(family)
-    plan = make_plan(config, pp=pp, dp=dp, loops=loops, schedule=schedule, micro_batches=4, precision="bf16")
-    plans = levels(plan if change is None else change(plan))
-    [(expected_losses, expected)] = worker_pool.run(alone, config, plan, ranks=1)
-    answers = worker_pool.run(train, config, plans, ranks=plan.ranks)
-    for outcomes in zip(*answers, strict=True):
-        assert [losses for losses, _ in outcomes] == [pytest.approx(expected_losses, rel=1e-12)] * plan.ranks
-        masters = {name: value for _, found in outcomes for name, value in found.items()}
-        assert set(masters) == set(expected)
-        for name, value in masters.items():
-            assert value.dtype == torch.float32
-            assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.processes
 def test_copies_of_a_tied_weight_have_equal_masters(worker_pool: WorkerPool) -> None:
-    config = tiny(tied=True)
-    plans = levels(make_plan(config, pp=2, dp=2, schedule="1f1b", micro_batches=4, precision="bf16"))
-    first, *others = zip(*worker_pool.run(train, config, plans, ranks=4), strict=True)
-    table = "transformer.wte.weight"
-    copies = [found[table] for outcomes in (first, *others) for _, found in outcomes if table in found]
-    assert len(copies) >= len(plans) * 2
-    assert all(torch.equal(copy, copies[0]) for copy in copies)
-    assert [losses for losses, _ in first] == [losses for losses, _ in others[-1]]
+    row = Row(tiny(tied=True), "1f1b", pp=2, dp=2, precision="bf16", optimizer="adamw")
+    rows = [replace(row, sharding=level) for level in SHARDINGS]
+    # All copies of one plan are the same.
+    first, *others = [together(worker_pool.run(train, one, one.plan, ranks=4)) for one in rows]
+    assert first[1]["master of transformer.wte.weight"].dtype == torch.float32
+    for told, tensors in others:
+        assert told == first[0]
+        assert all(torch.equal(tensors[name], value) for name, value in first[1].items())
 
 
 def watch(

@@ -1,7 +1,6 @@
-"""Law: replicas that share out what they step train like replicas that do not, to the bit.
+"""Replicas that share out what they step: gradients that they hold, evaluations, what is refused.
 
-Where a stage's gradient is reduced in several parts, its sum has another order; there the law is that of
-every exact plan: float64 to nine digits.
+That they train like one process: `tests/methods/rows/sharding.py`.
 """
 
 from __future__ import annotations
@@ -11,110 +10,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from equality_table import Row
 from pool import WorkerPool
-from small_jobs import SEED, batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from small_jobs import SEED, batch_of, make_program, make_runtime, tiny
 from torch import nn
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_evaluation_part
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.verify import require_valid
 from weft.run.stages import build_stage
 from weft.run.stepped import ELEMENTWISE
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
-
-STEPS = 3
-ADAMW = OptimizerSettings(
-    name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
-)
-Outcome = tuple[list[float], dict[str, torch.Tensor]]
-
-
-def train(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    runtime = make_runtime(
-        rank, config, plan, make_program(config, plan), optimizer_factory=optimizer_factory(ADAMW)
-    )
-    losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(STEPS)]
-    runtime.gather_weights()
-    parameters = parameters_of(runtime)
-    runtime.close()
-    return losses, parameters
-
-
-def sharded(plan: Plan, sharding: str) -> Plan:
-    return plan.model_copy(update={"sharding": sharding})
-
-
-def parts(config: ModelConfig, plan: Plan) -> int:
-    """The most reductions of one stage's gradient in a step of one rank."""
-    columns = make_program(config, plan).columns
-    return 1 + int(columns.part[columns.kind == REDUCE].max())
-
-
-def require_like_replicated(pool: WorkerPool, config: ModelConfig, plan: Plan) -> None:
-    expected = pool.run(train, config, plan, ranks=plan.ranks)
-    for shared in (sharded(plan, sharding) for sharding in ("zero-1", "zero-2", "zero-3")):
-        assert parts(config, shared) == 1
-        require_valid(make_program(config, shared))
-        found = pool.run(train, config, shared, ranks=plan.ranks)
-        for (expected_losses, expected_parameters), (losses, parameters) in zip(expected, found, strict=True):
-            assert losses == expected_losses
-            assert set(parameters) == set(expected_parameters)
-            for name, value in parameters.items():
-                assert torch.equal(value, expected_parameters[name]), name
-
-
-@pytest.mark.parametrize(
-    ("schedule", "pp", "dp", "loops", "micro_batches"),
-    [
-        ("gpipe", 1, 3, 1, 2),
-        ("1f1b", 2, 2, 1, 4),
-        ("breadth-first", 1, 4, 4, 2),
-        ("depth-first", 2, 2, 2, 4),
-        ("zb-v", 2, 2, 2, 4),
-        ("chimera", 2, 1, 1, 4),
-    ],
-)
-def test_sharded_replicas_train_to_the_same_bits(
-    worker_pool: WorkerPool, schedule: str, pp: int, dp: int, loops: int, micro_batches: int
-) -> None:
-    config = tiny()
-    plan = make_plan(
-        config, pp=pp, dp=dp, loops=loops, schedule=schedule, micro_batches=micro_batches, precision="fp32"
-    )
-    require_like_replicated(worker_pool, config, plan)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "pp", "loops", "micro_batches"), [("depth-first", 2, 3, 4), ("depth-first", 1, 4, 3)]
-)
-def test_gradients_reduced_in_parts_sum_to_the_same(
-    worker_pool: WorkerPool, schedule: str, pp: int, loops: int, micro_batches: int
-) -> None:
-    config = tiny()
-    plan = make_plan(config, pp=pp, dp=2, loops=loops, schedule=schedule, micro_batches=micro_batches)
-    expected = worker_pool.run(train, config, plan, ranks=plan.ranks)
-    for shared in (sharded(plan, "zero-2"), sharded(plan, "zero-3")):
-        assert parts(config, shared) > 1
-        require_valid(make_program(config, shared))
-        found = worker_pool.run(train, config, shared, ranks=plan.ranks)
-        for (expected_losses, expected_parameters), (losses, parameters) in zip(expected, found, strict=True):
-            assert losses == pytest.approx(expected_losses, rel=1e-9)
-            for name, value in parameters.items():
-                torch.testing.assert_close(value, expected_parameters[name], rtol=1e-9, atol=1e-12)
-
-
-def test_shares_without_any_parameter_that_decays(worker_pool: WorkerPool) -> None:
-    """They leave a group of the optimizer empty: the table of the first layer is half of the only stage."""
-    config = replace(tiny("llama", layers=1), vocabulary=200)
-    plan = make_plan(config, dp=4, micro_batches=1, precision="fp32")
-    require_like_replicated(worker_pool, config, plan)
 
 
 def most_gradients(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[int, int, int]:
@@ -152,7 +62,7 @@ def test_no_rank_holds_the_gradients_of_all_stages(
     worker_pool: WorkerPool, schedule: str, loops: int
 ) -> None:
     config = tiny()
-    plan = sharded(make_plan(config, dp=2, loops=loops, schedule=schedule), "zero-2")
+    plan = Row(config, schedule, dp=2, loops=loops, sharding="zero-2").plan
     modules = [build_stage(config, stage.layers, SEED, torch.float64) for stage in plan.stages]
     # Two ranks share an even number of elements, of eight bytes each.
     sizes = [16 * -(-sum(one.numel() for one in module.parameters()) // 2) for module in modules]
@@ -178,11 +88,9 @@ def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[flo
 
 @pytest.mark.parametrize("sharding", ["zero-1", "zero-2", "zero-3"])
 def test_evaluation_gathers_the_newest_weights(worker_pool: WorkerPool, sharding: str) -> None:
-    config = tiny()
-    plan = make_plan(config, pp=2, dp=2, loops=2, schedule="breadth-first", precision="fp32")
-    expected, found = (
-        worker_pool.run(evaluate, config, one, ranks=4) for one in (plan, sharded(plan, sharding))
-    )
+    row = Row(tiny(), "breadth-first", pp=2, dp=2, loops=2, precision="fp32")
+    plans = (row.plan, replace(row, sharding=sharding).plan)
+    expected, found = (worker_pool.run(evaluate, row.model, plan, ranks=4) for plan in plans)
     assert found == expected
     assert len(set(expected[0])) == 5
 
@@ -204,7 +112,7 @@ def refuse(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
 
 
 def test_an_optimizer_that_cannot_be_shared_out_is_refused(worker_pool: WorkerPool) -> None:
-    plan = sharded(make_plan(tiny(), dp=2), "zero-1")
+    plan = Row(tiny(), dp=2, sharding="zero-1").plan
     texts = worker_pool.run(refuse, tiny(), plan, ranks=2)
     known = ", ".join(optimizer.__name__ for optimizer in ELEMENTWISE)
     assert (
@@ -215,6 +123,12 @@ def test_an_optimizer_that_cannot_be_shared_out_is_refused(worker_pool: WorkerPo
         ]
         * 2
     )
+
+
+def test_shares_that_would_come_to_other_collectives_are_refused() -> None:
+    row = Row(tiny(), "depth-first", pp=2, dp=2, loops=3, shares=(4, 2), sharding="zero-2")
+    with pytest.raises(InputError, match=r"in this order of micro-batches.* \(4, 2 micro-batches\)"):
+        make_program(row.model, row.plan)
 
 
 @pytest.mark.parametrize("optimizer", ELEMENTWISE)

@@ -1,17 +1,19 @@
-"""Law: stages that are divided over tensor ranks train like one process, whatever else the plan says."""
+"""Stages that are divided over tensor ranks: what they count, keep and refuse.
+
+That they train like one process: `test_equality_table.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from asked_methods import CLIPS
+from equality_table import Row
 from pool import WorkerPool
 from small_jobs import SEED, descent, make_program, make_runtime, tiny
-from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_loss, whole_parameters
+from tensor_jobs import DividedLoss, divisible, samples_of, whole_loss
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -22,7 +24,6 @@ from weft.errors import InputError
 from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import stage_kept_bytes
 from weft.program.rank_program import part_of
-from weft.program.verify import require_valid
 from weft.run.failures import PeerLostError
 from weft.run.runtime import RankRuntime
 from weft.run.stages import build_stage
@@ -30,125 +31,6 @@ from weft.run.tensor_parallel import TensorRanks
 from weft.run.transport import HostGroup
 
 pytestmark = pytest.mark.processes
-
-STEPS = 2
-Outcome = tuple[list[float], dict[str, torch.Tensor]]
-
-
-def alone(rank: int, ranks: int, config: ModelConfig, plan: Plan, clip_norm: float | None) -> Outcome:
-    """One process that accumulates the micro-batches in their order."""
-    model = build_stage(config, range(config.layers + 2), SEED, torch.float64)
-    optimizer, losses = descent(model), []
-    for step in range(STEPS):
-        batch, total = samples_of(config, plan, step), 0.0
-        for number in range(plan.micro_batches):
-            inputs, targets = batch(number)
-            loss = whole_loss(model(inputs), targets) / plan.micro_batches
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def train(
-    rank: int, ranks: int, config: ModelConfig, plan: Plan, clip_norm: float | None, divided_loss: bool
-) -> Outcome:
-    loss = DividedLoss() if divided_loss else whole_loss
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=loss, clip_norm=clip_norm)
-    losses = [runtime.step(step, samples_of(config, plan, step)).loss for step in range(STEPS)]
-    parameters = whole_parameters(runtime)
-    runtime.close()
-    return losses, parameters
-
-
-def require_equal(
-    pool: WorkerPool,
-    config: ModelConfig,
-    plan: Plan,
-    *,
-    clip_norm: float | None = None,
-    divided_loss: bool = True,
-) -> None:
-    require_valid(make_program(config, plan))
-    [(expected_losses, expected)] = pool.run(alone, config, plan, clip_norm, ranks=1)
-    seen: set[str] = set()
-    for losses, parameters in pool.run(train, config, plan, clip_norm, divided_loss, ranks=plan.ranks):
-        assert losses == pytest.approx(expected_losses, rel=1e-12)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
-        seen |= set(parameters)
-    assert seen == set(expected)
-
-
-@pytest.mark.parametrize("sequence", [8, 7], ids=["stream divided", "stream whole"])
-@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "vit"])
-def test_two_tensor_ranks_train_like_one_process(worker_pool: WorkerPool, family: str, sequence: int) -> None:
-    config = divisible(family, sequence=sequence)
-    require_equal(worker_pool, config, tensor_plan(config))
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "sharding"),
-    [
-        ("gpt", {"pp": 2, "schedule": "1f1b"}, "zero-0"),
-        ("vit", {"pp": 2, "schedule": "1f1b"}, "zero-0"),
-        ("llama", {"dp": 2}, "zero-0"),
-        ("gpt", {"dp": 2}, "zero-1"),
-        ("bert", {"dp": 2, "loops": 2, "schedule": "breadth-first"}, "zero-2"),
-        ("llama", {"dp": 2, "loops": 4, "schedule": "depth-first"}, "zero-2"),
-        ("gpt", {"dp": 2, "loops": 2, "schedule": "breadth-first"}, "zero-3"),
-        ("llama", {"pp": 2, "schedule": "zb-h1"}, "zero-0"),
-        ("gpt", {"pp": 2, "loops": 2, "schedule": "zb-v"}, "zero-0"),
-        ("gpt", {"pp": 2, "schedule": "chimera"}, "zero-0"),
-    ],
-)
-def test_with_pipelines_and_replicas(
-    worker_pool: WorkerPool, family: str, options: dict[str, Any], sharding: str
-) -> None:
-    config = divisible(family)
-    plan = tensor_plan(config, **options).model_copy(update={"sharding": sharding})
-    require_equal(worker_pool, config, plan)
-
-
-def test_four_tensor_ranks(worker_pool: WorkerPool) -> None:
-    config = divisible("llama", heads=4)
-    require_equal(worker_pool, config, tensor_plan(config, tp=4))
-
-
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [("gpt", {}), ("bert", {"pp": 2, "schedule": "1f1b"}), ("llama", {"dp": 2, "schedule": "zb-h1"})],
-)
-def test_tied_embeddings(worker_pool: WorkerPool, family: str, options: dict[str, Any]) -> None:
-    config = divisible(family, tied=True)
-    require_equal(worker_pool, config, tensor_plan(config, **options))
-
-
-@pytest.mark.parametrize(
-    ("recompute", "schedule"), [("full", "gpipe"), ("full", "zb-h1"), ("selective", "1f1b")]
-)
-def test_recomputed_layers_exchange_again(worker_pool: WorkerPool, recompute: str, schedule: str) -> None:
-    config = divisible("gpt")
-    plan = tensor_plan(config, schedule=schedule)
-    stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
-    require_equal(worker_pool, config, plan.model_copy(update={"stages": stages}))
-
-
-@pytest.mark.parametrize(("dp", "sharding"), [(1, "zero-0"), (2, "zero-0"), (2, "zero-1")])
-def test_the_norm_counts_every_element_once(worker_pool: WorkerPool, dp: int, sharding: str) -> None:
-    config = divisible("gpt")
-    plan = tensor_plan(config, dp=dp)
-    plan = plan.model_copy(update={"sharding": sharding, "methods": CLIPS})
-    require_equal(worker_pool, config, plan, clip_norm=0.2)
-
-
-def test_a_loss_that_takes_no_shares_is_given_all_logits(worker_pool: WorkerPool) -> None:
-    config = divisible("gpt")
-    require_equal(worker_pool, config, tensor_plan(config), divided_loss=False)
 
 
 def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
@@ -162,7 +44,7 @@ def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[fl
 
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, tensor_plan(config), ranks=2):
+    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, tp=2).plan, ranks=2):
         assert evaluated == trained
 
 
@@ -181,7 +63,7 @@ def refuse_optimizer(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> 
 
 def test_an_optimizer_of_whole_parameters_is_refused(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for said in worker_pool.run(refuse_optimizer, config, tensor_plan(config), ranks=2):
+    for said in worker_pool.run(refuse_optimizer, config, Row(config, tp=2).plan, ranks=2):
         begin = (
             "optimizer: Whitening is not known to step every element by itself, as tensor parallelism needs"
         )
@@ -198,7 +80,7 @@ def train_in_bf16(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> lis
 @pytest.mark.parametrize("sequence", [8, 7], ids=["stream divided", "stream whole"])
 def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool, sequence: int) -> None:
     config = divisible("gpt", sequence=sequence)
-    plan = tensor_plan(config).model_copy(update={"precision": "bf16"})
+    plan = Row(config, tp=2, precision="bf16").plan
     first, again = (worker_pool.run(train_in_bf16, config, plan, ranks=2) for _ in range(2))
     assert first == again
     assert first[0] == first[1]
@@ -222,7 +104,7 @@ def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) ->
 
 def test_stages_must_be_the_shares_that_the_plan_gives(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    assert worker_pool.run(give_whole_stages, config, tensor_plan(config), ranks=2) == [
+    assert worker_pool.run(give_whole_stages, config, Row(config, tp=2).plan, ranks=2) == [
         f"stage 0: rank {rank} was given tensor share 0 of 1, the plan gives it {rank} of 2"
         for rank in range(2)
     ]

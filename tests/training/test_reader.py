@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from run.test_graph_stages import Case
+from equality_table import Row
 from small_jobs import make_plan, make_program, tiny
 
-from weft.describe.families import layer_graph
+from weft.describe.models import resolve_model
 from weft.errors import RunError
-from weft.planning.compile import compile_plan
 from weft.program.rank_program import part_of
 from weft.training.reader import BatchReader, Pair, micro_batches_read, training_samples
 from weft.training.sampler import SampleLedger
@@ -112,14 +112,21 @@ def test_only_ranks_of_first_and_last_stages_read(layout: dict[str, int], needed
     )
 
 
-def test_ranks_whose_stages_read_samples_beside_others_read_too() -> None:
-    case = Case("two_stems", "1f1b", ((0, 2), (1, 3), (4,)), splits=(2, 4, 2))
-    program = compile_plan(case.plan, layer_graph(case.config))
-    assert program.obligations.sources == (0,)
-    crossed = Case("two_stems", "1f1b", ((0,), (1, 2), (3,), (4,)), splits=(1, 2, 1, 1))
-    program = compile_plan(crossed.plan, layer_graph(crossed.config))
-    found = [micro_batches_read(part_of(program, rank)) for rank in range(4)]
-    assert found == [[0, 1, 2], [0, 1, 2], [], [0, 1, 2]]
+@pytest.mark.parametrize(
+    ("layers", "sources", "needed"),
+    [
+        (((0, 2), (1, 3), (4,)), (0,), [[0, 1, 2], [], [0, 1, 2]]),
+        (((0,), (1, 2), (3,), (4,)), (0, 1), [[0, 1, 2], [0, 1, 2], [], [0, 1, 2]]),
+    ],
+)
+def test_ranks_whose_stages_read_samples_beside_others_read_too(
+    layers: tuple[tuple[int, ...], ...], sources: tuple[int, ...], needed: list[list[int]]
+) -> None:
+    model, count = resolve_model("own_models:two_stems"), len(layers)
+    row = Row(model, "1f1b", pp=count, layers=layers, splits=(2, 4, 2, 2)[:count], micro_batches=3)
+    program = make_program(model, replace(row, micro_batch_size=4).plan)
+    assert program.obligations.sources == sources
+    assert [micro_batches_read(part_of(program, rank)) for rank in range(count)] == needed
 
 
 def test_stages_with_losses_of_their_own_read_targets_too() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from context_jobs import context_plan
+from equality_table import Row
 from hugging_face_jobs import (
     inputs_of,
     model_folder,
@@ -22,7 +22,7 @@ from hugging_face_jobs import (
 from pool import WorkerPool
 from safetensors.torch import load_file
 from small_jobs import make_program, make_runtime
-from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan
+from tensor_jobs import DividedLoss, divisible, samples_of
 
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -81,12 +81,12 @@ def pass_on(
 
 
 def plans_of(config: ModelConfig) -> list[Plan]:
-    pipelined = tensor_plan(config, pp=2, schedule="1f1b")
-    shared = tensor_plan(config, dp=2).model_copy(update={"sharding": "zero-1"})
-    tokens = context_plan(config, dp=2, sharding="zero-3")
-    both = context_plan(config, tp=2)
-    alone = tensor_plan(config, tp=1)
-    return [alone, tensor_plan(config), both, tokens, both, alone, pipelined, shared, alone]
+    pipelined = Row(config, "1f1b", pp=2, tp=2).plan
+    shared = Row(config, dp=2, tp=2, sharding="zero-1").plan
+    tokens = Row(config, dp=2, cp=2, sharding="zero-3").plan
+    both = Row(config, cp=2, tp=2).plan
+    alone = Row(config).plan
+    return [alone, Row(config, tp=2).plan, both, tokens, both, alone, pipelined, shared, alone]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
@@ -108,8 +108,8 @@ def test_any_division_passes_the_same_tensors_on(
 def test_states_after_a_step_are_those_of_one_rank(worker_pool: WorkerPool, tmp_path: Path) -> None:
     config = divisible("llama")
     *_, shared, alone = plans_of(config)
-    plans = {"alone": alone, "shared": shared, "divided": tensor_plan(config)}
-    plans |= {"tokens": context_plan(config), "both": context_plan(config, tp=2)}
+    plans = {"alone": alone, "shared": shared, "divided": Row(config, tp=2).plan}
+    plans |= {"tokens": Row(config, cp=2).plan, "both": Row(config, cp=2, tp=2).plan}
     for name, plan in plans.items():
         worker_pool.run(pass_on, config, plan, None, tmp_path / name, ranks=plan.ranks)
     expected = tensors_of(tmp_path / "alone" / "step-00000001")
@@ -127,9 +127,9 @@ def test_states_after_a_step_are_those_of_one_rank(worker_pool: WorkerPool, tmp_
 def test_a_checkpoint_of_another_width_is_refused(worker_pool: WorkerPool, tmp_path: Path) -> None:
     config = divisible("gpt")
     wider = replace(config, feed_forward=32)
-    worker_pool.run(pass_on, config, tensor_plan(config, tp=1), None, tmp_path, ranks=1)
+    worker_pool.run(pass_on, config, Row(config).plan, None, tmp_path, ranks=1)
     [source] = tmp_path.iterdir()
-    said = worker_pool.run(pass_on, wider, tensor_plan(wider), source, tmp_path / "no", ranks=2)
+    said = worker_pool.run(pass_on, wider, Row(wider, tp=2).plan, source, tmp_path / "no", ranks=2)
     needs = "mlp.c_fc.bias/exp_avg has the shape [24], this model's is [32]"
     assert said == [f"{source}: optimizer/transformer.h.0.{needs}"] * 2
 
@@ -142,7 +142,7 @@ def divided_run(worker_pool: WorkerPool, tmp_path_factory: pytest.TempPathFactor
     folder = model_folder(home / "model", config)
     text = write_text(home / "text.txt")
     write_run(home / "run", folder, text, precision="fp64", weights=False)
-    plan = tensor_plan(resolve_model(str(folder)), schedule="1f1b")
+    plan = Row(resolve_model(str(folder)), "1f1b", tp=2).plan
     (home / "run" / "plan.json").write_text(PlanFile(plan).to_json())
     assert worker_pool.run(run_training, home / "run", plan, ranks=2) == [0, 0]
     return home / "run"
@@ -163,7 +163,7 @@ def test_transformers_computes_the_logits_of_a_divided_run(
     # Another divided run begins where this one has ended.
     text = run_dir.parent / "text.txt"
     write_run(tmp_path / "next", tmp_path / "out", text, precision="fp64", weights=True)
-    plan = tensor_plan(resolve_model(str(tmp_path / "out")), schedule="1f1b")
+    plan = Row(resolve_model(str(tmp_path / "out")), "1f1b", tp=2).plan
     (tmp_path / "next" / "plan.json").write_text(PlanFile(plan).to_json())
     assert worker_pool.run(run_training, tmp_path / "next", plan, ranks=2) == [0, 0]
     first, last = result_of(tmp_path / "next")["first_loss"], result_of(run_dir)["final_loss"]

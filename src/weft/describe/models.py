@@ -129,7 +129,7 @@ _FORMATS: Mapping[str, _Format] = {
         },
         optional={"feed_forward": "n_inner"},
         tied=True,
-        unsupported={"add_cross_attention": False},
+        unsupported={"add_cross_attention": False, "sliding_window": None},
     ),
     "llama": _Format(
         family="llama",
@@ -143,7 +143,7 @@ _FORMATS: Mapping[str, _Format] = {
         },
         optional={"key_value_heads": "num_key_value_heads"},
         tied=False,
-        unsupported={"attention_bias": False, "mlp_bias": False},
+        unsupported={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
     ),
     "bert": _Format(
         family="bert",
@@ -220,7 +220,8 @@ def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str
     for key, supported in form.unsupported.items():
         if record.get(key) not in (None, supported):
             problem = f"{shown(record[key])} is not supported"
-            problems.append(Violation(f"{where}: {key}", problem, str(supported).lower()))
+            near = "null" if supported is None else str(supported).lower()
+            problems.append(Violation(f"{where}: {key}", problem, near))
     constants, wrong = read_constants(record, form.family, where)
     problems += wrong
     problems += _size_problems(sizes, record, form, where)

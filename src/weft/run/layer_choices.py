@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from weft.bundles import runtime_parts
 from weft.describe.layer_choices import Value
-from weft.describe.plan import Plan
+from weft.describe.plan import LayerChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,13 @@ class RunChoice:
     apply: Callable[[nn.Module, int, Value], None]
 
 
-def apply_choices(plan: Plan, stages: Mapping[int, nn.Module]) -> None:
-    """Let the layers of a rank's stages run with what the plan chooses for them.
+def apply_choices(choices: Iterable[LayerChoice], stage: nn.Module, layers: Collection[int]) -> None:
+    """Let a stage, which has these layers of the model, run with what is chosen for them.
 
     Raises:
-        InputError: when a stage has a layer that cannot.
+        InputError: when it has a layer that cannot.
     """
     known = {one.name: one for one in runtime_parts(RunChoice)}
-    for choice in plan.layer_choices:
-        for index, module in stages.items():
-            for layer in sorted({*choice.layers} & {*plan.stages[index].layers}):
-                known[choice.name].apply(module, layer, choice.value)
+    for choice in choices:
+        for layer in sorted({*choice.layers} & {*layers}):
+            known[choice.name].apply(stage, layer, choice.value)

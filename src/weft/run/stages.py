@@ -92,7 +92,7 @@ def build_stages(
             context_share=context,
             methods=plan.methods,
         )
-    apply_choices(plan, stages)
+        apply_choices(plan.layer_choices, stages[index], layers)
     return stages
 
 

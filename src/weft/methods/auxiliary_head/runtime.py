@@ -70,8 +70,8 @@ class HeadState(MethodState):
         assert options is not None, "a program owes a head to a plan that asks for one"
         self._stage, self._layer = owed.stage, options.after_block
         self._micro_batches = _micro_batches(program, owed.stage)
-        self._weight = options.weight / program.micro_batches
-        self._mean = 1.0 / program.micro_batches
+        self._mean = 1.0 / (program.micro_batches * program.obligations.split(owed.stage))
+        self._weight = options.weight * self._mean
         self._device = making.device
         self._roots: tuple[Root, ...] = ()
         stage = making.stages.get(owed.stage)
@@ -103,7 +103,7 @@ class HeadState(MethodState):
         return self._roots if stage == self._stage else ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:
-        """The mean over the micro-batches of the global batch, of which a rank has those of its own."""
+        """The mean over the stage's micro-batches of the global batch, of which a rank has its own."""
         if not workspace.training:
             return {}
         keys = ((METRIC, self._stage, number) for number in self._micro_batches)

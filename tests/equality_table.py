@@ -1,0 +1,276 @@
+"""The table of plans that must all train like one process: a row is a model, a layout and its methods.
+
+`Row.plan` makes the plan of a row, `train` executes it on a rank, `alone` of `one_process` is what it is
+compared with, by `differences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from equality_jobs import LOSSES, OPTIMIZERS, drop_out, samples
+from one_process import HELD_OUT, Method, Outcome, Part, Told, Training, stepped, tensors_of
+from small_jobs import SEED, make_plan, make_program
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan, Recompute, Replica, Sharding, Stage
+from weft.planning.compile import compile_evaluation_part
+from weft.program.rank_program import part_of
+from weft.run.precision import PRECISIONS, STEPPED
+from weft.run.runtime import RankRuntime, StepResult
+from weft.run.stages import build_stages
+from weft.training.weight_tensors import model_tensors
+
+# Of losses and of what methods tell, relative; of tensors, relative where they are larger than SMALL.
+TOLERANCE = 1e-9
+SMALL = 1e-3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan of a model, how it is trained, and how closely it must equal one process.
+
+    Attributes:
+        micro_batches: of each pipeline.
+        shares: micro-batches of each replica, where they differ.
+        layers: of each stage how many, or which, where not as many in each.
+        splits: into how many parts each stage splits micro-batches.
+        devices: the order of the devices, for `planned_by`.
+        recompute: of all stages, or of each.
+        loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
+        masks: whether most targets are left out, of ranks unlike many.
+        same_bits: whether the order of all sums is that of one process, which adds up replica by replica.
+        planned_by: makes the plan from the row, in place of `plan`.
+    """
+
+    model: ModelConfig
+    schedule: str = "gpipe"
+    pp: int = 1
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    loops: int = 1
+    micro_batches: int = 4
+    micro_batch_size: int = 2
+    shares: tuple[int, ...] = ()
+    layers: tuple[int | tuple[int, ...], ...] = ()
+    splits: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    sharding: Sharding = "zero-0"
+    island: int | None = None
+    recompute: Recompute | tuple[Recompute, ...] = "none"
+    precision: str = "fp64"
+    methods: tuple[Method, ...] = ()
+    dropout: float = 0.0
+    loss: str = ""
+    masks: bool = False
+    optimizer: str = "descent"
+    steps: int = 2
+    evaluates: bool = False
+    same_bits: bool = False
+    planned_by: Callable[[Row], Plan] | None = None
+
+    def __str__(self) -> str:
+        changed = [
+            (field.name, getattr(self, field.name))
+            for field in fields(self)[1:]
+            if getattr(self, field.name) != field.default
+        ]
+        words = [_words(name, value) for name, value in changed]
+        return ", ".join([_model_words(self.model), *words])
+
+    @property
+    def plan(self) -> Plan:
+        """Ranks go by pipeline, then by stage, then by context rank, then by tensor rank."""
+        if self.planned_by is not None:
+            return self.planned_by(self)
+        plan = make_plan(
+            self.model,
+            pp=self.pp,
+            dp=self.dp,
+            loops=self.loops,
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+            micro_batch_size=self.micro_batch_size,
+            precision=self.precision,
+        )
+        stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
+        shares = [one.micro_batches for one in stages[0].replicas]
+        degrees = {axis: size for axis, size in (("cp", self.cp), ("tp", self.tp)) if size > 1}
+        return plan.model_copy(
+            update={
+                "stages": stages,
+                "global_batch": sum(shares) * self.micro_batch_size,
+                "mesh": {**plan.mesh, **degrees},
+                **self.asked,
+            }
+        )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the plan says beside its stages."""
+        syncs = [method.sync for method in self.methods if method.sync is not None]
+        choices = tuple(choice for method in self.methods for choice in method.choices)
+        sync = {"sync": syncs[0]} if syncs else {}
+        layer_choices = tuple(choice for method in self.methods for choice in method.layer_choices)
+        sharing = {"sharding": self.sharding, "island": self.island}
+        return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
+
+    def _stage(self, index: int, stage: Stage) -> Stage:
+        width = self.cp * self.tp
+        shares = self.shares or [one.micro_batches for one in stage.replicas]
+        replicas = tuple(
+            Replica(ranks=tuple(width * one.ranks[0] + place for place in range(width)), micro_batches=share)
+            for one, share in zip(stage.replicas, shares, strict=True)
+        )
+        recompute = self.recompute if isinstance(self.recompute, str) else self.recompute[index]
+        changes: dict[str, Any] = {"replicas": replicas, "recompute": recompute}
+        if self.layers:
+            changes["layers"] = self._layers_of(index)
+        if self.splits:
+            changes["splits"] = self.splits[index]
+        return stage.model_copy(update=changes)
+
+    def _layers_of(self, index: int) -> tuple[int, ...]:
+        chosen = self.layers[index]
+        if isinstance(chosen, tuple):
+            return chosen
+        return tuple(range(*list(pairwise(accumulate(self.layers, initial=0)))[index]))
+
+    def training(self, plan: Plan) -> Training:
+        """What one process does in its place."""
+        shares = [one.micro_batches for one in plan.stages[0].replicas]
+        in_parts = self.same_bits or any(method.by_replica for method in self.methods)
+        return Training(
+            model=self.model,
+            micro_batch_size=self.micro_batch_size,
+            parts=_parts(shares, self.island or len(shares)) if in_parts else range(sum(shares)),
+            precision=self.precision,
+            dropout=self.dropout,
+            loss=self._loss if self.loss == "own" else "whole",
+            masks=self.masks,
+            optimizer=self.optimizer,
+            steps=self.steps,
+            evaluates=self.evaluates,
+            methods=self.methods,
+        )
+
+    @property
+    def _loss(self) -> str:
+        return self.loss or ("tokens" if self.cp > 1 else "columns")
+
+
+def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
+    """What a rank of the plan tells and ends with."""
+    stages = build_stages(plan, row.model, rank, SEED, STEPPED[plan.precision])
+    drop_out(stages.values(), row.dropout)
+    runtime = RankRuntime(
+        plan,
+        part_of(make_program(row.model, plan), rank),
+        stages,
+        LOSSES[row._loss],
+        OPTIMIZERS[row.optimizer],
+        device="cpu",
+        seed=SEED,
+        **{name: value for method in row.methods for name, value in method.runtime_options.items()},
+    )
+    steps = []
+    for step in range(row.steps):
+        steps.append(_told(runtime.step(step, samples(row.model, plan, step, row.masks))))
+        if row.evaluates:
+            # Whoever reads in the middle changes nothing.
+            part = compile_evaluation_part(plan, layer_graph(row.model), rank)
+            held_out = samples(row.model, plan, HELD_OUT, row.masks)
+            steps[-1]["evaluated"] = [runtime.evaluate(part, [held_out])]
+    masters = {}
+    if STEPPED[plan.precision] != PRECISIONS[plan.precision]:
+        masters = stepped(model_tensors(runtime.stages, runtime.stepped))
+    tensors = whole_tensors(runtime) | masters
+    if row.sharding == "zero-0":
+        assert all(not bucket.flat.any() for bucket in runtime.buckets.values())
+    for method in row.methods:
+        method.check(runtime)
+    runtime.close()
+    assert not any(one._backward_hooks for module in stages.values() for one in module.parameters())
+    return steps, tensors
+
+
+def _told(result: StepResult) -> Told:
+    figures = {"loss": result.loss, **result.totals, **result.figures}
+    return {**{name: [value] for name, value in figures.items()}, **result.series}
+
+
+def whole_tensors(runtime: RankRuntime) -> dict[str, torch.Tensor]:
+    """This rank's tensors, joined where it has shares; every rank calls it."""
+    runtime.gather_weights()
+    found: dict[str, torch.Tensor] = {}
+    for module in runtime.stages.values():
+        divisions = getattr(module, "divisions", {})
+        for name, value in tensors_of(module).items():
+            if name in divisions:
+                value = divisions[name].joined(list(module.tensor.gather(value)), module.tensor)
+            assert torch.equal(found.setdefault(name, value), value), name
+    return found
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What all ranks tell, and every tensor, of which all that have it have the same bits."""
+    steps, tensors = outcomes[0][0], {}
+    for told, own in outcomes:
+        assert told == steps
+        for name, value in own.items():
+            assert torch.equal(tensors.setdefault(name, value), value), name
+    return steps, tensors
+
+
+def tolerance_of(row: Row, name: str) -> float:
+    """Up to which difference a tensor, or what is told by this name, equals that of one process."""
+    return 0.0 if row.same_bits else TOLERANCE
+
+
+def differences(found: Outcome, expected: Outcome) -> dict[str, float]:
+    """How far apart the two are by name, relative; infinitely where only one of them has it."""
+    told, tensors = (_numbers(found[0]), _numbers(expected[0]), 0.0), (found[1], expected[1], SMALL)
+    return {
+        name: _difference(ours.get(name), theirs.get(name), small)
+        for ours, theirs, small in (told, tensors)
+        for name in {**ours, **theirs}
+    }
+
+
+def _numbers(steps: Sequence[Told]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([step[name] for step in steps], dtype=torch.float64) for name in steps[0]}
+
+
+def _difference(found: torch.Tensor | None, expected: torch.Tensor | None, small: float) -> float:
+    if found is None or expected is None or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return float("inf")
+    if torch.equal(found, expected):
+        return 0.0
+    size = expected.double().abs() + small
+    return ((found.double() - expected.double()).abs() / size).max().item()
+
+
+def _parts(shares: Sequence[int], island: int) -> Part:
+    """The micro-batches of replicas, in the order in which their gradients are added up."""
+    ranges = tuple(range(*pair) for pair in pairwise(accumulate(shares, initial=0)))
+    islands = tuple(ranges[first : first + island] for first in range(0, len(ranges), island))
+    return islands if len(islands) > 1 else ranges
+
+
+def _model_words(config: ModelConfig) -> str:
+    return f"{config.name} of {config.layers} and {config.sequence}{' tied' * config.tied_embeddings}"
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name
+    if isinstance(value, tuple):
+        return f"{name} {' '.join(map(str, value))}"
+    value = getattr(value, "__name__", value)
+    return value if name in {"schedule", "sharding", "precision"} else f"{name} {value}"

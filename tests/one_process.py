@@ -1,0 +1,202 @@
+"""What one process makes of a job: it accumulates the micro-batches in their order and knows no stage.
+
+A method that changes the training says so by a `Method`; `alone` asks it, and so do the ranks of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from convolutional_jobs import RunningStatistics
+from equality_jobs import LOSSES, OPTIMIZERS, drop_out, samples
+from small_jobs import SEED
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, LayerChoice
+from weft.run.layer_choices import apply_choices
+from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
+from weft.run.randomness import counter_seed
+from weft.run.runtime import RankRuntime
+from weft.run.stages import build_stage
+
+# What a step tells, by name: the loss, and what methods tell of it.
+Told = dict[str, list[float]]
+# Micro-batches whose gradients are added up in their order; of a tuple the sums of its parts are.
+Part = range | tuple["Part", ...]
+# What every step told; and parameters, running statistics and masters by name.
+Outcome = tuple[list[Told], dict[str, torch.Tensor]]
+# What every layer gave, in their order.
+Values = Sequence[torch.Tensor]
+HELD_OUT = 100
+
+
+class Method:
+    """What a method asks of a plan and of a runtime, and what it changes of one process; this one nothing.
+
+    Methods of rows are frozen dataclasses, in `tests/methods/rows/`.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
+    sync: Choice | None = None
+    runtime_options: ClassVar[Mapping[str, Any]] = {}
+    # Whether every replica steps a model of its own.
+    by_replica = False
+
+    def added_loss(
+        self, copy: Copy, values: Values, targets: torch.Tensor, told: Told
+    ) -> torch.Tensor | float:
+        """What is added to the loss of a micro-batch, from what every layer gave."""
+        return 0.0
+
+    def see(self, copy: Copy, gradients: Sequence[torch.Tensor], told: Told) -> None:
+        """Look at the gradients of a micro-batch alone, those of the mean over the global batch."""
+
+    def before_step(self, copy: Copy, step: int, told: Told) -> None:
+        """Change the gradients of a model that are about to be stepped with."""
+
+    def begin(self, copies: Sequence[Copy]) -> Any:
+        """What `after_step` remembers."""
+
+    def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
+        """Change the models that have stepped."""
+
+    def check(self, runtime: RankRuntime) -> None:
+        """Assert what else the method has left on a rank of a plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """All that the outcome depends on: equal for all rows that one process stands for."""
+
+    model: ModelConfig
+    micro_batch_size: int
+    parts: Part
+    precision: str
+    dropout: float
+    loss: str
+    masks: bool
+    optimizer: str
+    steps: int
+    evaluates: bool
+    methods: tuple[Method, ...]
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return tuple(choice for method in self.methods for choice in method.choices)
+
+
+class Copy:
+    """A model of one process, which goes back through its micro-batches and steps."""
+
+    def __init__(self, training: Training, part: Part) -> None:
+        config, computed = training.model, PRECISIONS[training.precision]
+        self.training, self.part, self.graph = training, part, layer_graph(config)
+        self.masters = build_stage(
+            config, range(config.layers + 2), SEED, STEPPED[training.precision], methods=training.choices
+        )
+        for method in training.methods:
+            apply_choices(method.layer_choices, self.masters, range(config.layers + 2))
+        self.model = self.masters
+        if computed != STEPPED[training.precision]:
+            self.model = deepcopy(self.masters)
+            lower_precision(self.model.parameters(), computed)
+        drop_out([self.model], training.dropout)
+        self.statistics = RunningStatistics(self.model)
+        self.optimizer = OPTIMIZERS[training.optimizer](self.masters)
+
+    @property
+    def share(self) -> float:
+        """Of all micro-batches."""
+        return count(self.part) / count(self.training.parts)
+
+    def step(self, step: int, told: Told) -> None:
+        gradients = self.gradients(step, self.part, told)
+        for parameter, gradient in zip(self.masters.parameters(), gradients, strict=True):
+            parameter.grad = gradient / self.share
+        for method in self.training.methods:
+            method.before_step(self, step, told)
+        self.optimizer.step()
+        self.masters.zero_grad()
+        with torch.no_grad():
+            for parameter, master in zip(self.model.parameters(), self.masters.parameters(), strict=True):
+                parameter.copy_(master)
+        self.statistics.end_step()
+
+    def gradients(self, step: int, part: Part, told: Told) -> list[torch.Tensor]:
+        """Of the mean over the global batch, what these micro-batches have in it."""
+        if isinstance(part, tuple):
+            parts = [self.gradients(step, one, told) for one in part]
+            return [sum(same) for same in zip(*parts, strict=True)]
+        sums, losses = [torch.zeros_like(one) for one in self.masters.parameters()], 0.0
+        for number in part:
+            loss, added = self.losses(step, number, told)
+            (loss + added).backward()
+            losses += loss.item()
+            for total, parameter in zip(sums, self.model.parameters(), strict=True):
+                total += parameter.grad
+            for method in self.training.methods:
+                method.see(self, [one.grad for one in self.model.parameters()], told)
+            self.model.zero_grad()
+        told["loss"] = [told.get("loss", [0.0])[0] + losses]
+        return sums
+
+    def losses(self, step: int, number: int, told: Told) -> tuple[torch.Tensor, Any]:
+        """Of a micro-batch, and what methods add to it; both as the mean has them."""
+        training, weight = self.training, 1.0 / count(self.training.parts)
+        inputs, targets = samples(training.model, training, step, training.masks)(number)
+        values: list[torch.Tensor] = []
+        for layer, function in enumerate(self.model.layer_functions(inputs)):
+            torch.manual_seed(counter_seed(SEED, step, number, layer))
+            given = [values[feeder] for feeder in sorted(self.graph.feeders[layer])] or [inputs]
+            values.append(function(*given))
+        loss = LOSSES[training.loss](at_least_fp32(values[-1]), targets) * weight
+        methods = training.methods if self.model.training else ()
+        return loss, sum(weight * one.added_loss(self, values, targets, told) for one in methods)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        self.model.eval()
+        losses = [self.losses(HELD_OUT, number, {})[0] for number in range(count(self.part))]
+        self.model.train()
+        return sum(losses).item()
+
+
+def alone(rank: int, ranks: int, training: Training) -> Outcome:
+    """What one process makes of it."""
+    by_replica = any(method.by_replica for method in training.methods)
+    parts = training.parts if by_replica else (training.parts,)
+    copies, steps = [Copy(training, part) for part in parts], []
+    begun = [method.begin(copies) for method in training.methods]
+    for step in range(training.steps):
+        told: Told = {}
+        for copy in copies:
+            copy.step(step, told)
+        for method, state in zip(training.methods, begun, strict=True):
+            method.after_step(copies, step, state)
+        if training.evaluates:
+            told["evaluated"] = [copies[0].evaluate()]
+        steps.append(told)
+    masters, model = copies[0].masters, copies[0].model
+    return steps, tensors_of(model) | (stepped(masters.state_dict()) if model is not masters else {})
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and running statistics, copied."""
+    kept = module.state_dict()
+    statistics = {name: value for name, value in module.named_buffers() if name in kept}
+    return {name: value.detach().clone() for name, value in (*module.named_parameters(), *statistics.items())}
+
+
+def stepped(masters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Masters under names of their own."""
+    return {f"master of {name}": value.detach().clone() for name, value in masters.items()}
+
+
+def count(part: Part) -> int:
+    return len(part) if isinstance(part, range) else sum(count(one) for one in part)

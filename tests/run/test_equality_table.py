@@ -1,0 +1,261 @@
+"""Law: every row of the equality table trains like one process.
+
+Rows of methods stand in `tests/methods/rows/`; those in which every two choices of a plan meet come from
+`tests/equality_matrix.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+
+import convolutional_jobs
+import equality_table
+import pytest
+from equality_matrix import CHOICES, cases, choices_of, covering
+from equality_table import Row, differences, together, tolerance_of, train
+from methods.rows.gradient_norm import Clips
+from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
+from one_process import Outcome, Training, alone
+from pool import WorkerPool
+from small_jobs import make_program, tiny
+from tensor_jobs import divisible
+
+from weft.describe.models import resolve_model
+from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
+from weft.program.verify import require_valid
+
+GPT, LLAMA, RESNET = tiny(), tiny("llama"), convolutional_jobs.tiny("resnet")
+WIDE_GPT, WIDE_LLAMA, WIDE_BERT = (divisible(family) for family in ("gpt", "llama", "bert"))
+DIAMOND, TWO_STEMS, IMAGES, TEXT = (
+    resolve_model(f"own_models:{name}") for name in ("diamond", "two_stems", "images", "text")
+)
+
+BITS = partial(Row, precision="fp32", same_bits=True)
+PIPELINES = (
+    *(BITS(GPT, schedule, pp=pp) for schedule in ("gpipe", "1f1b", "breadth-first") for pp in (2, 4)),
+    BITS(GPT, "breadth-first", pp=2, loops=2),
+    BITS(GPT, "breadth-first", pp=2, loops=4, micro_batches=3),
+    BITS(GPT, "breadth-first", pp=2, loops=3, micro_batches=1),
+    BITS(GPT, "breadth-first", pp=3, loops=2, micro_batches=2),
+    BITS(GPT, "depth-first", pp=2, loops=2),
+    BITS(GPT, "depth-first", pp=2, loops=3, micro_batches=2),
+    BITS(GPT, "depth-first", pp=3, loops=2, micro_batches=3),
+    BITS(GPT, "hybrid", pp=2, loops=2),
+    BITS(GPT, "zb-h1", pp=3, micro_batches=2),
+    BITS(GPT, "zb-h1", pp=4),
+    BITS(GPT, "zb-v", loops=2, micro_batches=3),
+    BITS(GPT, "zb-v", pp=3, loops=2),
+    # Fewer micro-batches than devices.
+    BITS(LLAMA, "gpipe", pp=4, micro_batches=2),
+    BITS(LLAMA, "1f1b", pp=4, micro_batches=2),
+    # bf16 on one rank: masters in fp32.
+    BITS(GPT, precision="bf16", optimizer="adamw", steps=3),
+    Row(LLAMA, "breadth-first", pp=2, dp=2, loops=2),
+    # Two paths, whose devices hold two stages each.
+    Row(GPT, "chimera", pp=2, micro_batches=6),
+    Row(GPT, "chimera", pp=4),
+    Row(LLAMA, "chimera", pp=2, dp=2, micro_batches=2),
+)
+
+UNEVEN = (
+    Row(GPT, dp=3, shares=(1, 4, 2)),
+    Row(GPT, "1f1b", pp=2, dp=2, shares=(5, 2)),
+    Row(GPT, "zb-h1", pp=2, dp=2, shares=(3, 2)),
+    Row(LLAMA, "1f1b", pp=2, dp=2, layers=(1, 7), shares=(3, 3)),
+    Row(LLAMA, "breadth-first", pp=2, dp=2, loops=2, layers=(4, 1, 1, 2), shares=(2, 2)),
+    Row(LLAMA, "depth-first", pp=2, dp=2, loops=2, layers=(3, 1, 2, 2), shares=(2, 4)),
+    Row(LLAMA, "gpipe", pp=2, dp=2, layers=(6, 2), shares=(1, 3)),
+    *(
+        Row(
+            model,
+            "1f1b",
+            **dict(zip(("pp", "dp", "tp"), degrees, strict=True)),
+            layers=layers,
+            shares=shares,
+            devices=devices,
+            planned_by=by_layout,
+        )
+        for model, degrees, layers, shares, devices in (
+            (GPT, (2, 2, 1), (5, 3), (3, 1), (2, 0, 3, 1)),
+            (WIDE_GPT, (1, 2, 2), (4,), (1, 4), (1, 3, 0, 2)),
+            (WIDE_GPT, (2, 1, 2), (1, 3), (3,), (1, 3, 0, 2)),
+        )
+    ),
+)
+
+TENSOR = (
+    # Two ranks divide a stream of eight tokens, and not one of seven.
+    *(
+        Row(divisible(family, sequence=size), tp=2)
+        for family in ("gpt", "llama", "bert", "vit")
+        for size in (8, 7)
+    ),
+    Row(divisible("llama", heads=4), tp=4),
+    Row(WIDE_GPT, "1f1b", pp=2, tp=2),
+    Row(divisible("vit"), "1f1b", pp=2, tp=2),
+    Row(WIDE_LLAMA, dp=2, tp=2),
+    Row(WIDE_GPT, dp=2, tp=2, sharding="zero-1"),
+    Row(WIDE_BERT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-2"),
+    Row(WIDE_LLAMA, "depth-first", dp=2, tp=2, loops=4, sharding="zero-2"),
+    Row(WIDE_GPT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-3"),
+    Row(WIDE_LLAMA, "zb-h1", pp=2, tp=2),
+    Row(WIDE_GPT, "zb-v", pp=2, tp=2, loops=2),
+    Row(WIDE_GPT, "chimera", pp=2, tp=2),
+    Row(divisible("gpt", tied=True), tp=2),
+    Row(divisible("bert", tied=True), "1f1b", pp=2, tp=2),
+    Row(divisible("llama", tied=True), "zb-h1", dp=2, tp=2),
+    # The norm counts every element once.
+    Row(WIDE_GPT, tp=2, methods=(Clips(0.2),)),
+    Row(WIDE_GPT, dp=2, tp=2, methods=(Clips(0.2),)),
+    Row(WIDE_GPT, dp=2, tp=2, sharding="zero-1", methods=(Clips(0.2),)),
+    # A loss that takes no shares is given all logits.
+    Row(WIDE_GPT, tp=2, loss="whole"),
+)
+
+LONG = divisible("bert", sequence=16)
+TIED = partial(Row, divisible("llama", tied=True), cp=2, methods=(Clips(0.2),))
+CONTEXT = (
+    *(Row(model, cp=2) for model in (WIDE_GPT, WIDE_LLAMA, WIDE_BERT)),
+    *(Row(model, cp=2, loss="own") for model in (WIDE_GPT, WIDE_LLAMA, WIDE_BERT)),
+    Row(WIDE_GPT, "1f1b", pp=2, cp=2, recompute="full"),
+    Row(WIDE_BERT, "1f1b", pp=2, cp=2, recompute="selective"),
+    Row(WIDE_LLAMA, "zb-h1", pp=2, cp=2, recompute="full"),
+    Row(WIDE_GPT, "zb-v", pp=2, cp=2, loops=2),
+    Row(WIDE_LLAMA, "chimera", pp=2, cp=2, sharding="zero-1"),
+    Row(WIDE_GPT, dp=2, cp=2, sharding="zero-1", recompute="selective"),
+    Row(WIDE_BERT, dp=2, cp=2, sharding="zero-3"),
+    Row(WIDE_LLAMA, "depth-first", dp=2, cp=2, loops=4, sharding="zero-2"),
+    Row(WIDE_GPT, "breadth-first", dp=2, cp=2, loops=2, sharding="zero-3"),
+    Row(divisible("llama", sequence=16), cp=4),
+    Row(LONG, cp=4),
+    # Ranks may have more targets than others, or none.
+    Row(LONG, cp=4, masks=True),
+    Row(LONG, cp=4, masks=True, loss="whole"),
+    # Tied embeddings and the norm count once.
+    TIED("1f1b", pp=2),
+    TIED(dp=2, sharding="zero-1"),
+    TIED("breadth-first", dp=2, loops=4, sharding="zero-2"),
+)
+
+BOTH = partial(Row, cp=2, tp=2)
+CONTEXT_WITH_TENSOR = (
+    BOTH(WIDE_GPT),
+    BOTH(WIDE_LLAMA, loss="columns"),
+    BOTH(WIDE_BERT, loss="own"),
+    BOTH(WIDE_GPT, loss="mean"),
+    BOTH(divisible("gpt", tied=True), "1f1b", pp=2, recompute="full", methods=(Clips(0.2),)),
+    BOTH(WIDE_BERT, "zb-h1", pp=2, recompute="selective", masks=True, methods=(Clips(None),)),
+    BOTH(
+        divisible("llama", tied=True),
+        "breadth-first",
+        dp=2,
+        loops=4,
+        sharding="zero-2",
+        methods=(Clips(0.2),),
+    ),
+    BOTH(WIDE_BERT, dp=2, sharding="zero-3", methods=(Clips(None),)),
+    # Three tensor ranks do not divide the four tokens of each context rank.
+    Row(replace(WIDE_GPT, hidden=18, heads=3, key_value_heads=3), cp=2, tp=3, micro_batches=2),
+)
+
+SMALL_BERT = replace(GPT, name="tiny-bert", family="bert")
+SMALL_VIT = replace(divisible("vit"), layers=6)
+FAMILIES = tuple(
+    Row(model, schedule, pp=2, dp=dp)
+    for model in (SMALL_BERT, SMALL_VIT)
+    for schedule, dp in (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2))
+) + tuple(Row(model, schedule, pp=2) for model in (IMAGES, TEXT) for schedule in ("1f1b", "zb-h1"))
+
+# Statistics and dropout included; whoever evaluates in the middle changes nothing.
+SEEN = partial(Row, steps=3, evaluates=True)
+VGG, ALEXNET = (convolutional_jobs.tiny(family) for family in ("vgg", "alexnet"))
+CONVOLUTIONAL = (
+    SEEN(RESNET),
+    SEEN(RESNET, "1f1b", pp=2, dp=2, recompute="full"),
+    SEEN(RESNET, "1f1b", dp=3),
+    SEEN(RESNET, "breadth-first", pp=2, dp=2, loops=2),
+    SEEN(RESNET, "zb-v", pp=2, loops=2, recompute="full"),
+    SEEN(RESNET, "chimera", pp=2),
+    SEEN(convolutional_jobs.tiny("resnet", bottleneck=True), "1f1b", pp=2, dp=2),
+    SEEN(RESNET, dp=2, shares=(3, 5)),
+    SEEN(RESNET, "1f1b", pp=2, dp=2, sharding="zero-2"),
+    SEEN(RESNET, dp=4, micro_batches=2, sharding="zero-1", island=2),
+    SEEN(VGG, pp=3),
+    SEEN(VGG, "1f1b", pp=2, dp=2, recompute="full"),
+    SEEN(ALEXNET, "breadth-first", pp=2, loops=2, recompute="full"),
+)
+
+OF_FOUR = partial(Row, pp=4, micro_batches=3, micro_batch_size=4)
+FORKED = partial(OF_FOUR, DIAMOND, layers=((0,), (1, 2), (3, 4), (5,)))
+CROSSED = partial(OF_FOUR, TWO_STEMS, layers=((0,), (1, 2), (3,), (4,)))
+GRAPHS = (
+    FORKED(),
+    FORKED("1f1b", recompute="full"),
+    FORKED("zb-h1"),
+    FORKED("breadth-first", pp=2, loops=2, recompute="selective"),
+    FORKED("1f1b", dp=2, splits=(1, 2, 4, 1)),
+    FORKED("zb-h1", splits=(4, 1, 2, 1)),
+    CROSSED("1f1b", splits=(1, 2, 1, 1)),
+    # Of its second stage, one layer reads samples and leaves the stage by itself.
+    CROSSED("zb-h1", recompute="full"),
+    OF_FOUR(TWO_STEMS, "1f1b", pp=2, layers=((0, 2), (1, 3, 4)), splits=(2, 1)),
+    # Chains split micro-batches, too, whatever else a plan says.
+    Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", splits=(2, 1)),
+    Row(WIDE_LLAMA, "1f1b", pp=2, tp=2, splits=(1, 2), methods=(Clips(0.2),)),
+    Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
+)
+
+MOST_RANKS = 4
+COVERING = covering(list(cases(MOST_RANKS)))
+OF_METHODS = [
+    row
+    for path in sorted((Path(equality_table.__file__).parent / "methods" / "rows").glob("*.py"))
+    for row in import_module(f"methods.rows.{path.stem}").ROWS
+]
+GROUPS = (PIPELINES, UNEVEN, TENSOR, CONTEXT, CONTEXT_WITH_TENSOR, FAMILIES, CONVOLUTIONAL, GRAPHS, COVERING)
+TABLE = list(dict.fromkeys(row for group in (*GROUPS, OF_METHODS) for row in group))
+
+
+@pytest.fixture(scope="module")
+def reference(worker_pool: WorkerPool) -> Callable[[Training], Outcome]:
+    """What one process computes, once for all rows for which it stands."""
+
+    @cache
+    def compute(training: Training) -> Outcome:
+        # In a worker: the sums of one matrix product depend on the number of threads, and workers have one.
+        return worker_pool.run(alone, training, ranks=1)[0]
+
+    return compute
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_a_row_trains_like_one_process(
+    worker_pool: WorkerPool, reference: Callable[[Training], Outcome], row: Row
+) -> None:
+    plan = row.plan
+    require_valid(make_program(row.model, plan))
+    found = together(worker_pool.run(train, row, plan, ranks=plan.ranks))
+    sizes = differences(found, reference(row.training(plan)))
+    assert {name: size for name, size in sizes.items() if not size <= tolerance_of(row, name)} == {}
+
+
+def test_the_subset_of_the_matrix_has_every_choice() -> None:
+    everything = list(cases(MOST_RANKS))
+    assert len(COVERING) < len(everything) / 5
+    for name in CHOICES:
+        found, expected = ({dict(choices_of(row))[name] for row in rows} for rows in (COVERING, everything))
+        assert found == expected
+
+
+def test_rows_reduce_across_islands_in_parts_and_at_once() -> None:
+    for rows, parts in ((PARTS, 2), (SAME_BITS, 1)):
+        for row in (row for row in rows if row.sharding != "zero-0"):
+            columns = make_program(row.model, row.plan).columns
+            assert min(2, 1 + columns.part[columns.kind == REDUCE].max()) == parts, row
+    kinds = [make_program(row.model, row.plan).columns.kind for row in ACROSS]
+    assert all(REDUCE_ACROSS in kind for kind in kinds)
