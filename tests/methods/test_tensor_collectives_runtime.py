@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from asked_methods import CLIPS
+from equality_table import Row, whole_tensors
 from pool import WorkerPool
 from small_jobs import SEED, make_program, make_runtime
-from tensor_jobs import DividedLoss, divisible, samples_of, tensor_plan, whole_parameters
+from tensor_jobs import DividedLoss, divisible, samples_of
 from torch import nn
 
 from weft.describe.model import ModelConfig
@@ -41,6 +42,10 @@ def _runtime(rank: int, config: ModelConfig, plan: Plan, generation: int, **opti
     program = make_program(config, plan)
     options = {"loss_fn": DividedLoss(), "generation": generation, "clip_norm": clip_norm, **options}
     return make_runtime(rank, config, plan, program, **options)
+
+
+def tensor_plan(config: ModelConfig, tp: int = 2, **layout: Any) -> Plan:
+    return Row(config, tp=tp, **layout).plan
 
 
 def train(rank: int, ranks: int, config: ModelConfig, plans: list[Plan]) -> list[Outcome]:
@@ -109,7 +114,7 @@ def test_a_tied_table_adds_up_its_gradient_in_another_order(worker_pool: WorkerP
 def train_whole(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
     runtime = _runtime(rank, config, plan, 0)
     losses = [runtime.step(step, samples_of(config, plan, step)).loss for step in range(STEPS)]
-    parameters = whole_parameters(runtime)
+    parameters = whole_tensors(runtime)
     runtime.close()
     return losses, parameters
 
