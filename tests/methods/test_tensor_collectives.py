@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.mutations import swap, twice, with_value, without_edge, without_row
 from small_jobs import make_program
-from tensor_jobs import divisible, tensor_plan
+from tensor_jobs import divisible
+from tensor_plans import tensor_plan
 
 import weft
 from weft.describe.cluster import Cluster

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from asked_methods import CLIPS
-from equality_table import Row, whole_tensors
+from equality_table import whole_tensors
 from pool import WorkerPool
 from small_jobs import SEED, make_program, make_runtime
 from tensor_jobs import DividedLoss, divisible, samples_of
+from tensor_plans import tensor_plan
 from torch import nn
 
 from weft.describe.model import ModelConfig
@@ -42,10 +43,6 @@ def _runtime(rank: int, config: ModelConfig, plan: Plan, generation: int, **opti
     program = make_program(config, plan)
     options = {"loss_fn": DividedLoss(), "generation": generation, "clip_norm": clip_norm, **options}
     return make_runtime(rank, config, plan, program, **options)
-
-
-def tensor_plan(config: ModelConfig, tp: int = 2, **layout: Any) -> Plan:
-    return Row(config, tp=tp, **layout).plan
 
 
 def train(rank: int, ranks: int, config: ModelConfig, plans: list[Plan]) -> list[Outcome]:
