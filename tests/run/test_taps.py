@@ -13,6 +13,7 @@ import pytest
 import small_jobs as tokens
 import torch
 from pool import WorkerPool
+from tensor_jobs import whole_loss
 from torch import nn
 
 from weft.describe.model import ModelConfig
@@ -118,7 +119,6 @@ class Case:
 
 def watch(rank: int, ranks: int, case: Case) -> dict[str, Any]:
     plan, config, state = case.plan, case.config, Watch()
-    job = images if case.family == "resnet" else tokens
     stages = build_stages(plan, config, rank, tokens.SEED, STEPPED[plan.precision])
     batch = images.images_of if case.family == "resnet" else tokens.batch_of
     with patch("weft.run.resources.states_of", lambda making, settings: {"watch": state}):
@@ -126,7 +126,7 @@ def watch(rank: int, ranks: int, case: Case) -> dict[str, Any]:
             plan,
             part_of(tokens.make_program(config, plan), rank),
             {stage: case.freeze(module) for stage, module in stages.items()},
-            job.loss_of,
+            whole_loss,
             tokens.descent,
             device="cpu",
             seed=tokens.SEED,
@@ -144,7 +144,6 @@ def watch(rank: int, ranks: int, case: Case) -> dict[str, Any]:
 def alone(case: Case) -> tuple[Seen, Seen, Seen]:
     """Gradients, inputs of layers and gradients of their outputs, of one process that keeps all of them."""
     plan, config = case.plan, case.config
-    job = images if case.family == "resnet" else tokens
     [model] = build_stages(
         tokens.make_plan(config, micro_batches=3), config, 0, tokens.SEED, torch.float64
     ).values()
@@ -161,7 +160,7 @@ def alone(case: Case) -> tuple[Seen, Seen, Seen]:
             made.append(value)
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         wanted = [one for one in made if one.requires_grad]
-        loss = job.loss_of(value, targets) / 3
+        loss = whole_loss(value, targets) / 3
         found = torch.autograd.grad(loss, [*trained.values(), *wanted])
         gradients |= {(number, name): [one] for name, one in zip(trained, found, strict=False)}
         first = len(made) - len(wanted)
