@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.borders import Crossing, received
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
-from weft.run.handlers.base import (
-    GRADIENT,
-    INPUT_GRADIENT,
-    OUTPUT,
-    SAVED,
-    WEIGHT_PART,
-    WEIGHTS,
-    Issue,
+from weft.run.borders import received
+from weft.run.handlers.base import GRADIENT, SAVED, WEIGHT_PART, WEIGHTS, Issue
+from weft.run.handlers.crossing import (
+    fill,
+    gradients_left,
+    gradients_taken,
+    inputs_taken,
+    leave,
+    outputs_left,
 )
 from weft.run.stage_pass import roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.tensor_stage import leads_replica
-from weft.run.workspace import Crossed, Workspace
+from weft.run.workspace import Workspace
 
 # Of a stage's inputs, its outputs with its other roots, their gradients (None for a loss), and the step.
 Differentiate = Callable[..., Any]
@@ -31,25 +30,13 @@ Differentiate = Callable[..., Any]
 def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run a stage on one micro-batch; the last stage also computes the weighted loss."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, resources = workspace.route, workspace.values, workspace.resources
-    borders, last, training = resources.borders[stage], stage not in route.after, workspace.training
+    values, resources = workspace.values, workspace.resources
+    borders, training = resources.borders[stage], workspace.training
+    last = not borders.after
     roots, crossed = roots_of(workspace, stage), workspace.crossed
     reads_targets = last or (roots is not None and roots.reads_targets)
-    taken = [
-        (ACTIVATION, producer, stage, message)
-        for producer, crossing in borders.before.items()
-        for message in crossing.numbers(number)
-    ]
-    left = _left(
-        number,
-        borders.after,
-        lambda consumer, message: (
-            OUTPUT if (stage, consumer, message) in route.activations_sent else ACTIVATION,
-            stage,
-            consumer,
-            message,
-        ),
-    )
+    loads = borders.reads_samples or reads_targets
+    taken, left = inputs_taken(workspace, stage, number), outputs_left(workspace, stage, number)
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
@@ -57,7 +44,6 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
-        loads = borders.reads_samples or reads_targets
         loaded = workspace.micro_batch(number, borders.splits) if loads else None
         given = [crossed.pop(key) for key in taken]
         saved, loss, step = Value(), Value(), workspace.step
@@ -84,7 +70,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if rooted:
                 for place, value in rooted.items():
                     value.content = outputs[borders.outputs + place].detach()
-            _leave(left, made, [output.detach() for output in outputs])
+            fill(left, made, [output.detach() for output in outputs])
 
         ended = stream.run(label, work, *given, values.get(weights, THERE))
         saved.completion = loss.completion = ended
@@ -94,9 +80,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(loss)
-        for (key, _, _), value in zip(left, made, strict=True):
-            value.completion = ended
-            crossed[key] = value
+        leave(workspace, left, made, ended)
         return ended
 
     return issue
@@ -172,27 +156,6 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
     return issue
 
 
-# Where a message is left, what it is of, and which of a micro-batch's it is.
-_Left = tuple[Crossed, Crossing, int]
-
-
-def _left(
-    number: int, crossings: Mapping[int, Crossing], key: Callable[[int, int], Crossed]
-) -> Sequence[_Left]:
-    """All messages of a micro-batch; `key` is that of (neighbour, message)."""
-    return [
-        (key(other, message), crossing, within)
-        for other, crossing in crossings.items()
-        for within, message in enumerate(crossing.numbers(number))
-    ]
-
-
-def _leave(left: Sequence[_Left], made: Sequence[Value], values: Sequence[torch.Tensor]) -> None:
-    """Fill the messages that are made of a micro-batch's outputs, or of its inputs' gradients."""
-    for (_, crossing, within), value in zip(left, made, strict=True):
-        value.content = crossing.packed(values, within)
-
-
 def _going_back(
     workspace: Workspace,
     instruction: Instruction,
@@ -205,24 +168,10 @@ def _going_back(
     What it returns is left for the stage and micro-batch under the name `leaves`.
     """
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, crossed = workspace.route, workspace.values, workspace.crossed
+    values, crossed = workspace.values, workspace.crossed
     buffer, borders = workspace.resources.buckets[stage].buffer, workspace.resources.borders[stage]
-    last = stage not in route.after
-    taken = [
-        (OUTPUT_GRADIENT, stage, consumer, message)
-        for consumer, crossing in borders.after.items()
-        for message in crossing.numbers(number)
-    ]
-    left = _left(
-        number,
-        borders.before,
-        lambda producer, message: (
-            INPUT_GRADIENT if (producer, stage, message) in route.gradients_sent else OUTPUT_GRADIENT,
-            producer,
-            stage,
-            message,
-        ),
-    )
+    last = not borders.after
+    taken, left = gradients_taken(workspace, stage, number), gradients_left(workspace, stage, number)
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     roots = roots_of(workspace, stage)
@@ -245,13 +194,11 @@ def _going_back(
             elif workspace.gradient_weight != 1.0:
                 gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
             kept.content = seen(inputs, outputs, (*gradients, *coefficients), step=step)
-            _leave(left, made, [one.grad for one in inputs])
+            fill(left, made, [one.grad for one in inputs])
 
         there = values.get(weights, THERE), buffer.emptied
         ended = stream.run(label, work, saved, *given, *there, *coefficients)
-        for (key, _, _), value in zip(left, made, strict=True):
-            value.completion = ended
-            crossed[key] = value
+        leave(workspace, left, made, ended)
         if leaves is not None:
             kept.completion = ended
             values[leaves, stage, number] = kept
