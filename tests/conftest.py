@@ -41,6 +41,12 @@ def forget_installed() -> None:
 
 
 @pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what weft remembers between commands with the test."""
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages, here and in the processes that a test starts (see `installing`)."""
     folder = tmp_path / "packages"

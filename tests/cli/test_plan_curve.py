@@ -10,12 +10,9 @@ import pytest
 
 from weft.cli.main import run
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 QUESTION = ("plan", "gpt-1m", "--on", "4xv100-32gb", "--precision", "fp16")
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
 
 
 def test_the_curve_is_printed_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

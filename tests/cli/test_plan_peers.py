@@ -10,13 +10,10 @@ from doors.peers.stand_ins import ANSWER, FIRST, HEADING, SECOND, UNLIKE, calcul
 
 from weft.cli.main import run
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 EQUAL = ("plan", "gpt-1m", "--on", "4xa100-80gb", "--precision", "fp16", "--global-batch", "16")
 MIXED = ("plan", "gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
 
 
 def test_a_peers_step_and_peak_stand_beside_wefts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

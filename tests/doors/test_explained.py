@@ -14,6 +14,8 @@ from weft.doors.implied import Told
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 MEGATRON = (
     "pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 8 "
     "--hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --micro-batch-size 1 "
@@ -30,11 +32,6 @@ def deepspeed(**change: Any) -> str:
         "zero_optimization": {"stage": 3},
     }
     return json.dumps(record | change)
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
 
 
 def test_a_command_line_says_all_that_a_prediction_needs() -> None:

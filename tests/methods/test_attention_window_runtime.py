@@ -10,13 +10,12 @@ from equality_table import Row, differences, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods.rows.attention_window import Windows
-from methods.test_micro_batch_norms_runs import weights
 from pool import WorkerPool
 from small_jobs import SEED
+from stopped_runs import text_run, through_and_stopped
 from tensor_jobs import divisible
 from transformers import MistralConfig, MistralForCausalLM
 
-from weft.cli.main import run
 from weft.errors import InputError
 from weft.methods.attention_window.runtime import attend, give_window
 from weft.run.families.llama import llama_config
@@ -92,21 +91,8 @@ def test_only_blocks_of_known_families_have_windows() -> None:
 
 
 RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-data = "{folder}/text.txt"
-sequence = 16
-[train]
-global_batch = 4
-steps = 4
 [goal]
 contract = "empirical"
-[plan]
-pp = 2
-dp = 1
-micro_batch_size = 1
-schedule = "1f1b"
 [attention-window]
 tokens = 5
 [attention-window.blocks]
@@ -115,16 +101,7 @@ tokens = 5
 
 
 @pytest.mark.processes
-def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
-    (tmp_path / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    path = tmp_path / "run.toml"
-    path.write_text(RUN.format(folder=tmp_path))
-    for name, stops in (("through", (4,)), ("stopped", (2, 4))):
-        for steps in stops:
-            source = "--resume" if (tmp_path / name).exists() else "--directory"
-            assert run(["train", str(path), source, str(tmp_path / name), "--steps", str(steps)]) == 0
-    through, stopped = (weights(tmp_path / name) for name in ("through", "stopped"))
-    assert through.keys() == stopped.keys()
-    assert all(torch.equal(value, stopped[name]) for name, value in through.items())
-    assert '"attention-window"' in (tmp_path / "through" / "plan.json").read_text()
+@pytest.mark.usefixtures("own_home")
+def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    through, _ = through_and_stopped(tmp_path, text_run(tmp_path, RUN), steps=4, stop=2)
+    assert '"attention-window"' in (through / "plan.json").read_text()

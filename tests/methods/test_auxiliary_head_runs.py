@@ -10,6 +10,7 @@ import pytest
 import torch
 from asked_methods import with_head
 from safetensors.torch import load_file
+from stopped_runs import saved, text_run, through_and_stopped
 
 from weft.cli.main import run
 from weft.describe.models import resolve_model
@@ -17,20 +18,7 @@ from weft.run.stages import build_stage
 from weft.training.imports import read_initial_weights
 
 RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-data = "{folder}/text.txt"
-sequence = 16
-[train]
-global_batch = 4
-steps = {steps}
-[plan]
-pp = 2
-dp = 1
-micro_batch_size = 1
-schedule = "1f1b"
-then = {{ at_step = 1, pp = 1, dp = 2, micro_batch_size = 1, schedule = "1f1b" }}
+then = { at_step = 1, pp = 1, dp = 2, micro_batch_size = 1, schedule = "1f1b" }
 [auxiliary-head]
 after_block = 2
 weight = 0.3
@@ -38,44 +26,22 @@ weight = 0.3
 HEAD = {"auxiliary_head.norm.weight", "auxiliary_head.norm.bias", "auxiliary_head.product.weight"}
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
-    (tmp_path / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-
-
-def train(folder: Path, name: str, steps: int) -> Path:
-    path = folder / f"{name}.toml"
-    path.write_text(RUN.format(folder=folder, steps=3))
-    source = "--resume" if (folder / name).exists() else "--directory"
-    assert run(["train", str(path), source, str(folder / name), "--steps", str(steps)]) == 0
-    return folder / name
-
-
 def losses(directory: Path) -> list[tuple[float, float]]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [(row["loss"], row["auxiliary_loss"]) for row in rows]
 
 
-def weights(directory: Path, newest: int = -1) -> dict[str, Any]:
-    chosen = sorted((directory / "checkpoints").iterdir())[newest]
-    return {name: value for file in chosen.glob("*.safetensors") for name, value in load_file(file).items()}
-
-
 @pytest.mark.processes
+@pytest.mark.usefixtures("own_home")
 def test_a_head_moves_with_the_plan_resumes_to_the_same_bits_and_is_not_exported(tmp_path: Path) -> None:
-    whole = train(tmp_path, "whole", 3)
-    train(tmp_path, "parts", 2)
-    parts = train(tmp_path, "parts", 3)
+    whole, parts = through_and_stopped(tmp_path, text_run(tmp_path, RUN, steps=3), steps=3, stop=2)
     assert losses(parts) == losses(whole)
     assert len({other for _, other in losses(whole)}) == 3
-    kept, again = weights(whole), weights(parts)
-    assert kept.keys() == again.keys()
-    assert all(torch.equal(again[name], value) for name, value in kept.items())
+    kept = saved(whole)
     assert kept.keys() >= HEAD | {f"optimizer/{name}/exp_avg" for name in HEAD}
     # The later plan went on with the head that the first one had trained.
     for name in HEAD:
-        before = weights(whole, 0)[name]
+        before = saved(whole, 0)[name]
         assert 0.0 < (kept[name] - before).abs().max() < 1e-3
     assert '<section id="auxiliary-head"' in (parts / "report.html").read_text()
 

@@ -24,6 +24,8 @@ from weft.training.loop import train
 from weft.training.run_directory import PLAN_FILES, RunDirectory
 from weft.training.session import reopen
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 AT_STEP = 2
 BEFORE, AFTER = plan_of(), plan_of(pp=1, dp=2, micro_batches=2)
 
@@ -85,11 +87,6 @@ def test_ranks_that_read_different_plans_do_not_turn(worker_pool: WorkerPool, tm
 def source(tmp_path: Path, then: str = "at_step = 3, pp = 1, dp = 2") -> Path:
     plan = f"pp = 2\ndp = 1\nthen = {{ {then} }}"
     return run_file(tmp_path, "turning", plan=plan, train="global_batch = 8\nsteps = 6")
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
 
 
 def test_both_plans_are_written_and_read_again(tmp_path: Path) -> None:

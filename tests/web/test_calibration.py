@@ -19,12 +19,9 @@ from weft.predict.corrections_file import empty_residuals, save_residuals
 from weft.predict.ledger import Entry
 from weft.web.calibration import ledger_page, lesson_record, lesson_text, lessons_page
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 RATIOS = (1.9, 2.0, 2.0, 2.1, 2.2)
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

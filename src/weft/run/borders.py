@@ -77,14 +77,12 @@ class Borders:
 
     Attributes:
         splits: in how many micro-batches of its own it runs each of the batch.
-        micro_batch_size: samples of one of its own.
         reads_samples: its first input is what the micro-batch brings.
         inputs, outputs: how many values it reads and gives.
         before, after: what crosses, by the stage that gives or reads it.
     """
 
     splits: int
-    micro_batch_size: int
     reads_samples: bool
     inputs: int
     outputs: int
@@ -122,7 +120,6 @@ def borders_of(
 
     return Borders(
         splits=plan.micro_batch_size // size,
-        micro_batch_size=size,
         reads_samples=faces.reads_samples,
         inputs=faces.inputs,
         outputs=faces.outputs,

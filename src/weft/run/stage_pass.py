@@ -24,7 +24,7 @@ StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], Outputs
 def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     """What runs a stage forward, and computes the weighted loss where it is the last one."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
-    last, roots = stage not in workspace.route.after, roots_of(workspace, stage)
+    last, roots = not resources.borders[stage].after, roots_of(workspace, stage)
     module, layers = resources.stages[stage], resources.layers[stage]
     wiring = module.wiring if isinstance(module, Wired) else None
     draws = workspace.training and draws_numbers(module)

@@ -9,7 +9,8 @@ import torch
 from weft.bundles import runtime_parts
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
-from weft.describe.families.own import FAMILY
+from weft.describe.families.own import FAMILY, own_model
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.describe.replica_grid import ReplicaGrid
@@ -50,13 +51,14 @@ def build_stage(
             of shares that does not divide them or the tokens.
     """
     grid = ReplicaGrid(tensor_share[1], context_share[1])
-    reason = layer_graph(model_config).refuse_grid(grid, model_config.sequence) if grid.ranks > 1 else None
-    if reason is not None:
-        raise InputError(Violation(f"model {model_config.name}", reason))
     if model_config.family == FAMILY:
-        chain = layer_graph(model_config).is_chain
-        _require_layers(model_config, layers, follow=chain)
-        return (OwnStage if chain else OwnGraphStage)(model_config, layers, seed, dtype)
+        model = own_model(model_config.name)
+        graph = model.layer_graph()
+        _require_grid(model_config, graph, grid)
+        _require_layers(model_config, layers, follow=graph.is_chain)
+        return (OwnStage if graph.is_chain else OwnGraphStage)(model, layers, seed, dtype)
+    if grid.ranks > 1:
+        _require_grid(model_config, layer_graph(model_config), grid)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
     _require_layers(model_config, layers)
     with torch.device("meta"):
@@ -107,6 +109,12 @@ def _add_modules(
                 added = one.make(config, layers, asked[one.method])
             for name, module in added.items():
                 stage.add(name, module)
+
+
+def _require_grid(config: ModelConfig, graph: LayerGraph, grid: ReplicaGrid) -> None:
+    reason = graph.refuse_grid(grid, config.sequence) if grid.ranks > 1 else None
+    if reason is not None:
+        raise InputError(Violation(f"model {config.name}", reason))
 
 
 def _require_layers(config: ModelConfig, layers: Sequence[int], *, follow: bool = True) -> None:

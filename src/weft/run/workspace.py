@@ -38,32 +38,23 @@ Crossed = tuple[str, int, int, int]
 class Route:
     """How values cross between stages on one rank.
 
-    `before`, `after`: the neighbouring stages of each stage, rising. The sets hold the messages (producer,
-    consumer, number) that go to another rank; every other value is handed over inside the rank.
+    The sets hold the messages (producer, consumer, number) that go to another rank; every other value is
+    handed over inside the rank.
     """
 
-    before: Mapping[int, tuple[int, ...]]
-    after: Mapping[int, tuple[int, ...]]
     activations_sent: frozenset[tuple[int, int, int]]
     gradients_sent: frozenset[tuple[int, int, int]]
 
     @classmethod
     def of(cls, program: RankProgram) -> Route:
-        columns, edges = program.columns, sorted(program.obligations.stage_edges)
+        columns = program.columns
 
         def sent(kind: int, producer: Ints, consumer: Ints) -> frozenset[tuple[int, int, int]]:
             mine = columns.kind == kind
             ends = (column[mine].tolist() for column in (producer, consumer, columns.micro_batch))
             return frozenset(zip(*ends, strict=True))
 
-        before: dict[int, tuple[int, ...]] = {}
-        after: dict[int, tuple[int, ...]] = {}
-        for producer, consumer in edges:
-            before[consumer] = (*before.get(consumer, ()), producer)
-            after[producer] = (*after.get(producer, ()), consumer)
         return cls(
-            before=before,
-            after=after,
             activations_sent=sent(SEND_ACTIVATION, columns.stage, columns.part),
             gradients_sent=sent(SEND_GRADIENT, columns.part, columns.stage),
         )

@@ -237,7 +237,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
     run.journal.finish(
         tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
         rss_bytes=gather(max_rss_bytes()),
-        steps_per_cycle=run.job.program.steps_per_cycle,
+        steps_per_cycle=run.program.steps_per_cycle,
         first_loss=state.first_loss,
         final_loss=final_loss,
         final_metrics=metrics,

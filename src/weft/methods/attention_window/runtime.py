@@ -11,11 +11,11 @@ import copy
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from weft.describe.layer_choices import Value
 from weft.errors import InputError, Violation
 from weft.methods.attention_window.options import NAME
+from weft.run.attention import register_attention
 from weft.run.layer_choices import RunChoice
 from weft.run.stage_module import StageModule
 
@@ -62,21 +62,10 @@ def _band(window: int, device: torch.device) -> torch.Tensor:
 
 
 def _attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """The signature that `transformers` calls attention with."""
-    assert attention_mask is None, "samples are whole windows, without padding"
-    assert dropout == 0.0, "the families train without dropout"
+    module: nn.Module, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
     window: int = module.attention_window  # type: ignore[assignment]
-    return attend(query, key, value, window=window, scale=scaling), None
+    return attend(queries, keys, values, window=window, scale=scale)
 
 
 def give_window(stage: nn.Module, layer: int, value: Value) -> None:
@@ -91,6 +80,6 @@ def give_window(stage: nn.Module, layer: int, value: Value) -> None:
             part.attention_window = value
 
 
-AttentionInterface.register(_INTERFACE, _attend)
+register_attention(_INTERFACE, _attend)
 
 PARTS = (RunChoice(name=NAME, apply=give_window),)

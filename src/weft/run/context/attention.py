@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
+from weft.run.attention import register_attention
 from weft.run.context.ranks import ContextRanks
 
 # Under this name the modules of `transformers` find the attention that gathers.
@@ -90,21 +90,10 @@ def spread_tokens(module: nn.Module, ranks: ContextRanks) -> None:
 
 
 def _attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """The signature that `transformers` calls attention with."""
-    assert attention_mask is None, "samples are whole windows, without padding"
-    assert dropout == 0.0, "the families train without dropout"
+    module: nn.Module, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
     attention: ContextAttention = module.context_attention  # type: ignore[assignment]
-    return attention(query, key, value, causal=bool(module.is_causal), scale=scaling), None
+    return attention(queries, keys, values, causal=bool(module.is_causal), scale=scale)
 
 
 class _KeysAndValues(torch.autograd.Function):
@@ -129,4 +118,4 @@ class _KeysAndValues(torch.autograd.Function):
         return own[0], own[1], None
 
 
-AttentionInterface.register(_NAME, _attend)
+register_attention(_NAME, _attend)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence, Set
 import torch
 from torch import nn
 
-from weft.describe.families.own import own_model
-from weft.describe.model import ModelConfig
+from weft.describe.families.own import OwnModel
 from weft.run.layers import run_wired
 from weft.run.randomness import counter_seed
 from weft.run.wiring import SAMPLES, Wiring
@@ -17,9 +16,8 @@ from weft.run.wiring import SAMPLES, Wiring
 class OwnStage(nn.Module):
     """The layers at some positions; parameters are called ``layers.POSITION.NAME`` in any cut."""
 
-    def __init__(self, config: ModelConfig, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
         super().__init__()
-        model = own_model(config.name)
         self._borders = (model.sample_shapes[layers[0]], model.sample_shapes[layers[-1] + 1])
         self.layers = nn.ModuleDict()
         for index in layers:
@@ -58,9 +56,8 @@ class OwnStage(nn.Module):
 class OwnGraphStage(OwnStage):
     """Likewise, of a model whose layers form a graph."""
 
-    def __init__(self, config: ModelConfig, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
-        super().__init__(config, layers, seed, dtype)
-        model = own_model(config.name)
+    def __init__(self, model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
+        super().__init__(model, layers, seed, dtype)
         graph, own = model.layer_graph(), set(layers)
         self._shapes = tuple(model.sample_shapes[1:])
         self._readers = {

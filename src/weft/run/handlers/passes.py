@@ -9,13 +9,7 @@ import torch
 
 from weft.program.program import NONE, Instruction
 from weft.run.borders import received
-from weft.run.handlers.base import (
-    GRADIENT,
-    SAVED,
-    WEIGHT_PART,
-    WEIGHTS,
-    Issue,
-)
+from weft.run.handlers.base import GRADIENT, SAVED, WEIGHT_PART, WEIGHTS, Issue
 from weft.run.handlers.crossing import (
     fill,
     gradients_left,
@@ -36,10 +30,12 @@ Differentiate = Callable[..., Any]
 def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run a stage on one micro-batch; the last stage also computes the weighted loss."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, resources = workspace.route, workspace.values, workspace.resources
-    borders, last, training = resources.borders[stage], stage not in route.after, workspace.training
+    values, resources = workspace.values, workspace.resources
+    borders, training = resources.borders[stage], workspace.training
+    last = not borders.after
     roots, crossed = roots_of(workspace, stage), workspace.crossed
     reads_targets = last or (roots is not None and roots.reads_targets)
+    loads = borders.reads_samples or reads_targets
     taken, left = inputs_taken(workspace, stage, number), outputs_left(workspace, stage, number)
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
@@ -48,7 +44,6 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
-        loads = borders.reads_samples or reads_targets
         loaded = workspace.micro_batch(number, borders.splits) if loads else None
         given = [crossed.pop(key) for key in taken]
         saved, loss, step = Value(), Value(), workspace.step
@@ -173,9 +168,9 @@ def _going_back(
     What it returns is left for the stage and micro-batch under the name `leaves`.
     """
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    route, values, crossed = workspace.route, workspace.values, workspace.crossed
+    values, crossed = workspace.values, workspace.crossed
     buffer, borders = workspace.resources.buckets[stage].buffer, workspace.resources.borders[stage]
-    last = stage not in route.after
+    last = not borders.after
     taken, left = gradients_taken(workspace, stage, number), gradients_left(workspace, stage, number)
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)

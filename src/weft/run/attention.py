@@ -1,0 +1,34 @@
+"""Attention of weft's own in modules of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+# Of the attention module, its queries, keys and values, (b, heads, tokens, head size), and the scale of their
+# products: what the tokens attend to, (b, tokens, heads, head size).
+Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def register_attention(name: str, attend: Attend) -> None:
+    """Let modules whose `_attn_implementation` is `name` attend so, without masks of padding or dropout."""
+
+    def call(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float,
+        dropout: float = 0.0,
+        **_: object,
+    ) -> tuple[torch.Tensor, None]:
+        assert attention_mask is None, "samples are whole windows, without padding"
+        assert dropout == 0.0, "the families train without dropout"
+        return attend(module, query, key, value, scaling), None
+
+    AttentionInterface.register(name, call)
