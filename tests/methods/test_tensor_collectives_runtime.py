@@ -1,4 +1,7 @@
-"""Laws: stages in segments train like whole ones, to the bit, and like one process; a resumed run goes on."""
+"""Laws: stages in segments train like whole ones, to the bit; a resumed run goes on.
+
+Rows of the equality table hold them against one process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from asked_methods import CLIPS
-from equality_table import whole_tensors
 from pool import WorkerPool
 from small_jobs import SEED, make_program, make_runtime
 from tensor_jobs import DividedLoss, divisible, samples_of
@@ -106,27 +108,6 @@ def test_segments_go_with_pipelines_and_shared_weights(
 def test_a_tied_table_adds_up_its_gradient_in_another_order(worker_pool: WorkerPool) -> None:
     config = divisible("gpt", tied=True)
     require_same(worker_pool, config, tensor_plan(config), ("inside", "overlapped"), exactly=False)
-
-
-def train_whole(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> Outcome:
-    runtime = _runtime(rank, config, plan, 0)
-    losses = [runtime.step(step, samples_of(config, plan, step)).loss for step in range(STEPS)]
-    parameters = whole_tensors(runtime)
-    runtime.close()
-    return losses, parameters
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("way", ["overlapped", "interleaved"])
-def test_segments_train_like_one_process(worker_pool: WorkerPool, way: str) -> None:
-    config = divisible("llama")
-    alone = tensor_plan(config, tp=1)
-    [(losses, expected)] = worker_pool.run(train_whole, config, alone, ranks=1)
-    plan = run_by(tensor_plan(config), way)
-    for found, parameters in worker_pool.run(train_whole, config, plan, ranks=2):
-        assert found == pytest.approx(losses, rel=1e-12)
-        for name, value in parameters.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path) -> list[Outcome]:

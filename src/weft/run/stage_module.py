@@ -264,6 +264,12 @@ class StageModule(nn.Module, ABC):
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)
 
+    def shared_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The token table, where this stage's embedding and head share it."""
+        if not self.config.tied_embeddings or not (self.embeds and self.ends):
+            return ()
+        return (self.get_parameter(f"{self.token_table}.weight"),)
+
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.embeds:
             return (micro_batch_size, sequence)
