@@ -15,6 +15,7 @@ BENCHMARKS = (
     "recorder",
     "prediction",
     "tensor_ranks",
+    "tensor_collectives",
     "sleep_compute",
     "slow_link",
     "lab_plans",

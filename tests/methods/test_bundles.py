@@ -29,6 +29,7 @@ def test_a_folder_is_a_method() -> None:
         "micro_batch_norms",
         "recomputation",
         "sharding",
+        "tensor_collectives",
         "tying",
     }
 
@@ -42,6 +43,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "auxiliary-head",
         "local-averaging",
         "micro-batch-norms",
+        "tensor-collectives",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 

@@ -20,6 +20,7 @@ from asked_methods import TELLS_NORMS
 from late_streams import late
 from pool import WorkerPool
 from small_jobs import batch_of, descent, make_plan, make_program, make_runtime, parameters_of, tiny
+from tensor_jobs import divisible, tensor_plan
 from torch import nn
 
 from weft.describe.families import layer_graph
@@ -238,7 +239,12 @@ def told(plan: Plan) -> Plan:
     return plan.model_copy(update={"methods": TELLS_NORMS})
 
 
-WHOLE, TIED = tiny(), tiny(tied=True)
+def in_segments(config: ModelConfig, way: str, **sizes: Any) -> Plan:
+    choice = Choice(name="tensor-collectives", options={"run": way})
+    return tensor_plan(config, precision="fp32", **sizes).model_copy(update={"methods": (choice,)})
+
+
+WHOLE, TIED, DIVIDED = tiny(), tiny(tied=True), divisible("gpt")
 CASES = {
     "1f1b": (WHOLE, plan_of(WHOLE, "zero-0", pp=2, schedule="1f1b")),
     "norms of micro-batches": (WHOLE, told(plan_of(WHOLE, "zero-1", pp=2, dp=2, schedule="zb-h1"))),
@@ -246,6 +252,8 @@ CASES = {
     "zero-0": (WHOLE, plan_of(WHOLE, "zero-0", dp=2, loops=2, schedule="breadth-first", clips=True)),
     "zero-1, tied": (TIED, plan_of(TIED, "zero-1", pp=2, dp=2, schedule="zb-h1", clips=True)),
     "zero-2": (WHOLE, plan_of(WHOLE, "zero-2", dp=2, loops=4, schedule="depth-first")),
+    "segments": (DIVIDED, in_segments(DIVIDED, "overlapped", pp=2, schedule="1f1b")),
+    "segments in turns": (DIVIDED, in_segments(DIVIDED, "interleaved")),
     "zero-3, islands": (WHOLE, plan_of(WHOLE, "zero-3", dp=4, loops=4, schedule="depth-first")),
 }
 

@@ -44,6 +44,7 @@ class Instruction:
     peer: int
     group: int
     bytes: int
+    most_bytes: int
 
     def __str__(self) -> str:
         text = f"{self.kind.symbol}{self.stage}"
@@ -63,7 +64,8 @@ class Columns:
             cycle, -1 in the prologue; `part` tells pieces of one instruction apart.
         rank: who runs it. peer: the other end of a message, or -1.
         group: index into `Program.groups` for collectives, or -1.
-        bytes: payload of one message or collective, per rank.
+        bytes: payload of one message or collective, per rank; the expected one where data decide.
+        most_bytes: the most that it may be, for which there is room.
     """
 
     kind: Ints
@@ -76,6 +78,7 @@ class Columns:
     peer: Ints
     group: Ints
     bytes: Ints
+    most_bytes: Ints
 
     def __repr__(self) -> str:
         return one_line(self, f"of {len(self)} instructions")
@@ -92,8 +95,11 @@ class Columns:
 
     @classmethod
     def of(cls, length: int, **values: npt.ArrayLike) -> Columns:
-        """Columns of `length` rows; a scalar fills its column, a missing one is -1 (`part` 0, `bytes` 0)."""
-        default = {"part": 0, "bytes": 0, "iteration": 0}
+        """Columns of `length` rows; a scalar fills its column, a missing one is -1 (`part` 0, `bytes` 0).
+
+        Payloads of which nothing else is said never exceed what is expected.
+        """
+        default = {"part": 0, "bytes": 0, "iteration": 0, "most_bytes": values.get("bytes", 0)}
         return cls(
             **{
                 name: np.full(length, values.get(name, default.get(name, NONE)), dtype=np.int64)
@@ -113,6 +119,7 @@ COLUMN_NAMES = (
     "peer",
     "group",
     "bytes",
+    "most_bytes",
 )
 
 

@@ -155,9 +155,8 @@ def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int,
     for group, ranks in groups.items():
         members[group] = _group_mark(ranks)
     # The last one is that of no group.
-    return mix_in(
-        ids, positions, columns.rank, columns.peer, columns.group, columns.bytes, members[columns.group]
-    )
+    sizes = columns.bytes, columns.most_bytes
+    return mix_in(ids, positions, columns.rank, columns.peer, columns.group, *sizes, members[columns.group])
 
 
 def _group_mark(ranks: tuple[int, ...]) -> int:

@@ -20,6 +20,7 @@ from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
 from weft.run.recorder import Recorder
 from weft.run.resources import LossFunction, OptimizerFactory, Resources, gradient_weight, make_resources
+from weft.run.segments import stage_runs
 from weft.run.shards import StageShard, gather_weights
 from weft.run.statistics import average_statistics
 from weft.run.stepped import SteppedWeights
@@ -296,6 +297,7 @@ class RankRuntime:
             gradient_weight=gradient_weight(self.plan, self.program, last_stage)
             if last_stage in self._stages
             else 1.0,
+            segments=stage_runs(program, self._resources),
             last_gradients=frozenset(program.first_row + row for row in last),
         )
 

@@ -51,6 +51,16 @@ def run_input_part(
         gradients: of the outputs, of their shapes; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
+    return input_part(weights, inputs, outputs, gradients)
+
+
+def input_part(
+    weights: Sequence[nn.Parameter],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+) -> WeightPart:
+    """The same of outputs that were computed with these weights."""
     # Outputs are cut off their graph in place, which torch does not allow of a view.
     outputs = [output.clone() if output._is_view() else output for output in outputs]
     starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from weft.run.context.divided_tokens import DividedTokens
 from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
 from weft.run.layers import LayerFunction
+from weft.run.pieces import Branch, Piece, PieceList
 from weft.run.randomness import counter_seed
 from weft.run.tensor_layers import DividedTable, Division, HeldByTensorRanks, enter_before, replace_rows
 from weft.run.tensor_parallel import TensorRanks
@@ -133,6 +134,58 @@ class StageModule(nn.Module, ABC):
             value = function(value)
         return value
 
+    def branches(self, inputs: torch.Tensor) -> Iterable[Branch]:
+        """What the stage's blocks are made of, in their order: none in a family that nobody divides."""
+        return ()
+
+    def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of the token table, or this rank's part of them."""
+        table: nn.Module = self.get_submodule(self.token_table)
+        rows: torch.Tensor = table(self.context.own_tokens(tokens))
+        return rows
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The stream out of the rows of the token table."""
+        return rows
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        """What is multiplied with the vocabulary."""
+        return stream
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits, or this rank's columns of them."""
+        return hidden
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        """What the logits are computed with."""
+        return ()
+
+    @property
+    def borders(self) -> tuple[bool, ...]:
+        """Where tensor ranks exchange, and whether a region of divided products begins there, or ends."""
+        table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
+        return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
+
+    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+        """The stage cut at its borders."""
+        found, divided = PieceList(), bool(self.token_table)
+        if self.embeds and divided:
+            found.compute(self.look_up)
+            found.cross(enters=False)
+            found.compute(lambda rows: self.embed(rows, inputs))
+        elif self.embeds:
+            found.compute(self.layer_functions(inputs)[0])
+        for one in self.branches(inputs):
+            found.branch(one)
+        if self.ends and divided:
+            found.compute(self.last_norm)
+            found.cross(enters=True, weights=self.head_weights)
+            found.compute(self.multiply_out)
+        elif self.ends:
+            found.compute(self.layer_functions(inputs)[-1])
+        return found.pieces
+
     def narrow(self, block: nn.Module, size: int) -> None:
         """Tell a block's modules which of their sizes are divided; most read them off their weights."""
 
@@ -208,6 +261,12 @@ class StageModule(nn.Module, ABC):
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """The token table, where the model's embedding and head share it and lie in two stages."""
         if not self.config.tied_embeddings or self.embeds == self.ends:
+            return ()
+        return (self.get_parameter(f"{self.token_table}.weight"),)
+
+    def shared_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The token table, where this stage's embedding and head share it."""
+        if not self.config.tied_embeddings or not (self.embeds and self.ends):
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)
 

@@ -47,7 +47,8 @@ class Tap:
     its loss has in the step.
 
     Attributes:
-        gradient: of a parameter; called once per pass for each that the pass used.
+        gradient: of a parameter; called once per pass for each that the pass used, of a pass in segments once
+            per segment.
         parameters: of which parameters; None of all that are trained.
         layer_input: once per forward pass, also where the layer is run again.
         output_gradient: of a layer's output, the last layer's before the loss; once per pass.

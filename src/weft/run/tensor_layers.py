@@ -91,7 +91,11 @@ class RowProduct(nn.Module):
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """(b, s, inner / size) to the stream (b, tokens, width)."""
         weight = self.weight.t() if self._transposed else self.weight
-        stream = self._ranks.leave(nn.functional.linear(value, weight))
+        partial = nn.functional.linear(value, weight)
+        return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
+
+    def finish(self, stream: torch.Tensor) -> torch.Tensor:
+        """What the product gives, from the sum of all ranks' partial ones."""
         return stream if self.bias is None else stream + self.bias
 
 

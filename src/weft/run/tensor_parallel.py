@@ -10,6 +10,8 @@ two change places.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ class TensorRanks(ReplicaRanks):
         place, size: which of how many it is.
         divides_sequence: whether each keeps its own tokens only, outside of the divided products; the number
             of tokens is a multiple of `size`.
+
+    Attributes:
+        elsewhere: whoever computes exchanges what enters and leaves by other means: between segments.
     """
 
     name = "tensor"
@@ -34,6 +39,7 @@ class TensorRanks(ReplicaRanks):
     def __init__(self, place: int = 0, size: int = 1, *, divides_sequence: bool = False) -> None:
         super().__init__(place, size)
         self.divides_sequence = divides_sequence and size > 1
+        self.elsewhere = False
 
     def share(self, length: int, place: int | None = None) -> range:
         """Which of `length` columns a rank holds, by default this one; shares differ by one at most."""
@@ -42,13 +48,36 @@ class TensorRanks(ReplicaRanks):
 
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
         """All tokens of the stream, for products that are divided by columns: (b, s, ...)."""
-        entered: torch.Tensor = _Enter.apply(stream, self) if self.size > 1 else stream
+        if self.size == 1 or self.elsewhere:
+            return stream
+        entered: torch.Tensor = _Enter.apply(stream, self)
         return entered
 
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
         """The stream out of the partial sums (b, s, ...) of products that are divided by rows."""
-        left: torch.Tensor = _Leave.apply(partial, self) if self.size > 1 else partial
+        if self.size == 1 or self.elsewhere:
+            return partial
+        left: torch.Tensor = _Leave.apply(partial, self)
         return left
+
+    @contextmanager
+    def exchanging_elsewhere(self) -> Iterator[None]:
+        """A block in which what enters is there already, and what leaves is left as it is."""
+        self.elsewhere = True
+        try:
+            yield
+        finally:
+            self.elsewhere = False
+
+    def exchanges(self, *, enters: bool, backward: bool) -> bool:
+        """Whether a pass exchanges anything where it comes over the border of a region."""
+        return self.size > 1 and (self.divides_sequence or enters == backward)
+
+    def exchange(self, value: torch.Tensor, *, enters: bool, backward: bool) -> torch.Tensor:
+        """What a pass exchanges where it comes over the border of a region of divided products."""
+        if not self.divides_sequence:
+            return self.add_up(value)
+        return self.gather_tokens(value) if enters != backward else self.scatter_tokens(value)
 
     def whole_stream(self, stream: torch.Tensor) -> torch.Tensor:
         """All tokens of the stream, for what every rank computes in full."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,6 +14,9 @@ from weft.program.rank_program import RankProgram
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
 from weft.run.streams import THERE, Value
+
+if TYPE_CHECKING:
+    from weft.run.segments import StageRun
 
 
 class MicroBatch(NamedTuple):
@@ -69,6 +72,7 @@ class Workspace:
         values: by (name, stage, micro-batch). Who reads what a micro-batch has left takes it away; what is
             known of a whole stage stays until there is news.
         crossed: what crosses between stages and has not been read.
+        segments: the stages whose passes are cut.
         last_gradients: positions of the computations that complete a stage's gradient.
         step, batch: of the step that is issued.
         losses: this rank's shares of its loss, in their order.
@@ -81,6 +85,7 @@ class Workspace:
     gradient_weight: float = 1.0
     values: dict[tuple[str, int, int], Value] = field(default_factory=dict)
     crossed: dict[Crossed, Value[torch.Tensor]] = field(default_factory=dict)
+    segments: Mapping[int, StageRun] = field(default_factory=dict)
     last_gradients: frozenset[int] = frozenset()
     step: int = 0
     batch: Batch | None = None

@@ -7,17 +7,20 @@ tokens, they add up first: as they do at the end of a step, here for every micro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from weft.methods.micro_batch_norms.program import NAME
 from weft.program.program import NONE, Instruction
+from weft.program.segments import segments_of
 from weft.run.bucket import FlatLayout
 from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.resources import Resources
+from weft.run.stage_module import StageModule
 from weft.run.streams import Completion, Stream, Value
 from weft.run.taps import Passing, Tap
 from weft.run.tensor_stage import TensorParallel, context_ranks, counted_once, summed_gradients, tensor_ranks
@@ -33,30 +36,47 @@ class MicroBatchNorms(MethodState):
 
     Args:
         micro_batches: of the global batch.
+        cut: the stages whose passes run in segments.
     """
 
-    def __init__(self, micro_batches: int, device: torch.device) -> None:
+    def __init__(self, micro_batches: int, cut: Collection[int], device: torch.device) -> None:
         # By parity of the step: the next step computes while this one's meeting may still be under way.
         self._squares = torch.zeros(2, micro_batches, dtype=torch.float64, device=device)
-        self._stages: dict[int, StageSquares] = {}
+        self._cut = cut
+        self._stages: dict[int, Callable[[], StageSquares]] = {}
 
     @classmethod
     def of(cls, making: Making) -> MicroBatchNorms:
-        return cls(making.program.micro_batches, making.device)
+        owed = segments_of(making.program.obligations.methods)
+        cut = () if owed is None else [index for index, one in enumerate(owed.segments) if one.backward]
+        return cls(making.program.micro_batches, cut, making.device)
 
     def begin(self, resources: Resources) -> None:
         self._stages = {
-            stage: StageSquares(module, resources.buckets[stage].flat.dtype)
+            stage: partial(StageSquares, module, resources.buckets[stage].flat.dtype, stage in self._cut)
             for stage, module in resources.stages.items()
         }
 
     def taps(self, stage: int) -> Sequence[Tap]:
-        squares = self._stages[stage]
+        # Passes in segments may take turns: each micro-batch under way has squares of its own.
+        make = self._stages[stage]
+        spare, under_way = [make()], dict[int, StageSquares]()
+
+        def of(now: Passing) -> StageSquares:
+            squares = under_way.get(now.micro_batch)
+            if squares is None:
+                squares = under_way[now.micro_batch] = spare.pop() if spare else make()
+            return squares
+
+        def see(now: Passing, name: str, gradient: torch.Tensor) -> None:
+            of(now).see(name, gradient)
 
         def ended(now: Passing) -> None:
+            squares = of(now)
             self._squares[now.step % 2, now.micro_batch] += squares.take()
+            spare.append(under_way.pop(now.micro_batch))
 
-        return (Tap(gradient=squares.see, parameters=squares.seen, ended=ended),)
+        return (Tap(gradient=see, parameters=spare[0].seen, ended=ended),)
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         norms = workspace.values.get((NORMS, NONE, NONE))
@@ -76,13 +96,16 @@ class MicroBatchNorms(MethodState):
 class StageSquares:
     """The sum of squares of what this rank counts of one micro-batch's gradient in a stage.
 
+    Args:
+        cut: the stage's passes run in segments.
+
     Attributes:
         seen: the names of the parameters whose gradients it needs.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, module: nn.Module, dtype: torch.dtype, cut: bool) -> None:
         trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        parts = _in_parts(module, trained)
+        parts = _in_parts(module, trained, cut)
         divided = module.divisions if isinstance(module, TensorParallel) else {}
         own = {name for name in trained if tensor_ranks(module).place == 0 or name in divided}
         self.seen = frozenset(own | parts)
@@ -96,9 +119,9 @@ class StageSquares:
         self._sums = summed_gradients({0: module}, {0: layout}, {0: flat})[0] if parts else ()
         self._counted = counted_once(module, layout, flat, 0) if parts else ()
 
-    def see(self, now: Passing, name: str, gradient: torch.Tensor) -> None:
+    def see(self, name: str, gradient: torch.Tensor) -> None:
         if name in self._parts:
-            self._parts[name].copy_(gradient)
+            self._parts[name].add_(gradient)
         else:
             self._squares.append(square(gradient))
 
@@ -120,12 +143,13 @@ def square(gradient: torch.Tensor) -> torch.Tensor:
     return torch.dot(flat, flat)
 
 
-def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> set[str]:
-    """Names of the parameters of whose gradients each rank of the replica has that of its own tokens."""
+def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter], cut: bool) -> set[str]:
+    """Names of the parameters whose gradients come in parts: by tokens to each rank, or by segments."""
     if context_ranks(module).size > 1:
         return set(trained)
     summed = module.summed_parameters() if isinstance(module, TensorParallel) else ()
-    wanted = {id(parameter) for parameter in summed}
+    shared = module.shared_parameters() if cut and isinstance(module, StageModule) else ()
+    wanted = {id(parameter) for parameter in (*summed, *shared)}
     return {name for name, parameter in trained.items() if id(parameter) in wanted}
 
 

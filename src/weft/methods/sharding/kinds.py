@@ -115,7 +115,14 @@ def stepped_between_islands(program: Program, rows: Ints) -> Places:
 
 USES = (
     AddedUses(
-        kinds=("forward", "backward", "backward_input"),
+        kinds=(
+            "forward",
+            "backward",
+            "backward_input",
+            "forward_segment",
+            "backward_segment",
+            "input_segment",
+        ),
         reads=(
             Read("gathered_weights", at=gathered, waits="first"),
             # Those that no replica shares out may be gathered, too.

@@ -14,11 +14,12 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_pieces import cut_of
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
 from weft.predict.cost.keeping import keeping_of
-from weft.predict.cost.layer_times import LayerTimes, pass_s, roofline
+from weft.predict.cost.layer_times import LayerTimes, pass_s, piece_times, roofline
 from weft.predict.cost.memory import (
     context_kept,
     copied_parameters,
@@ -186,6 +187,26 @@ class ComputeModel:
             times = roofline(layer, shape, precision, device, speeds, optimizer)
             self._known[key] = times, layer, device
         return self._known[key][0]
+
+    def piece_times(
+        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+    ) -> list[LayerTimes]:
+        """By the speeds, times of what a stage computes between the places at which tensor ranks exchange.
+
+        The end of one layer and the beginning of the next are one piece.
+        """
+        speeds = self._speeds(device, precision)[0]
+        known: dict[int, list[LayerTimes]] = {}
+        found = [LayerTimes()]
+        for layer in layers:
+            alike = graph.alike[layer]
+            if alike not in known:
+                pieces = cut_of(graph.layers[layer]).pieces
+                known[alike] = [piece_times(one, shape, precision, device, speeds) for one in pieces]
+            first, *others = known[alike]
+            found[-1] = found[-1].plus(first, 1)
+            found += others
+        return found
 
     def without_products_s(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device

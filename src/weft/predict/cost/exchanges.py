@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_pieces import cut_of
 from weft.describe.plan import Plan
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
@@ -125,6 +126,20 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
         return Exchanges(seconds, seconds, seconds)
 
     return seconds_of
+
+
+def tensor_exchanges_s(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, ranks: Ranks
+) -> tuple[float, float]:
+    """Seconds of one pass that the tensor ranks of a replica spend on exchanges: on all of them, and on those
+    that are not between the pieces of layers, which a loss makes."""
+    shape, left = plan.shape(stage), 0.0
+    for layer in plan.stages[stage].layers:
+        between = sum(one.elements(shape) for one in cut_of(graph.layers[layer]).borders)
+        left += graph.amounts("tensor_reduced", shape)[layer] - between / 2.0
+    groups, left_bytes = plan.grid(stage).tensor_groups(ranks), round(left * plan.element_bytes)
+    left_s = _at_once(network, network.all_reduce, groups, left_bytes) if left_bytes > 0 else 0.0
+    return _tensor(plan, graph, network, stage)(ranks).forward_s, left_s
 
 
 def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:

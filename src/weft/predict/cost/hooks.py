@@ -129,8 +129,10 @@ def computation(
         sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
         added = [one.seconds for one in parts(AddedWork) if one.kind == kind]
 
-        def place_s(stage: int, replica: int, devices: int, completes: int) -> tuple[float, float, float]:
-            exchanges = pricing.placed.exchanges_of(stage, replica)
+        def place_s(
+            stage: int, replica: int, devices: int, completes: int, part: int
+        ) -> tuple[float, float, float]:
+            exchanges = pricing.exchanges_of(stage, replica)
             seconds = max(
                 pricing.in_program_s(
                     seconds_of(times) + sum(more(pricing, stage, times, exchanges) for more in added),
@@ -138,7 +140,7 @@ def computation(
                     speed,
                 )
                 for times, device, speed in zip(
-                    pricing.placed.stage_times[stage, devices],
+                    pricing.times_of(kind, stage, part, devices),
                     pricing.placed.device_sets[devices],
                     pricing.placed.speed_sets[devices],
                     strict=True,
@@ -155,7 +157,8 @@ def computation(
         first = distinct_rows(columns.stage[rows], sets)[0]
         places = zip(columns.stage[rows][first].tolist(), sets[first].tolist(), strict=True)
         used = [times for place in places for times in pricing.placed.stage_times[place]]
-        return by_table(place_s, columns.stage[rows], columns.replica[rows], sets, completes)._replace(
+        keys = columns.stage[rows], columns.replica[rows], sets, completes, columns.part[rows]
+        return by_table(place_s, *keys)._replace(
             spread=max(times.half_width for times in used),
             sources=frozenset(times.source for times in used),
         )
@@ -246,6 +249,11 @@ _COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
     # The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
     computation("backward_weight", lambda times: times.backward_weight_s),
     computation("step", lambda times: times.update_s),
+    # What ranks exchange between segments are instructions of their own.
+    computation("forward_segment", lambda times: times.forward_s),
+    computation("backward_segment", lambda times: times.backward_input_s + times.backward_weight_s),
+    computation("input_segment", lambda times: times.backward_input_s),
+    computation("weight_segment", lambda times: times.backward_weight_s),
     CostOf(kind="send_activation", hook=_send),
     CostOf(kind="send_gradient", hook=_send),
     # A message takes its time on the sender's side.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer, PassWork
+from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.predict.cost.memory import state_bytes
 from weft.predict.cost.speeds import Speeds
@@ -60,6 +61,17 @@ def roofline(
         pass_s(layer.backward_input, shape, precision, device, speeds),
         pass_s(layer.backward_weight, shape, precision, device, speeds),
         speeds.memory_s(parameters * state_bytes(precision, optimizer).touched) if parameters else 0.0,
+    )
+
+
+def piece_times(
+    piece: LayerPiece, shape: Shape, precision: str, device: Device, speeds: Speeds
+) -> LayerTimes:
+    """Times of the part of a layer's passes between two exchanges, by the speeds of their kernels."""
+    return LayerTimes(
+        pass_s(piece.forward, shape, precision, device, speeds),
+        pass_s(piece.backward_input, shape, precision, device, speeds),
+        pass_s(piece.backward_weight, shape, precision, device, speeds),
     )
 
 

@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from weft.describe.device import Device
 from weft.describe.plan import Plan
+from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.segment_times import SegmentedTimes, segmented_times
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.kinds import is_send
@@ -39,6 +42,22 @@ class Pricing:
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
         """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
+
+    def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:
+        """Times of a stage by device of a set, or of the segment of it that an instruction runs."""
+        times = self.placed.stage_times[stage, devices]
+        if self._segmented is None:
+            return times
+        return self._segmented.times_of(self, kind, stage, part, devices, times)
+
+    def exchanges_of(self, stage: int, replica: int) -> Exchanges:
+        """What the ranks of a replica spend on exchanges inside their computations."""
+        exchanges = self.placed.exchanges_of(stage, replica)
+        return exchanges if self._segmented is None else self._segmented.left(self, stage, replica, exchanges)
+
+    @cached_property
+    def _segmented(self) -> SegmentedTimes | None:
+        return segmented_times(self.program)
 
     @cached_property
     def completes_gradient(self) -> Ints:

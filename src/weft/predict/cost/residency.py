@@ -22,6 +22,7 @@ from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
 from weft.program.program import Ints
+from weft.program.segments import segment_borders
 
 
 class Held(NamedTuple):
@@ -68,7 +69,25 @@ def live_bytes(pricing: Pricing) -> Ints:
             change[rows] += changes[
                 columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
             ]
-    return change + _message_changes(pricing)
+    return change + _message_changes(pricing) + _border_changes(pricing)
+
+
+def _border_changes(pricing: Pricing) -> Ints:
+    """What crosses borders between segments, from the segment before to the end of the one behind.
+
+    Room is for the most that it may be.
+    """
+    columns, edges = pricing.program.columns, pricing.program.edges
+    change = np.zeros(len(columns), dtype=np.int64)
+    borders = segment_borders(pricing.program)
+    if not len(borders):
+        return change
+    crosses = np.zeros(len(columns), dtype=np.bool_)
+    crosses[borders] = True
+    into, out = crosses[edges.target], crosses[edges.source]
+    np.add.at(change, edges.source[into], with_slack(columns.most_bytes[edges.target[into]]))
+    np.subtract.at(change, edges.target[out], with_slack(columns.most_bytes[edges.source[out]]))
+    return change
 
 
 def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:

@@ -34,6 +34,7 @@ def check_shape(program: Program) -> list[Violation]:
         "peer": (NONE, program.ranks),
         "group": (NONE, len(program.groups)),
         "bytes": (0, None),
+        "most_bytes": (0, None),
     }
     for column, (low, high) in limits.items():
         values = getattr(columns, column)
@@ -71,6 +72,14 @@ def check_coordinates(program: Program) -> list[Violation]:
         lambda row: (
             f"{name(program, row)} runs on a rank that does not own stage {columns.stage[row]} "
             f"of replica {columns.replica[row]}"
+        ),
+    )
+    found += violations(
+        "columns.most_bytes",
+        np.flatnonzero(columns.most_bytes < columns.bytes),
+        lambda row: (
+            f"{name(program, row)} has room for {columns.most_bytes[row]} bytes and expects "
+            f"{columns.bytes[row]}"
         ),
     )
     order = np.argsort(program.ids, kind="stable")

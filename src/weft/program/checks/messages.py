@@ -91,7 +91,7 @@ def check_collectives(program: Program) -> list[Violation]:
     if program.kept_replica is not None:
         return found
     present = np.bincount(call[np.unique(member, return_index=True)[1]])
-    sizes = np.array([len(set(group)) for group in program.groups], dtype=np.int64)
+    sizes = _members(program)
     return found + violations(
         "collectives",
         first[present != sizes[columns.group[first]]],
@@ -101,14 +101,22 @@ def check_collectives(program: Program) -> list[Violation]:
     )
 
 
+def _members(program: Program) -> Ints:
+    """How many ranks of each group the program has: where one lane is there in place of all, its own."""
+    there = {rank for ranks in program.obligations.owners.values() for rank in ranks}
+    kept = [group if program.kept_lane is None else there.intersection(group) for group in program.groups]
+    return np.array([len(set(group)) for group in kept], dtype=np.int64)
+
+
 def collective_codes(program: Program, rows: Ints) -> Ints:
-    """Equal for members of one collective: same kind, iteration, group, part and, mostly, stage."""
+    """Equal for members of one collective: same kind, step, micro-batch, group, part and, mostly, stage."""
     columns = program.columns
     spans = np.array([kind.spans_stages for kind in KINDS])[columns.kind[rows]]
     return codes(
         columns.kind[rows],
         np.where(spans, NONE, columns.stage[rows]),
         columns.iteration[rows],
+        columns.micro_batch[rows],
         columns.group[rows],
         columns.part[rows],
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, Be
 from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
+from weft.run.pieces import Branch
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import HeldByTensorRanks
 
@@ -102,16 +104,59 @@ class BertStage(StageModule):
         functions += self.bert.encoder.layer.values()
         return [*functions, self._head] if self.ends else functions
 
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        for layer in self.bert.encoder.layer.values():
+            attention, output = layer.attention, layer.output
+            yield _normed_branch(partial(_attend, attention), attention.output, attention)
+            yield _normed_branch(partial(_feed_forward, layer), output, layer.intermediate, output.dense)
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         embeddings = self.bert.embeddings
         positions = self.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
-        words = embeddings.word_embeddings(self.context.own_tokens(tokens))
-        embedded: torch.Tensor = embeddings(inputs_embeds=words, position_ids=positions)
+        embedded: torch.Tensor = embeddings(inputs_embeds=rows, position_ids=positions)
         return embedded
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.cls.predictions.transform(stream)
+        return hidden
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
         predictions = self.cls.predictions
-        hidden = predictions.transform(hidden)
         if self.config.tied_embeddings:
-            return self.logits(hidden, self.bert.embeddings.word_embeddings.weight, predictions.bias)
-        return self.logits(hidden, predictions.decoder.weight, predictions.decoder.bias)
+            return (self.bert.embeddings.word_embeddings.weight, predictions.bias)
+        return (predictions.decoder.weight, predictions.decoder.bias)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden, *self.head_weights)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.multiply_out(self.last_norm(hidden))
+
+
+def _normed_branch(inside: LayerFunction, output: nn.Module, *regions: nn.Module) -> Branch:
+    """A branch whose norm follows the sum with the stream; `output` has its last product and the norm."""
+
+    def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = output.LayerNorm(output.dense.finish(summed) + stream)
+        return normed
+
+    weights = tuple(weight for region in regions for weight in region.parameters())
+    return Branch(_as_it_is, inside, after, weights)
+
+
+def _as_it_is(stream: torch.Tensor) -> torch.Tensor:
+    return stream
+
+
+def _attend(attention: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    partial_sum: torch.Tensor = attention.output.dense(attention.self(hidden)[0])
+    return partial_sum
+
+
+def _feed_forward(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    partial_sum: torch.Tensor = layer.output.dense(layer.intermediate(hidden))
+    return partial_sum

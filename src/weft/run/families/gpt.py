@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
+from weft.run.pieces import Branch, plain_branch
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import HeldByTensorRanks
 
@@ -101,12 +102,32 @@ class GptStage(StageModule):
         functions += self.transformer.h.values()
         return [*functions, self._head] if self.ends else functions
 
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        for block in self.transformer.h.values():
+            yield plain_branch(
+                block.ln_1, lambda hidden, block=block: block.attn(hidden)[0], block.attn.c_proj, block.attn
+            )
+            yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj, block.mlp)
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         positions = self.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
-        embedded: torch.Tensor = self.transformer.wte(self.context.own_tokens(tokens))
-        return embedded + self.transformer.wpe(positions)
+        embedded: torch.Tensor = rows + self.transformer.wpe(positions)
+        return embedded
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.transformer.ln_f(stream)
+        return normed
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        head = self.transformer.wte if self.config.tied_embeddings else self.lm_head
+        return (head.weight,)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden, self.head_weights[0])
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.transformer.ln_f(hidden)
-        head = self.transformer.wte if self.config.tied_embeddings else self.lm_head
-        return self.logits(hidden, head.weight)
+        return self.multiply_out(self.last_norm(hidden))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
+from weft.run.pieces import Branch, plain_branch
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import HeldByTensorRanks
 
@@ -91,9 +92,27 @@ class LlamaStage(StageModule):
             functions += [partial(block, position_embeddings=angles) for block in self.model.layers.values()]
         return [*functions, self._head] if self.ends else functions
 
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        angles = self._angles(inputs) if self.block_indices else None
+        for block in self.model.layers.values():
+            attention = partial(_attend, block.self_attn, angles)
+            yield plain_branch(block.input_layernorm, attention, block.self_attn.o_proj, block.self_attn)
+            yield plain_branch(block.post_attention_layernorm, block.mlp, block.mlp.down_proj, block.mlp)
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.model.norm(stream)
+        return normed
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        head = self.model.embed_tokens if self.config.tied_embeddings else self.lm_head
+        return (head.weight,)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden, self.head_weights[0])
+
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.model.embed_tokens(self.context.own_tokens(tokens))
-        return embedded
+        return self.embed(self.look_up(tokens), tokens)
 
     def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the positions, each (1, tokens, head size), shared by the stage's blocks."""
@@ -108,6 +127,11 @@ class LlamaStage(StageModule):
         return cosines, sines
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.model.norm(hidden)
-        head = self.model.embed_tokens if self.config.tied_embeddings else self.lm_head
-        return self.logits(hidden, head.weight)
+        return self.multiply_out(self.last_norm(hidden))
+
+
+def _attend(
+    attention: nn.Module, angles: tuple[torch.Tensor, torch.Tensor], hidden: torch.Tensor
+) -> torch.Tensor:
+    output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=None)[0]
+    return output

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 
 from weft.describe.model import ModelConfig
 from weft.run.layers import LayerFunction
+from weft.run.pieces import Branch, plain_branch
 from weft.run.stage_module import Initial, StageModule
 from weft.run.tensor_layers import HeldByTensorRanks
 
@@ -95,6 +97,13 @@ class ViTStage(StageModule):
             return super().output_shape(micro_batch_size, sequence)
         return (micro_batch_size, self.config.vocabulary)
 
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        for layer in self.vit.layers.values():
+            attention, mlp = layer.attention, layer.mlp
+            attend = partial(_attend, attention)
+            yield plain_branch(layer.layernorm_before, attend, attention.o_proj, attention)
+            yield plain_branch(layer.layernorm_after, mlp, mlp.fc2, mlp)
+
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
         # Pixels come in one precision, whatever the model computes in.
         embedded: torch.Tensor = self.vit.embeddings(pixels.to(self.vit.embeddings.cls_token.dtype))
@@ -104,3 +113,8 @@ class ViTStage(StageModule):
         tokens = self.tensor.whole_stream(self.vit.layernorm(hidden))
         logits: torch.Tensor = self.classifier(tokens[:, 0])
         return logits
+
+
+def _attend(attention: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = attention(hidden)[0]
+    return output

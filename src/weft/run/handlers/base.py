@@ -22,6 +22,12 @@ Handler = Callable[[Workspace, Instruction], Issue]
 OUTPUT, INPUT_GRADIENT = "output", "input_gradient"
 SAVED, WEIGHT_PART = "saved", "saved_for_weight"
 
+# What crosses borders between segments of a pass, before and after ranks have exchanged it; and what is left
+# of a segment whose input part has run. A pass is at one border at a time.
+SEGMENT_OUTPUT, SEGMENT_INPUT = "segment_output", "segment_input"
+SEGMENT_GRADIENT, BORDER_GRADIENT = "segment_gradient", "border_gradient"
+SEGMENT_WEIGHT = "segment_for_weight"
+
 # Of a stage: what has been done last to its weights and to its gradient in this step. Whoever changes either
 # follows it and puts itself in its place, so that the last one speaks for all.
 WEIGHTS, GRADIENT = "weights", "gradient"

@@ -40,7 +40,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
-    run_stage, require_weights = stage_pass(workspace, instruction), _weights_required(workspace, stage)
+    run_stage, require_weights = stage_pass(workspace, instruction), weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
 
     def issue(stream: Stream) -> Completion:
@@ -88,7 +88,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Accumulate a stage's weight gradients for one micro-batch and hand on the gradients of its inputs."""
-    add_up = _added_up(workspace, instruction)
+    add_up = added_up(workspace, instruction)
     claim = workspace.resources.buckets[instruction.stage].claim
 
     def differentiate(
@@ -132,7 +132,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
 def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
     """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    bucket, add_up = workspace.resources.buckets[stage], _added_up(workspace, instruction)
+    bucket, add_up = workspace.resources.buckets[stage], added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients
 
     def differentiate(part: Any, *, step: int) -> None:
@@ -140,13 +140,13 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
         part.run()
         add_up()
 
-    seen = _seen(workspace, instruction, differentiate, ends=True)
+    shown = seen(workspace, instruction, differentiate, ends=True)
 
     def issue(stream: Stream) -> Completion:
         part, step = workspace.values.pop((WEIGHT_PART, stage, number)), workspace.step
 
         def work() -> None:
-            seen(part.content, step=step)
+            shown(part.content, step=step)
 
         ended = stream.run(label, work, part, bucket.buffer.emptied)
         if completes:
@@ -173,10 +173,10 @@ def _going_back(
     last = not borders.after
     taken, left = gradients_taken(workspace, stage, number), gradients_left(workspace, stage, number)
     completes = instruction.position in workspace.last_gradients
-    require_weights, weights = _weights_required(workspace, stage), (WEIGHTS, stage, NONE)
+    require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     roots = roots_of(workspace, stage)
     start = differentiate if roots is None else roots.starting(differentiate)
-    seen = _seen(workspace, instruction, start, ends=leaves is None)
+    shown = seen(workspace, instruction, start, ends=leaves is None)
 
     def issue(stream: Stream, *coefficients: Value) -> Completion:
         saved = values.pop((SAVED, stage, number))
@@ -193,7 +193,7 @@ def _going_back(
                 gradients = [summed[place] for place in range(borders.outputs)]
             elif workspace.gradient_weight != 1.0:
                 gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
-            kept.content = seen(inputs, outputs, (*gradients, *coefficients), step=step)
+            kept.content = shown(inputs, outputs, (*gradients, *coefficients), step=step)
             fill(left, made, [one.grad for one in inputs])
 
         there = values.get(weights, THERE), buffer.emptied
@@ -211,7 +211,7 @@ def _going_back(
     return lambda stream: issue(stream, *roots.coefficients(workspace, number))
 
 
-def _seen(
+def seen(
     workspace: Workspace, instruction: Instruction, differentiate: Differentiate, *, ends: bool
 ) -> Differentiate:
     """The same, before the eyes of the stage's taps where it has any; `ends`: it makes the last gradients."""
@@ -219,7 +219,7 @@ def _seen(
     return differentiate if taps is None else taps.around(instruction.micro_batch, differentiate, ends=ends)
 
 
-def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
+def added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
     """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
     summed = workspace.resources.summed.get(instruction.stage, ())
     if instruction.position not in workspace.last_gradients:
@@ -232,7 +232,7 @@ def _added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], No
     return add_up
 
 
-def _weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
+def weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
     """What checks that the weights of a stage are where its parameters look for them."""
     shard = workspace.resources.shards.get(stage)
     return _nothing if shard is None else shard.weights.require

@@ -1,0 +1,235 @@
+"""Tensor collectives inside computations, between segments of them, and beside gradients of weights.
+
+Two ranks train one model in all three ways, step by step in turns, in the same processes. Before that each
+way's step is predicted: from data sheets, from this machine's measured speeds, and from its layers as two
+tensor ranks run them. Medians; the ratio to `inside` is that of neighbouring steps.
+
+    python benchmarks/tensor_collectives.py [MODEL] [--micro-batch-size N] [--unmeasured] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import print_machine
+
+import weft
+from weft.capture.measure import measure
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.plan_file import load_plan
+from weft.methods.tensor_collectives.program import WAYS
+from weft.planning.compile import compile_part
+from weft.run.divided_logits import DividedLogits
+from weft.run.recorder import Recorder
+from weft.run.runtime import RankRuntime
+from weft.run.stages import build_stages
+from weft.run.worker_start import start_worker
+from weft.run.workspace import Batch
+
+RANKS, MICRO_BATCHES, WARM_UP = 2, 4, 4
+SEED = 3
+
+RUN = """
+[model]
+preset = "{model}"
+[task]
+sequence = {sequence}
+[train]
+global_batch = {global_batch}
+steps = 1
+precision = "fp32"
+[cluster]
+use = "this-machine"
+[plan]
+pp = 1
+dp = 1
+tp = {ranks}
+micro_batch_size = {micro_batch_size}
+schedule = "1f1b"
+sharding = "zero-0"
+[tensor-collectives]
+run = "{way}"
+"""
+
+
+class DividedLoss:
+    """Mean cross entropy of shares of the logits."""
+
+    takes_divided_logits = True
+
+    def __call__(self, logits: DividedLogits, targets: torch.Tensor) -> torch.Tensor:
+        return logits.cross_entropy(targets)
+
+
+def homes_of(asked: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """By level of knowledge, a home that has the measurements of it."""
+    homes = {"data sheet": folder / "data sheet"}
+    if asked.unmeasured:
+        return homes
+    homes |= {name: folder / name for name in ("machine", "layers")}
+    config = resolve_model(asked.model, sequence=asked.sequence)
+    sizes = (asked.micro_batch_size,)
+    found = measure(config, tensor_degrees=(1, RANKS), micro_batch_sizes=sizes, home=homes["layers"])
+    machine = found.files[0]
+    copy = homes["machine"] / machine.relative_to(homes["layers"])
+    copy.parent.mkdir(parents=True)
+    shutil.copy(machine, copy)
+    return homes
+
+
+def predictions(asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+    """By way and level of knowledge the predicted step; leaves a plan of each way in the folder."""
+    found: dict[str, dict[str, float]] = {way: {} for way in WAYS}
+    for level, home in homes_of(asked, folder).items():
+        os.environ["WEFT_HOME"] = str(home)
+        for way in WAYS:
+            text = RUN.format(
+                model=asked.model,
+                sequence=asked.sequence,
+                global_batch=MICRO_BATCHES * asked.micro_batch_size,
+                micro_batch_size=asked.micro_batch_size,
+                ranks=RANKS,
+                way=way,
+            )
+            (folder / "run.toml").write_text(text)
+            planned = weft.plan(folder / "run.toml")
+            planned.save(folder / f"{way}.json")
+            found[way][level] = planned.job.predicted.prediction.step_s
+    return found
+
+
+def runtime_of(
+    way: str, config: ModelConfig, folder: Path, rank: int, number: int, steps: int
+) -> RankRuntime:
+    plan = load_plan(folder / f"{way}.json")
+    program = compile_part(plan, layer_graph(config), rank)
+    recorded = folder / way
+    recorded.mkdir(exist_ok=True)
+    return RankRuntime(
+        plan,
+        program,
+        build_stages(plan, config, rank, SEED, torch.float32),
+        DividedLoss(),
+        lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True),
+        device="cpu",
+        seed=SEED,
+        generation=number,
+        recorder=Recorder(recorded, program=program, plan_id=plan.plan_id, steps=steps),
+    )
+
+
+def batch_of(config: ModelConfig, asked: argparse.Namespace) -> Batch:
+    shape = (asked.micro_batch_size, asked.sequence + 1)
+    tokens = torch.randint(config.vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
+    return lambda number: (tokens[:, :-1], tokens[:, 1:])
+
+
+def work(asked: argparse.Namespace) -> None:
+    """One rank; the first leaves the seconds of all steps in the folder."""
+    context, folder = start_worker(), Path(asked.worker)
+    torch.set_num_threads(1)
+    config = resolve_model(asked.model, sequence=asked.sequence)
+    steps = asked.steps + WARM_UP
+    runtimes = {
+        way: runtime_of(way, config, folder, context.rank, number, steps) for number, way in enumerate(WAYS)
+    }
+    batch, times = batch_of(config, asked), {way: [0.0] * steps for way in WAYS}
+    losses = dict.fromkeys(WAYS, 0.0)
+    for step in range(steps):
+        turn = step % len(WAYS)
+        for way in (*WAYS[turn:], *WAYS[:turn]):
+            dist.barrier()
+            began = time.perf_counter()
+            losses[way] = runtimes[way].step(step, batch).loss
+            dist.barrier()
+            times[way][step] = time.perf_counter() - began
+    if max(losses.values()) - min(losses.values()) > 1e-5:
+        raise SystemExit(f"the ways do not compute the same: losses {losses}")
+    if context.rank == 0:
+        (folder / "times.json").write_text(json.dumps(times))
+    for runtime in runtimes.values():
+        runtime.close()
+    context.close()
+
+
+def measured(asked: argparse.Namespace, folder: Path) -> Mapping[str, list[float]]:
+    """By way the seconds of each step after those that warm up."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    words = [
+        asked.model,
+        *("--micro-batch-size", str(asked.micro_batch_size), "--sequence", str(asked.sequence)),
+        *("--steps", str(asked.steps), "--worker", str(folder)),
+    ]
+    subprocess.run([*command, __file__, *words], check=True)
+    times: dict[str, list[float]] = json.loads((folder / "times.json").read_text())
+    return {way: one[WARM_UP:] for way, one in times.items()}
+
+
+def records(predicted: Mapping[str, Mapping[str, float]], times: Mapping[str, list[float]]) -> dict[str, Any]:
+    found = {}
+    for way in WAYS:
+        step_s = statistics.median(times[way])
+        ratios = [one / inside for one, inside in zip(times[way], times["inside"], strict=True)]
+        found[way] = {
+            "step_s": step_s,
+            "ratio": statistics.median(ratios),
+            "predicted_s": predicted[way],
+            "error": {level: seconds / step_s - 1.0 for level, seconds in predicted[way].items()},
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="gpt-1m")
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--unmeasured", action="store_true", help="predict from data sheets alone")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.worker is not None:
+        work(asked)
+        return
+    with tempfile.TemporaryDirectory(prefix="weft-tensor-collectives-") as name:
+        folder = Path(name)
+        found = records(predictions(asked, folder), measured(asked, folder))
+    about = io.StringIO()
+    with contextlib.redirect_stdout(about):
+        print_machine()
+    if asked.json:
+        shape = {key: getattr(asked, key) for key in ("model", "micro_batch_size", "sequence", "steps")}
+        print(json.dumps({**shape, "ways": found, "about": about.getvalue().splitlines()}))
+        return
+    print(about.getvalue(), end="")
+    print(
+        f"{asked.model}, {MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    )
+    for way, one in found.items():
+        shown = "  ".join(
+            f"{level} {seconds * 1e3:.0f} ms ({one['error'][level]:+.0%})"
+            for level, seconds in one["predicted_s"].items()
+        )
+        print(f"{way:<13} {one['step_s'] * 1e3:6.0f} ms, {one['ratio']:.3f} of inside   predicted: {shown}")
+
+
+if __name__ == "__main__":
+    main()

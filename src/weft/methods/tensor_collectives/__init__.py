@@ -1,0 +1,17 @@
+"""Collectives of tensor ranks inside layers as instructions of the program, beside which others compute."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.tensor_collectives import program
+from weft.methods.tensor_collectives.costs import COSTS
+from weft.methods.tensor_collectives.moves import MOVES
+from weft.methods.tensor_collectives.report import REPORT
+from weft.methods.tensor_collectives.rules import RULES
+from weft.program.segments import USES
+
+BUNDLE = Bundle(
+    name=program.NAME,
+    parts=(program.PASS, *USES, *COSTS, *RULES, *MOVES, *REPORT),
+    runtime="weft.methods.tensor_collectives.runtime",
+)

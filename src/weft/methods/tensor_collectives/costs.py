@@ -1,0 +1,79 @@
+"""What tensor collectives take as instructions, and what they leave to the computations between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from weft.describe.device import Device
+from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
+from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
+from weft.predict.cost.hooks import CostOf, Taken, collective_hook
+from weft.predict.cost.network import Network
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.segment_times import SegmentShares, Shares
+from weft.program.program import Ints
+
+_all_reduce = collective_hook(lambda pricing: Network.all_reduce)
+
+
+def _exchange(pricing: Pricing, rows: Ints) -> Taken:
+    """An all-reduce, or half of one: a gather, or a sum that is scattered."""
+    stages = range(len(pricing.plan.stages))
+    parts = np.array([0.5 if pricing.placed.shape(one).sequence_parallel > 1 else 1.0 for one in stages])
+    part, taken = parts[pricing.program.columns.stage[rows]], _all_reduce(pricing, rows)
+    return taken._replace(occupancy=part * taken.occupancy, link=part * taken.link)
+
+
+def _shares(pricing: Pricing, stage: int, device: Device) -> Shares:
+    plan, graph, compute = pricing.plan, pricing.model.graph, pricing.model.compute
+    shape = pricing.placed.shape(stage)
+    pieces = compute.piece_times(graph, plan.stages[stage].layers, shape, plan.precision, device)
+    divides, borders = shape.sequence_parallel > 1, stage_borders(plan, graph, stage)
+    segment_of = {
+        backward: [
+            0,
+            *accumulate(crossed(one.enters, divides_sequence=divides, backward=backward) for one in borders),
+        ]
+        for backward in (False, True)
+    }
+    contained_s = 0.0
+    if compute.contains_exchanges(device, shape):
+        ranks = tuple(pricing.placed.ranks_of_stage[stage][0].tolist())
+        all_s, left_s = tensor_exchanges_s(plan, graph, pricing.model.network, stage, ranks)
+        contained_s = all_s - left_s
+    return Shares(
+        _parts([one.forward_s for one in pieces], segment_of[False]),
+        _parts([one.backward_input_s for one in pieces], segment_of[True]),
+        _parts([one.backward_weight_s for one in pieces], segment_of[True]),
+        contained_s,
+    )
+
+
+def _parts(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
+    """What each segment takes of a whole, from the times of pieces and the segment of each."""
+    total = np.zeros(segment[-1] + 1)
+    np.add.at(total, list(segment), seconds)
+    whole = float(total.sum())
+    found: list[float] = (total / whole if whole else np.full(len(total), 1.0 / len(total))).tolist()
+    return tuple(found)
+
+
+def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
+    """What a loss exchanges, where times of computations do not contain it."""
+    ranks = tuple(pricing.placed.ranks_of_stage[stage][replica].tolist())
+    if pricing.model.compute.contains_exchanges(
+        pricing.model.cluster.device_of(ranks[0]), pricing.placed.shape(stage)
+    ):
+        return Exchanges()
+    left_s = tensor_exchanges_s(pricing.plan, pricing.model.graph, pricing.model.network, stage, ranks)[1]
+    return Exchanges(forward_s=left_s, backward_s=left_s)
+
+
+COSTS = (
+    CostOf(kind="tensor_forward", hook=_exchange),
+    CostOf(kind="tensor_backward", hook=_exchange),
+    SegmentShares(method=NAME, shares=_shares, left=_left),
+)

@@ -1,0 +1,150 @@
+"""Collectives of tensor ranks as instructions: passes are cut where ranks exchange.
+
+Under tensor parallelism a layer exchanges where a region of divided products begins and where it ends. Where
+ranks divide the tokens between regions, each such border is a collective in both passes: it gathers where a
+pass enters a region, and adds up and scatters where it leaves one. Otherwise a forward pass adds up where it
+leaves a region, a backward pass where it leaves one, too, and what enters crosses no border.
+
+Overlapped, the backward pass of a region is split: the gradient of its input is exchanged while those of its
+weights are computed (Shoeybi et al., Megatron-LM, arXiv 1909.08053, does so within one product).
+Interleaved, two micro-batches take turns, segment by segment (`weft.program.passes.interleave`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layer_pieces import TensorBorder, cut_of
+from weft.describe.plan import Plan
+from weft.describe.replica_grid import ReplicaGrid
+from weft.errors import InputError, Violation, nearest
+from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD, ExchangesBetweenSegments
+from weft.methods.tensor_collectives.verify import check_exchanges
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes import GroupTable, Pass
+from weft.program.passes.cut import cut
+from weft.program.passes.interleave import interleave
+from weft.program.program import NONE
+from weft.program.segments import Border, StageSegments
+
+NAME = "tensor-collectives"
+Way = Literal["inside", "instructions", "overlapped", "interleaved"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
+AGAIN = "a layer that is run again would exchange again"
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangesAsked:
+    """The segments of each stage, and how the ranks of a replica divide it."""
+
+    segments: tuple[StageSegments, ...]
+    grids: tuple[ReplicaGrid, ...]
+    interleaved: bool = False
+
+
+def way_of(plan: Plan) -> Way:
+    """How a plan has tensor ranks exchange.
+
+    Raises:
+        InputError: for a word that there is not.
+    """
+    choice = plan.method(NAME)
+    word = "inside" if choice is None else str(choice.options.get("run", "inside"))
+    if word not in WAYS:
+        problem = f"{word!r} is not one of {', '.join(WAYS)}"
+        raise InputError(Violation(f"plan: methods.{NAME}.run", problem, nearest(word, WAYS)))
+    return word
+
+
+def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
+    """All borders of a stage's layers, in the order of its forward pass."""
+    return [border for layer in plan.stages[stage].layers for border in cut_of(graph.layers[layer]).borders]
+
+
+def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
+    """Whether ranks exchange where a pass comes over such a border."""
+    return divides_sequence or enters == backward
+
+
+def asked(plan: Plan, graph: LayerGraph) -> ExchangesAsked | None:
+    way = way_of(plan)
+    grids = tuple(plan.grid(stage) for stage in range(len(plan.stages)))
+    if way == "inside" or all(grid.tensor == 1 for grid in grids):
+        return None
+    if problems := [*problems_of(plan, graph)]:
+        raise InputError(problems)
+    segments = (_segments(plan, graph, stage, way) for stage in range(len(plan.stages)))
+    return ExchangesAsked(tuple(segments), grids, way == "interleaved")
+
+
+def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
+    """What such a plan has that segments do not go with."""
+    if way_of(plan) == "inside" or all(plan.grid(stage).tensor == 1 for stage in range(len(plan.stages))):
+        return []
+    where, found = f"plan: methods.{NAME}", []
+    if plan.cp > 1:
+        found.append(Violation(where, TOKENS, "cp 1"))
+    if any(stage.recompute != "none" for stage in plan.stages):
+        found.append(Violation(where, AGAIN, "recompute none"))
+    return found
+
+
+def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegments:
+    shape = plan.shape(stage)
+    if shape.tensor_parallel == 1:
+        return StageSegments()
+    divides = shape.sequence_parallel > 1
+    forward: list[Border] = []
+    backward: list[Border] = []
+    splits = [False]
+    for one in stage_borders(plan, graph, stage):
+        size = round(one.elements(shape)) * plan.element_bytes
+        if crossed(one.enters, divides_sequence=divides, backward=False):
+            forward.append(Border(kind=TENSOR_FORWARD, bytes=size, most_bytes=size))
+        if crossed(one.enters, divides_sequence=divides, backward=True):
+            backward.append(Border(kind=TENSOR_BACKWARD, bytes=size, most_bytes=size))
+            # What follows the entry of a region has the region, whose input part alone the exchange awaits.
+            splits.append(way == "overlapped" and one.enters)
+    return StageSegments(forward=tuple(forward), backward=tuple(backward), split=tuple(splits))
+
+
+def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, exchanges: ExchangesAsked) -> LoweredPipeline:
+    pipeline = cut(pipeline, exchanges.segments)
+    return interleave(pipeline, exchanges.segments) if exchanges.interleaved else pipeline
+
+
+def groups(layout: PipelineLayout, exchanges: ExchangesAsked) -> tuple[GroupTable, ...]:
+    """The tensor ranks of each replica of a stage, lane by lane; stages on the same ranks share groups."""
+    numbers: dict[tuple[int, ...], int] = {}
+    lanes = len(layout.stages[0].replicas[0])
+    table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
+    for stage, (one, grid) in enumerate(zip(layout.stages, exchanges.grids, strict=True)):
+        for replica, ranks in enumerate(one.replicas):
+            for group in grid.tensor_groups(ranks) if grid.tensor > 1 else ():
+                number = numbers.setdefault(group, len(numbers))
+                table[stage, replica, [ranks.index(rank) for rank in group]] = number
+    kinds = (TENSOR_FORWARD, TENSOR_BACKWARD)
+    return (GroupTable(kinds=kinds, groups=tuple(numbers), by=("stage", "replica"), table=table),)
+
+
+PASS = Pass(
+    name=NAME,
+    asked=asked,
+    apply=exchange,
+    # Those before it look at forwards and backwards, and see whole passes.
+    after=("auxiliary-head", "local-averaging", "micro-batch-norms"),
+    last=True,
+    groups=groups,
+    owes=lambda layout, exchanges: ExchangesBetweenSegments(
+        segments=exchanges.segments, grids=exchanges.grids
+    ),
+    check=check_exchanges,
+)

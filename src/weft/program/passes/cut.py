@@ -1,0 +1,139 @@
+"""Cutting the passes of a lowered pipeline into segments, with the collectives between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.errors import InputError, Violation
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of, kinds_reading
+from weft.program.lower import LoweredPipeline
+from weft.program.passes.insert import insert
+from weft.program.program import Columns, Edges, Ints
+from weft.program.segments import (
+    ADDS_GRADIENTS,
+    BACKWARD_SEGMENT,
+    FORWARD_SEGMENT,
+    INPUT_SEGMENT,
+    SEGMENTS,
+    WEIGHT_SEGMENT,
+    Border,
+    StageSegments,
+)
+
+
+class _Link(NamedTuple):
+    """One row before a pass's own: what it is, and which link before it it follows; -1: none."""
+
+    kind: int
+    part: int
+    after: int
+    bytes: int = 0
+    most_bytes: int = 0
+
+
+def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> LoweredPipeline:
+    """The pipeline with segments and collectives before each pass of a stage that has borders.
+
+    What a pass waits for, its first segment waits for, too; who waits for a gradient waits for all segments
+    that add to it. Run it after passes that look at forwards and backwards.
+
+    Raises:
+        InputError: when an order runs backward passes of such a stage in two parts.
+    """
+    columns = pipeline.columns
+    _require_whole(columns, segments)
+    added: list[Columns] = []
+    anchors: list[Ints] = []
+    turns: list[Ints] = []
+    edges: list[Edges] = []
+    present = len(columns)
+    for stage, one in enumerate(segments):
+        for kind, links in ((FORWARD, _forward(one)), (BACKWARD, _backward(one))):
+            rows = np.flatnonzero((columns.kind == kind) & (columns.stage == stage))
+            if not links or not len(rows):
+                continue
+            first = present + sum(map(len, added))
+            chain = first + np.arange(len(links) * len(rows), dtype=np.int64).reshape(len(links), -1)
+            added += [_rows(columns, rows, link) for link in links]
+            anchors += [rows] * len(links)
+            turns += [np.full(len(rows), turn - len(links), dtype=np.int64) for turn in range(len(links))]
+            edges += _edges(pipeline, rows, chain, links)
+    if not added:
+        return pipeline
+    joined = Columns.join(added)
+    return insert(pipeline, joined, np.concatenate(anchors), np.concatenate(turns), Edges.join(edges))
+
+
+def _require_whole(columns: Columns, segments: Sequence[StageSegments]) -> None:
+    stages = [stage for stage, one in enumerate(segments) if one.backward]
+    if (is_any_of(columns.kind, [BACKWARD_INPUT]) & np.isin(columns.stage, stages)).any():
+        problem = "an order that runs backward passes in two parts cannot run them in segments, too"
+        raise InputError(Violation("schedule", problem, "1f1b"))
+
+
+def _forward(segments: StageSegments) -> list[_Link]:
+    links: list[_Link] = []
+    for part, border in enumerate(segments.forward):
+        links.append(_Link(FORWARD_SEGMENT, part, len(links) - 1))
+        links.append(_collective(border, part, len(links) - 1))
+    return links
+
+
+def _backward(segments: StageSegments) -> list[_Link]:
+    """From the last segment to the second; a weight part is issued behind the collective that it runs
+    beside."""
+    links: list[_Link] = []
+    crossed = -1
+    for part in range(len(segments.backward), 0, -1):
+        apart = segments.split[part]
+        links.append(_Link(INPUT_SEGMENT if apart else BACKWARD_SEGMENT, part, crossed))
+        segment = len(links) - 1
+        links.append(_collective(segments.backward[part - 1], part - 1, segment))
+        crossed = len(links) - 1
+        if apart:
+            links.append(_Link(WEIGHT_SEGMENT, part, segment))
+    return links
+
+
+def _collective(border: Border, part: int, after: int) -> _Link:
+    return _Link(border.kind, part, after, border.bytes, border.most_bytes)
+
+
+def _rows(columns: Columns, rows: Ints, link: _Link) -> Columns:
+    return Columns.of(
+        len(rows),
+        kind=link.kind,
+        stage=columns.stage[rows],
+        micro_batch=columns.micro_batch[rows],
+        iteration=columns.iteration[rows],
+        rank=columns.rank[rows],
+        replica=columns.replica[rows],
+        part=link.part,
+        bytes=link.bytes,
+        most_bytes=link.most_bytes,
+    )
+
+
+def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_Link]) -> Iterator[Edges]:
+    """Those of the chains of `rows`; `chain` are their rows, shape (links, rows)."""
+    for number, link in enumerate(links):
+        if link.after >= 0:
+            yield Edges.of(chain[link.after], chain[number])
+    last = max(number for number, link in enumerate(links) if link.kind not in SEGMENTS)
+    yield Edges.of(chain[last], rows)
+    edges = pipeline.edges
+    row_of = np.full(len(pipeline.columns), -1, dtype=np.int64)
+    row_of[rows] = chain[0]
+    into = row_of[edges.target] >= 0
+    yield Edges(source=edges.source[into], target=row_of[edges.target[into]], distance=edges.distance[into])
+    wait = is_any_of(pipeline.columns.kind, kinds_reading("weight_gradient"))
+    for number, link in enumerate(links):
+        if link.kind in ADDS_GRADIENTS:
+            row_of[rows] = chain[number]
+            read = (row_of[edges.source] >= 0) & wait[edges.target]
+            yield Edges(
+                source=row_of[edges.source[read]], target=edges.target[read], distance=edges.distance[read]
+            )

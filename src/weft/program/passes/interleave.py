@@ -1,0 +1,99 @@
+"""Letting two passes that follow each other take turns, so that collectives of one run beside the other.
+
+Two micro-batches are then on their way at once (as in Domino, arXiv 2409.15241, and DeepSeek-V3, arXiv
+2412.19437, section 3.2.1). A pass is a run of rows: its segments and collectives, and what completes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.program.kinds import BACKWARD, FORWARD, MESSAGES, is_any_of, is_compute
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.program import Columns, Ints
+from weft.program.segments import SEGMENTS, StageSegments
+
+
+def interleave(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> LoweredPipeline:
+    """The pipeline in which passes in segments take turns, two at a time, where nothing is between them.
+
+    Passes that wait for each other stay one after the other, and so do those that exchange messages: others
+    would wait longer for what they send.
+    """
+    columns = pipeline.columns
+    passes = _passes(columns, segments)
+    touching, depends = _messages(pipeline, len(passes), passes), _depends(pipeline, passes)
+    order = np.arange(len(columns), dtype=np.int64)
+    number = 0
+    while number + 1 < len(passes):
+        one, two = passes[number], passes[number + 1]
+        apart = one.stop != two.start or columns.rank[one.start] != columns.rank[two.start]
+        if apart or touching[number] or touching[number + 1] or number in depends:
+            number += 1
+            continue
+        order[one.start : two.stop] = _in_turns(_turns(columns, one), _turns(columns, two))
+        number += 2
+    return LoweredPipeline(columns.take(order), renumber(pipeline.edges, order))
+
+
+def _passes(columns: Columns, segments: Sequence[StageSegments]) -> list[range]:
+    """The rows of each pass in segments, in order."""
+    ends = is_any_of(columns.kind, (FORWARD, BACKWARD))
+    found = []
+    for row in np.flatnonzero(ends).tolist():
+        one = segments[columns.stage[row]]
+        borders, apart = (one.forward, ()) if columns.kind[row] == FORWARD else (one.backward, one.split)
+        if borders:
+            found.append(range(row - 2 * len(borders) - sum(apart), row + 1))
+    return found
+
+
+def _numbers(rows: int, passes: Sequence[range]) -> Ints:
+    """The number of each row's pass, -1 where it is of none."""
+    number = np.full(rows, -1, dtype=np.int64)
+    for index, one in enumerate(passes):
+        number[one.start : one.stop] = index
+    return number
+
+
+def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) -> list[bool]:
+    """Whether each pass waits for a message, or one for it."""
+    columns, edges = pipeline.columns, pipeline.edges
+    message = is_any_of(columns.kind, [kind for pair in MESSAGES for kind in pair])
+    number = _numbers(len(columns), passes)
+    found = np.zeros(count + 1, dtype=np.bool_)
+    found[number[edges.target[message[edges.source]]]] = True
+    found[number[edges.source[message[edges.target]]]] = True
+    touching: list[bool] = found[:count].tolist()
+    return touching
+
+
+def _depends(pipeline: LoweredPipeline, passes: Sequence[range]) -> set[int]:
+    """The passes on which the next one depends in the same step."""
+    edges, number = pipeline.edges, _numbers(len(pipeline.columns), passes)
+    source, target = number[edges.source], number[edges.target]
+    follows = (edges.distance == 0) & (source >= 0) & (target == source + 1)
+    return set(source[follows].tolist())
+
+
+def _turns(columns: Columns, rows: range) -> list[list[int]]:
+    """A computation each, with what is issued behind it: its collective, and a weight part beside that."""
+    turns: list[list[int]] = []
+    opens = is_compute(columns.kind[rows.start : rows.stop])
+    opens &= ~is_any_of(columns.kind[rows.start : rows.stop], (SEGMENTS[-1],))
+    for row, begins in zip(rows, opens.tolist(), strict=True):
+        if begins:
+            turns.append([])
+        turns[-1].append(row)
+    return turns
+
+
+def _in_turns(one: Sequence[Sequence[int]], two: Sequence[Sequence[int]]) -> list[int]:
+    merged: list[int] = []
+    for turn in range(max(len(one), len(two))):
+        for rows in (one, two):
+            if turn < len(rows):
+                merged += rows[turn]
+    return merged

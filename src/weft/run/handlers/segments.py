@@ -1,0 +1,216 @@
+"""Segments of a stage's passes on one micro-batch; collectives between them are instructions of methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from weft.program.program import NONE, Instruction
+from weft.run.borders import received
+from weft.run.handlers.base import (
+    BORDER_GRADIENT,
+    GRADIENT,
+    SAVED,
+    SEGMENT_GRADIENT,
+    SEGMENT_INPUT,
+    SEGMENT_OUTPUT,
+    SEGMENT_WEIGHT,
+    WEIGHTS,
+    Handler,
+    Issue,
+)
+from weft.run.handlers.crossing import (
+    fill,
+    gradients_left,
+    gradients_taken,
+    inputs_taken,
+    leave,
+    outputs_left,
+)
+from weft.run.handlers.passes import added_up, seen, weights_required
+from weft.run.loss_input import loss_input
+from weft.run.pieces import Tape
+from weft.run.streams import THERE, Completion, Stream, Value
+from weft.run.tensor_stage import leads_replica
+from weft.run.workspace import Workspace
+
+if TYPE_CHECKING:
+    from weft.run.segments import Crossed, Finish
+
+
+def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
+    """A handler of whole passes, and of the last segments of those that are cut."""
+
+    def handle(workspace: Workspace, instruction: Instruction) -> Issue:
+        handler = cut if instruction.stage in workspace.segments else whole
+        return handler(workspace, instruction)
+
+    return handle
+
+
+def forward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Run a segment of a stage forward, and leave what crosses the border behind it."""
+    return _forward(workspace, instruction, instruction.part)
+
+
+def last_forward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Run what completes a forward pass; the last stage also computes the weighted loss."""
+    return _forward(workspace, instruction, workspace.segments[instruction.stage].last_forward)
+
+
+def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Issue:
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    values, resources = workspace.values, workspace.resources
+    cut, borders = workspace.segments[stage], resources.borders[stage]
+    begins, completes = segment == 0, segment == cut.last_forward
+    reads_batch = begins and borders.reads_samples
+    ends = completes and not borders.after
+    taken = inputs_taken(workspace, stage, number) if begins else ()
+    left = outputs_left(workspace, stage, number) if completes else ()
+    counts = ends and leads_replica(resources.stages[stage])
+    saved, weights = (SAVED, stage, number), (WEIGHTS, stage, NONE)
+    require_weights = weights_required(workspace, stage)
+    statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
+
+    def issue(stream: Stream) -> Completion:
+        loaded = workspace.micro_batch(number, borders.splits) if reads_batch or ends else None
+        given = [workspace.crossed.pop(key) for key in taken]
+        if not begins:
+            given = [values.pop((SEGMENT_INPUT, stage, number))]
+        # Each segment follows the one before, and leaves the tape to the next one.
+        before = Value.of(Tape()) if begins else values[saved]
+        tape, made, messages = before.content, Value(), [Value() for _ in left]
+
+        def work() -> None:
+            require_weights()
+            if reads_batch:
+                entered = loaded.inputs
+                entered = entered.to(device, dtype if entered.is_floating_point() else entered.dtype)
+            else:
+                contents = [one.content for one in given]
+                entered = received(borders.before.values(), contents)[0] if begins else contents[0]
+                entered = entered.detach().requires_grad_()
+            if begins:
+                cut.begin(tape, entered)
+            finish = _finish(workspace, stage, loaded.targets.to(device)) if ends else None
+            made.content = cut.run(tape, segment, entered, finish)
+            if completes:
+                statistics.count()
+            fill(left, messages, [made.content])
+
+        made.completion = ended = stream.run(label, work, *given, values.get(weights, THERE), before)
+        values[saved] = Value.of(tape, ended)
+        if counts:
+            workspace.losses.append(made)
+        if not completes:
+            values[SEGMENT_OUTPUT, stage, number] = made
+        leave(workspace, left, messages, ended)
+        return ended
+
+    return issue
+
+
+def _finish(workspace: Workspace, stage: int, targets: torch.Tensor) -> Finish:
+    """What makes the weighted loss of the last stage's output."""
+    module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
+    weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
+
+    def finish(output: torch.Tensor) -> torch.Tensor:
+        return loss_function(loss_input(module, loss_function, output), targets) * weight
+
+    return finish
+
+
+def backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Accumulate the gradients of a segment's weights, and leave what crosses the border before it."""
+    return _backward(workspace, instruction, instruction.part)
+
+
+def input_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Leave what crosses the border before a segment, and what the gradients of its weights need."""
+    return _backward(workspace, instruction, instruction.part)
+
+
+def first_backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Run what completes a backward pass, and hand on the gradient of the stage's input."""
+    return _backward(workspace, instruction, 0)
+
+
+def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> Issue:
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    values, resources = workspace.values, workspace.resources
+    cut, bucket, borders = workspace.segments[stage], resources.buckets[stage], resources.borders[stage]
+    begins, completes = segment == cut.last_backward, segment == 0
+    differentiates, splits = begins and not borders.after, cut.split[segment]
+    taken = gradients_taken(workspace, stage, number) if begins else ()
+    messages_left = gradients_left(workspace, stage, number) if completes else ()
+    last = instruction.position in workspace.last_gradients
+    require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
+    add_up = added_up(workspace, instruction)
+
+    def go_back(tape: Tape, gradient: torch.Tensor | None, *, step: int) -> Crossed:
+        bucket.claim()
+        crossed = cut.go_back(tape, segment, gradient)
+        add_up()
+        return crossed
+
+    run = seen(workspace, instruction, go_back, ends=completes)
+
+    def issue(stream: Stream) -> Completion:
+        saved = values.pop((SAVED, stage, number))
+        tape = saved.content
+        given = [workspace.crossed.pop(key) for key in taken]
+        if not begins:
+            given = [values.pop((BORDER_GRADIENT, stage, number))]
+        made, left, step = Value(), Value(), workspace.step
+        messages = [Value() for _ in messages_left]
+
+        def work() -> None:
+            require_weights()
+            contents, gradient = [one.content for one in given], None
+            if not begins:
+                [gradient] = contents
+            elif not differentiates:
+                gradient = received(borders.after.values(), contents)[0]
+            elif workspace.gradient_weight != 1.0:
+                gradient = torch.full_like(tape.output, workspace.gradient_weight)
+            made.content, left.content = run(tape, gradient, step=step)
+            fill(messages_left, messages, [made.content])
+
+        ended = stream.run(label, work, saved, *given, values.get(weights, THERE), bucket.buffer.emptied)
+        made.completion = left.completion = ended
+        if not completes:
+            values[SAVED, stage, number] = Value.of(tape, ended)
+            values[SEGMENT_GRADIENT, stage, number] = made
+        leave(workspace, messages_left, messages, ended)
+        if splits:
+            values[SEGMENT_WEIGHT, stage, number] = left
+        if last:
+            values[GRADIENT, stage, NONE] = Value.of(None, ended)
+        return ended
+
+    return issue
+
+
+def weight_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Accumulate the gradients of a segment's weights, whose input part has run."""
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    bucket = workspace.resources.buckets[stage]
+
+    def accumulate(left: Value, *, step: int) -> None:
+        bucket.claim()
+        for part in left.content:
+            part.run()
+
+    run = seen(workspace, instruction, accumulate, ends=False)
+
+    def issue(stream: Stream) -> Completion:
+        left, step = workspace.values.pop((SEGMENT_WEIGHT, stage, number)), workspace.step
+
+        def work() -> None:
+            run(left, step=step)
+
+        return stream.run(label, work, left, bucket.buffer.emptied)
+
+    return issue

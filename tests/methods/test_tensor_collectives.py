@@ -1,0 +1,328 @@
+"""Laws: collectives between segments cost what they cost inside, and a broken program of them is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program.mutations import swap, twice, with_value, without_edge, without_row
+from small_jobs import make_program
+from tensor_jobs import divisible
+from tensor_plans import tensor_plan
+
+import weft
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import cluster_of
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, Plan
+from weft.errors import InputError
+from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
+from weft.methods.tensor_collectives.program import NAME, WAYS
+from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.report_sections import sections_of
+from weft.predict.predict import PredictedStep, predict
+from weft.program.kinds import BACKWARD, FORWARD
+from weft.program.program import COLUMN_NAMES, Program
+from weft.program.segments import FORWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT
+from weft.program.verify import require_valid, verify
+
+AS_INSTRUCTIONS = WAYS[1:]
+CONFIG = divisible("gpt")
+
+
+def run_by(plan: Plan, way: str) -> Plan:
+    """The plan with tensor collectives run in this way."""
+    return plan.model_copy(update={"methods": (*plan.methods, Choice(name=NAME, options={"run": way}))})
+
+
+def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
+    record = {
+        "name": "cores",
+        "node": [
+            {
+                "name": "host",
+                "count": 1,
+                "device": "core",
+                "devices": 8,
+                "bandwidth": "1 GB/s",
+                "latency": f"{latency_us} us",
+            }
+        ],
+        "device": {
+            "core": {
+                "memory": "4 GiB",
+                "memory_bandwidth": "10 GB/s",
+                "synchronous": synchronous,
+                "flops": {"fp64": 1e10},
+            }
+        },
+    }
+    return cluster_of(record, "cores")
+
+
+def predicted(config: ModelConfig, plan: Plan, on: Cluster) -> PredictedStep:
+    return predict(plan, make_program(config, plan), layer_graph(config), on)
+
+
+@pytest.mark.parametrize("way", AS_INSTRUCTIONS)
+@pytest.mark.parametrize(
+    ("family", "sequence", "options", "sharding"),
+    [
+        ("gpt", 8, {}, "zero-0"),
+        ("llama", 7, {"pp": 2, "schedule": "1f1b"}, "zero-0"),
+        ("bert", 8, {"dp": 2, "loops": 2, "schedule": "breadth-first"}, "zero-3"),
+        ("vit", 7, {"dp": 2, "loops": 2, "schedule": "depth-first"}, "zero-2"),
+        ("gpt", 8, {"pp": 2, "schedule": "chimera"}, "zero-1"),
+    ],
+)
+def test_programs_are_proven(family: str, sequence: int, options: dict, sharding: str, way: str) -> None:
+    config = divisible(family, sequence=sequence)
+    plan = tensor_plan(config, **options).model_copy(update={"sharding": sharding})
+    require_valid(make_program(config, run_by(plan, way)))
+
+
+def test_blocks_exchange_four_times_a_pass_where_ranks_divide_the_tokens_else_twice() -> None:
+    for sequence, in_a_block in ((8, 4), (7, 2)):
+        config = divisible("gpt", sequence=sequence)
+        kinds = make_program(config, run_by(tensor_plan(config), "instructions")).columns.kind
+        blocks = in_a_block * config.layers
+        # Tokens leave the table forward, and enter the head backward; both ways where ranks divide them.
+        ends = 2 if sequence == 8 else 1
+        for kind, passes in ((TENSOR_FORWARD, FORWARD), (TENSOR_BACKWARD, BACKWARD)):
+            assert (kinds == kind).sum() == (kinds == passes).sum() * (blocks + ends)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_plans_without_segments_compile_to_the_same_table(tp: int) -> None:
+    plan = tensor_plan(CONFIG, tp=tp)
+    one = make_program(CONFIG, plan)
+    # One rank has nobody to exchange with, whatever it is told.
+    two = make_program(CONFIG, run_by(plan, "inside" if tp > 1 else "overlapped"))
+    for name in COLUMN_NAMES:
+        assert np.array_equal(getattr(one.columns, name), getattr(two.columns, name))
+    assert np.array_equal(one.edges.source, two.edges.source)
+    assert one.groups == two.groups
+
+
+def test_an_evaluation_exchanges_inside() -> None:
+    program = compile_evaluation(run_by(tensor_plan(CONFIG), "instructions"), layer_graph(CONFIG))
+    require_valid(program)
+    assert not np.isin(program.columns.kind, [TENSOR_FORWARD, FORWARD_SEGMENT]).any()
+
+
+def test_weight_parts_are_issued_behind_the_collective_that_they_run_beside() -> None:
+    columns = make_program(CONFIG, run_by(tensor_plan(CONFIG), "overlapped")).columns
+    inputs = np.flatnonzero(columns.kind == INPUT_SEGMENT)
+    assert len(inputs)
+    assert (columns.kind[inputs + 1] == TENSOR_BACKWARD).all()
+    assert (columns.kind[inputs + 2] == WEIGHT_SEGMENT).all()
+
+
+def test_interleaved_passes_are_those_of_two_micro_batches_that_wait_for_nobody() -> None:
+    plan = tensor_plan(CONFIG, schedule="1f1b", micro_batches=4)
+    ordered, mixed = (make_program(CONFIG, run_by(plan, way)).columns for way in WAYS[1::2])
+    assert sorted(ordered.kind.tolist()) == sorted(mixed.kind.tolist())
+    # The first forward and the last backward have nothing beside them.
+    ends = np.flatnonzero(np.isin(mixed.kind, (FORWARD, BACKWARD)) & (mixed.rank == 0))
+    numbers = [(int(mixed.kind[row]), int(mixed.micro_batch[row])) for row in ends]
+    assert numbers[0] == (FORWARD, 0)
+    assert numbers[-1] == (BACKWARD, 3)
+    second = mixed.micro_batch[(mixed.rank == 0) & (mixed.kind == FORWARD_SEGMENT)]
+    assert (np.diff(second) >= 0).all()
+    between = mixed.micro_batch[(mixed.rank == 0) & (mixed.micro_batch >= 0)]
+    assert np.count_nonzero(np.diff(between)) > np.count_nonzero(
+        np.diff(ordered.micro_batch[(ordered.rank == 0) & (ordered.micro_batch >= 0)])
+    )
+
+
+def _collective(program: Program, kind: int = TENSOR_FORWARD) -> int:
+    return int(np.flatnonzero(program.columns.kind == kind)[1])
+
+
+def _other_group(program: Program) -> Program:
+    row = _collective(program)
+    other = next(number for number in range(len(program.groups)) if number != program.columns.group[row])
+    return with_value(program, "group", row, other)
+
+
+def _other_order(program: Program) -> Program:
+    """The ranks of a group in another order than that of their shares."""
+    group = int(program.columns.group[_collective(program)])
+    groups = list(program.groups)
+    groups[group] = groups[group][::-1]
+    return replace(program, groups=tuple(groups))
+
+
+def _overtaking(program: Program) -> Program:
+    """One rank comes to two collectives in another order than the others."""
+    columns = program.columns
+    rows = np.flatnonzero((columns.kind == TENSOR_FORWARD) & (columns.rank == 0))
+    return swap(program, int(rows[0]), int(rows[1]))
+
+
+def _other_size(program: Program) -> Program:
+    columns = program.columns
+    size = int(columns.bytes[_collective(program)])
+    grown = np.where(columns.kind == TENSOR_FORWARD, size - 8, columns.bytes)
+    return replace(program, columns=replace(columns, bytes=grown))
+
+
+def _little_room(program: Program) -> Program:
+    row = _collective(program)
+    return with_value(program, "most_bytes", row, int(program.columns.bytes[row]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda program: twice(program, _collective(program)), "have the same id"),
+        (lambda program: twice(program, _collective(program, TENSOR_BACKWARD)), "takes part twice"),
+        (lambda program: without_row(program, _collective(program)), "'segment_input'"),
+        (_other_group, "is not with the tensor ranks of its replica"),
+        (_other_order, "is not with the tensor ranks of its replica, in their order"),
+        (_overtaking, "wait for each other"),
+        (_other_size, "bytes, its border another amount"),
+        (_little_room, "has room for"),
+    ],
+)
+def test_broken_programs_are_refused(broken: Callable[[Program], Program], said: str) -> None:
+    plan = run_by(tensor_plan(CONFIG, dp=2, micro_batches=1), "overlapped")
+    program = make_program(CONFIG, plan)
+    assert any(said in str(one) for one in verify(broken(program))), [
+        str(x) for x in verify(broken(program))
+    ][:4]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(AS_INSTRUCTIONS), st.sampled_from([7, 8]), st.data())
+def test_any_missing_edge_or_row_is_refused(way: str, sequence: int, data: st.DataObject) -> None:
+    config = divisible("llama", sequence=sequence)
+    program = make_program(config, run_by(tensor_plan(config, micro_batches=2), way))
+    edges = np.flatnonzero(program.edges.distance == 0)
+    assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
+    assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    family=st.sampled_from(["gpt", "llama", "bert", "vit"]),
+    sequence=st.sampled_from([7, 8]),
+    order=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("1f1b", 2)]),
+    micro_batch_size=st.integers(1, 4),
+    latency_us=st.sampled_from([0, 20]),
+    synchronous=st.booleans(),
+)
+def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
+    family: str,
+    sequence: int,
+    order: tuple[str, int],
+    micro_batch_size: int,
+    latency_us: int,
+    synchronous: bool,
+) -> None:
+    config, (schedule, pp) = divisible(family, sequence=sequence), order
+    plan = tensor_plan(config, pp=pp, schedule=schedule, micro_batch_size=micro_batch_size)
+    on = cluster(latency_us, synchronous=synchronous)
+    inside, ordered, overlapped, interleaved = (
+        predicted(config, run_by(plan, way), on).prediction.step_s for way in WAYS
+    )
+    # Every instruction is rounded to a tick. An embedding and a head exchange once, where two halves are
+    # counted, and a loss by itself: what is launched differs, so far as links have a latency.
+    launched = 6 * plan.micro_batches * latency_us * 1e-6
+    assert ordered == pytest.approx(
+        inside, abs=launched + 1e-9 * len(make_program(config, run_by(plan, WAYS[1])))
+    )
+    assert overlapped <= ordered + 1e-6
+    assert interleaved <= ordered + 1e-6
+
+
+def test_a_folded_program_is_predicted_alike() -> None:
+    on, graph = cluster(20), layer_graph(CONFIG)
+    plan = run_by(tensor_plan(CONFIG, dp=2), "overlapped")
+    whole = predict(plan, make_program(CONFIG, plan), graph, on).prediction
+    folded = compile_folded(plan, graph, on)
+    assert len(folded) * 4 == len(make_program(CONFIG, plan))
+    assert not verify(folded)
+    assert predict(plan, folded, graph, on).prediction.step_s == pytest.approx(whole.step_s)
+
+
+def test_time_follows_the_expected_bytes_and_room_the_most() -> None:
+    plan = run_by(tensor_plan(CONFIG), "instructions")
+    program = make_program(CONFIG, plan)
+    columns = program.columns
+    roomy = replace(program, columns=replace(columns, most_bytes=4 * columns.most_bytes))
+    one, two = (predict(plan, each, layer_graph(CONFIG), cluster(0)) for each in (program, roomy))
+    assert one.prediction.step_s == two.prediction.step_s
+    crossing = int(columns.bytes[_collective(program)])
+    more = np.array(two.prediction.peak_bytes) - np.array(one.prediction.peak_bytes)
+    assert (more >= 3 * crossing).all()
+
+
+def test_backward_passes_in_two_parts_are_refused() -> None:
+    plan = run_by(tensor_plan(CONFIG, pp=2, schedule="zb-h1"), "instructions")
+    with pytest.raises(InputError, match="runs backward passes in two parts"):
+        make_program(CONFIG, plan)
+
+
+def test_recomputation_and_context_ranks_are_refused_in_one_line() -> None:
+    plan = run_by(tensor_plan(CONFIG, tp=4), "instructions")
+    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
+    for changed in ({"stages": stages}, {"mesh": {**plan.mesh, "cp": 2, "tp": 2}}):
+        with pytest.raises(InputError) as refused:
+            make_program(CONFIG, plan.model_copy(update=changed))
+        assert len(refused.value.violations) == 1
+
+
+def test_an_unknown_way_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="nearest valid: overlapped"):
+        make_program(CONFIG, run_by(tensor_plan(CONFIG), "overlaped"))
+
+
+def run_file(folder: Path, way: str, **keys: str | int) -> Path:
+    tables = [
+        '[model]\npreset = "gpt-1m"',
+        "[train]\nglobal_batch = 8\nsteps = 1",
+        '[cluster]\nuse = "4xa100-80gb"',
+        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+        f'[tensor-collectives]\nrun = "{way}"\n',
+    ]
+    path = folder / "run.toml"
+    path.write_text("\n".join(tables))
+    return path
+
+
+@pytest.mark.parametrize("way", ["inside", "overlapped"])
+def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
+    pins = {"pp": 1, "tp": 2, "loops": 1, "micro_batch_size": 1, "recompute": "none", "schedule": "1f1b"}
+    planned = weft.plan(run_file(tmp_path, way, **pins))
+    choice = planned.plan.method(NAME)
+    assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
+    columns = planned.job.program.columns
+    exchanges = (columns.rank == 0) & np.isin(columns.kind, [TENSOR_FORWARD, TENSOR_BACKWARD])
+    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == NAME]
+    assert exchanges.any() == bool(told) == (way != "inside")
+    for rows in told:
+        assert rows["how tensor collectives run"] == way
+        assert rows["in a step on rank 0"] == str(exchanges.sum())
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"tp": 2, "recompute": "full"}, "nearest recompute: none"),
+        ({"tp": 2, "cp": 2}, "nearest cp: 1"),
+        ({"tp": 2, "pp": 2, "schedule": "zb-h1"}, "nearest schedule: 1f1b"),
+    ],
+)
+def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
+    tmp_path: Path, keys: dict[str, str | int], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.plan(run_file(tmp_path, "instructions", **keys))
