@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from weft.describe.models import resolve_model
-from weft.run.compiled import compile_stage
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.stage.compiled import compile_stage
 
 MICRO_BATCH_SIZE, ROUNDS = 4, 12
 

@@ -33,9 +33,9 @@ from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
-from weft.run.recorder import Recorder
+from weft.run.launch.worker_start import start_worker
+from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime
-from weft.run.worker_start import start_worker
 
 MICRO_BATCHES = 8
 LEARNING_RATE = 1e-3

@@ -42,7 +42,7 @@ from weft.planning.planners.amp.profile import amp_inputs
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import Problem, measurements_for
 from weft.predict.predict import predict
-from weft.run.launch import launch_workers
+from weft.run.launch.workers import launch_workers
 from weft.scoring.metrics import Figures, Point, figures_of
 from weft.signals import terminable
 
@@ -200,7 +200,7 @@ def worker(folder: Path) -> None:
     """One rank: trains every plan in turn; rank 0 writes the median step of each."""
     import torch.distributed as dist
 
-    from weft.run.worker_start import start_worker
+    from weft.run.launch.worker_start import start_worker
 
     context = start_worker()
     paths = sorted(folder.glob("plan-*.json"))
@@ -221,7 +221,7 @@ def trained_s(path: Path, generation: int) -> list[float]:
     from torch.nn.functional import cross_entropy
 
     from weft.run.runtime import RankRuntime
-    from weft.run.stages import build_stage
+    from weft.run.stage.build import build_stage
 
     config, plan = model(), load_plan(path)
     stages = {

@@ -9,7 +9,7 @@ from harness import median_s, print_machine
 from programs import build
 
 from weft.program.rank_program import part_of
-from weft.run.recorder import Recorder
+from weft.run.record.recorder import Recorder
 
 RECORDS = 10_000
 INSTRUCTIONS_PER_STEP = 100

@@ -36,9 +36,9 @@ from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
-from weft.run.recorder import Recorder
+from weft.run.launch.worker_start import start_worker
+from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime
-from weft.run.worker_start import start_worker
 
 RANKS, LAYERS, MICRO_BATCHES = 2, 4, 4
 LEARNING_RATE = 1e-3

@@ -25,9 +25,9 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
-from weft.run.recorder import Recorder
+from weft.run.record.recorder import Recorder
+from weft.run.record.slots import read_slots
 from weft.run.runtime import RankRuntime
-from weft.run.slots import read_slots
 
 # A late wake-up shorter than this does not move the next deadline.
 JITTER_S = 0.005

@@ -48,7 +48,7 @@ from weft.describe.device import Device
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.kinds import STEP
-from weft.run.worker_start import start_worker
+from weft.run.launch.worker_start import start_worker
 
 DEVICES, REPLICAS = 2, 2
 MICRO_BATCHES, LOOPS = 8, 4

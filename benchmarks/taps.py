@@ -27,7 +27,7 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import MICRO_BATCH_NORMS, Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_plan
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stages
+from weft.run.stage.build import build_stages
 from weft.run.workspace import Batch
 
 MICRO_BATCHES, STEPS, WARM_UP = 4, 100, 4

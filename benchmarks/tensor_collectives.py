@@ -36,11 +36,11 @@ from weft.describe.models import resolve_model
 from weft.describe.plan_file import load_plan
 from weft.methods.tensor_collectives.program import WAYS
 from weft.planning.compile import compile_part
-from weft.run.divided_logits import DividedLogits
-from weft.run.recorder import Recorder
+from weft.run.launch.worker_start import start_worker
+from weft.run.parallel.divided_logits import DividedLogits
+from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stages
-from weft.run.worker_start import start_worker
+from weft.run.stage.build import build_stages
 from weft.run.workspace import Batch
 
 RANKS, MICRO_BATCHES, WARM_UP = 2, 4, 4

@@ -29,7 +29,7 @@ from weft.program.program import NONE, Columns, Edges, Ints, Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 from weft.run.handlers.base import Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
-from weft.run.roots import Root
+from weft.run.stage.roots import Root
 from weft.run.streams import Completion, Stream, Value
 
 NAME = "balance"

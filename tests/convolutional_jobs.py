@@ -12,8 +12,8 @@ from torch import nn
 from weft.describe.convolutional_models import convolutional_config
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
-from weft.run.batch_norm import StepBatchNorm
-from weft.run.stages import build_stage
+from weft.run.stage.batch_norm import StepBatchNorm
+from weft.run.stage.build import build_stage
 
 MOMENTUM = 0.1
 FAMILIES = ("resnet", "vgg", "alexnet")

@@ -11,8 +11,8 @@ from tensor_jobs import DividedLoss, samples_of, whole_loss
 from torch import nn
 
 from weft.describe.model import ModelConfig
-from weft.run.context.divided_tokens import DividedTokens
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.run.parallel.context.divided_tokens import DividedTokens
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 IGNORED = -100
 ADAMW = OptimizerSettings(

@@ -21,10 +21,10 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan, Recompute, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
-from weft.run.precision import PRECISIONS, STEPPED
 from weft.run.runtime import RankRuntime, StepResult
-from weft.run.stages import build_stages
-from weft.training.weight_tensors import model_tensors
+from weft.run.stage.build import build_stages
+from weft.run.state.precision import PRECISIONS, STEPPED
+from weft.training.checkpoint.weight_tensors import model_tensors
 
 # Of losses and of what methods tell, relative; of tensors, relative where they are larger than SMALL.
 TOLERANCE = 1e-9

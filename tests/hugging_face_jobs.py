@@ -25,9 +25,9 @@ from weft.describe.run_file import load_run, parse_run
 from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
-from weft.run.stages import build_stage
-from weft.run.worker_start import WorkerContext
-from weft.training.hugging_face_families import HUGGING_FACE_FAMILIES
+from weft.run.launch.worker_start import WorkerContext
+from weft.run.stage.build import build_stage
+from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES
 from weft.training.loop import train
 
 FAMILIES = tuple(HUGGING_FACE_FAMILIES)

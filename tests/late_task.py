@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from weft.training import tensor_storage
+from weft.training.checkpoint import tensor_storage
 from weft.training.tasks.base import TaskSettings
 from weft.training.tasks.causal_lm import CausalLanguageModelling
 

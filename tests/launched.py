@@ -71,9 +71,9 @@ def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from weft.run.channels import open_channels
+    from weft.run.launch.worker_start import start_worker
+    from weft.run.transport.channels import open_channels
     from weft.run.work_queue import WorkQueue
-    from weft.run.worker_start import start_worker
 
     context = start_worker()
     value = torch.tensor([rank])
@@ -92,7 +92,7 @@ def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
 
 def listen(run_dir: Path, rank: int) -> None:
     """Rank 0 waits for connections of rank 1, which believes that it has no peers."""
-    from weft.run.channels import open_channels
+    from weft.run.transport.channels import open_channels
 
     if rank == 0:
         (run_dir / "ready-0").touch()

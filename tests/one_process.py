@@ -18,11 +18,11 @@ from small_jobs import SEED
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, LayerChoice
-from weft.run.layer_choices import apply_choices
-from weft.run.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
 from weft.run.randomness import counter_seed
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.stage.layer_choices import apply_choices
+from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
 
 # What a step tells, by name: the loss, and what methods tell of it.
 Told = dict[str, list[float]]

@@ -17,9 +17,9 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
-from weft.run.precision import STEPPED
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stages
+from weft.run.stage.build import build_stages
+from weft.run.state.precision import STEPPED
 
 LEARNING_RATE = 0.5
 SEED = 7

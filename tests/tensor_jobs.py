@@ -10,7 +10,7 @@ from small_jobs import batch_of, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
-from weft.run.divided_logits import DividedLogits
+from weft.run.parallel.divided_logits import DividedLogits
 
 
 def divisible(family: str, *, sequence: int = 8, heads: int = 2, tied: bool = False) -> ModelConfig:

@@ -31,7 +31,7 @@ from harness import print_machine
 from llama_1b import WARM_UP, measure, prepare
 
 from weft.describe.units import format_bytes, format_seconds
-from weft.run.worker_start import start_worker
+from weft.run.launch.worker_start import start_worker
 from weft.scoring.metrics import spearman
 
 GRID, SHAPES = "grid", "shapes"

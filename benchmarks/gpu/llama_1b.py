@@ -41,12 +41,12 @@ from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
 from weft.program.program import Program
 from weft.program.rank_program import part_of
-from weft.run.compiled import compile_stage
-from weft.run.precision import PRECISIONS, STEPPED
-from weft.run.recorder import Recorder
+from weft.run.launch.worker_start import start_worker
+from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stages
-from weft.run.worker_start import start_worker
+from weft.run.stage.build import build_stages
+from weft.run.stage.compiled import compile_stage
+from weft.run.state.precision import PRECISIONS, STEPPED
 
 WARM_UP = 5
 SEED = 0

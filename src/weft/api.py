@@ -22,11 +22,11 @@ from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, given_plan, plan_run
 from weft.planning.planners import Candidate
-from weft.run.launch import require_torch
+from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
-from weft.training.resuming import as_in, require_job_of, require_not_started
-from weft.training.run_directory import RunDirectory, fresh_directory
+from weft.training.directory.resuming import as_in, require_job_of, require_not_started
+from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, prepare, reopen
 from weft.web.notebook import plan_html

@@ -19,7 +19,7 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.profile import LayerProfile
-from weft.run.replica_ranks import ReplicaRanks
+from weft.run.parallel.replica_ranks import ReplicaRanks
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from weft.cli.main import run
 from weft.describe.models import resolve_model
 from weft.errors import InputError
-from weft.training.imports import read_initial_weights
+from weft.training.interchange.imports import read_initial_weights
 
 RUN = """
 [model]
@@ -106,5 +106,6 @@ def test_weights_that_are_not_started_from_do_not_matter(folder, capsys):
 
 
 def test_looking_at_the_files_needs_no_torch():
-    code = "import sys, weft.training.weight_files; assert not {'torch', 'safetensors'} & set(sys.modules)"
+    module = "weft.training.interchange.weight_files"
+    code = f"import sys, {module}; assert not {{'torch', 'safetensors'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -15,8 +15,8 @@ import pytest
 from listeners import is_loopback, listeners
 from small_disk import fill, small_disk
 
-from weft.training.manifest import newest_complete
-from weft.training.run_directory import RunDirectory
+from weft.training.checkpoint.manifest import newest_complete
+from weft.training.directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.processes
 
@@ -106,7 +106,7 @@ def test_a_stopped_worker_does_not_hold_up_sigterm_for_long(
     workers = [
         process
         for process in psutil.Process(run.pid).children(recursive=True)
-        if "weft.run.worker_main" in process.cmdline()
+        if "weft.run.launch.worker_main" in process.cmdline()
     ]
     workers[1].suspend()
     run.send_signal(signal.SIGTERM)

@@ -22,9 +22,9 @@ from weft.errors import InputError
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.problem import parse_cluster
-from weft.run.batch_norm import StepBatchNorm
-from weft.run.families.resnet import resnet_config
-from weft.run.stages import build_stage
+from weft.run.stage.batch_norm import StepBatchNorm
+from weft.run.stage.build import build_stage
+from weft.run.stage.families.resnet import resnet_config
 
 SEQUENCE = 1
 

@@ -78,7 +78,7 @@ def test_everything_that_a_cluster_says_is_read():
             "RunFile.sync, SyncTable.method, SyncTable.options",
         ),
         (RUN_READS, "training/loop.py", "run.job.run.checkpoint.keep", "2", "CheckpointTable.keep"),
-        (RUN_READS, "training/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),
+        (RUN_READS, "training/optimizer/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),
         (CLUSTER_READS, "describe/cluster_file.py", "table.launch", "None", "DeviceTable.launch"),
         (PART_READS, "planning/prices.py", "group.device.price_per_hour", "price", "Device.price_per_hour"),
     ],

@@ -108,5 +108,5 @@ def test_a_run_file_names_an_optimizer(table: dict[str, object], message: str) -
 
 
 def test_every_optimizer_that_weft_makes_is_known() -> None:
-    made = pytest.importorskip("weft.training.optimizers").OPTIMIZERS
+    made = pytest.importorskip("weft.training.optimizer.optimizers").OPTIMIZERS
     assert set(made) == set(KNOWN_OPTIMIZERS)

@@ -48,7 +48,7 @@ with socket.create_connection((sys.argv[1], 7000)) as line:
     print(3_000_000 / (time.perf_counter() - began))
 """
 LAUNCH = (
-    "import sys; from pathlib import Path; from weft.run.launch import launch_workers; "
+    "import sys; from pathlib import Path; from weft.run.launch.workers import launch_workers; "
     'launch_workers(Path(sys.argv[1]), 2, "launched")'
 )
 SPIN = """

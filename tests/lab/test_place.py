@@ -11,7 +11,7 @@ from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError, RunError
 from weft.lab.inside import lab_cluster, require_lab_devices
 from weft.lab.place import VARIABLE, LabPlaces, Place, current_lab, enter_rank
-from weft.run.launch import launch_workers
+from weft.run.launch.workers import launch_workers
 
 
 def places(folder: Path) -> LabPlaces:

@@ -18,8 +18,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from weft.errors import InputError
 from weft.methods.attention_window.runtime import attend, give_window
-from weft.run.families.llama import llama_config
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.stage.families.llama import llama_config
 
 STEPS = 2
 Outcome = tuple[list[float], dict[str, torch.Tensor]]

@@ -30,7 +30,7 @@ from weft.predict.cost.price import price
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Program
 from weft.program.verify import require_valid, verify
-from weft.run.stages import build_stages
+from weft.run.stage.build import build_stages
 
 AFTER = 2
 CLUSTER = parse_cluster("2xa100-80gb")

@@ -14,8 +14,8 @@ from stopped_runs import saved, text_run, through_and_stopped
 
 from weft.cli.main import run
 from weft.describe.models import resolve_model
-from weft.run.stages import build_stage
-from weft.training.imports import read_initial_weights
+from weft.run.stage.build import build_stage
+from weft.training.interchange.imports import read_initial_weights
 
 RUN = """
 then = { at_step = 1, pp = 1, dp = 2, micro_batch_size = 1, schedule = "1f1b" }

@@ -20,9 +20,9 @@ from small_jobs import (
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
-from weft.training import checkpoints
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.training_state import TrainingState
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.training_state import TrainingState
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
 

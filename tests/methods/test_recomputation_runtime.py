@@ -22,10 +22,10 @@ from weft.describe.plan import Recompute
 from weft.errors import RunError
 from weft.methods.recomputation.runtime import PRODUCTS, recomputed
 from weft.predict.cost.memory import stage_input_bytes, stage_product_bytes
-from weft.run.layers import LayerFunction, layer_functions, run_layers
-from weft.run.split_backward import run_input_part
-from weft.run.stage_module import StageModule
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.stage.layers import LayerFunction, layer_functions, run_layers
+from weft.run.stage.split_backward import run_input_part
+from weft.run.stage.stage_module import StageModule
 
 FAMILIES = ("gpt", "llama")
 LAYERS = 4

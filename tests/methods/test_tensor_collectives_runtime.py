@@ -24,10 +24,10 @@ from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.program.rank_program import part_of
 from weft.program.segments import StageSegments, segments_of
 from weft.run.runtime import RankRuntime
-from weft.run.segments import StageRun
-from weft.training import checkpoints
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.training_state import TrainingState
+from weft.run.stage.segments import StageRun
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.training_state import TrainingState
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 STEPS = 2
 ADAMW = OptimizerSettings(
@@ -148,7 +148,7 @@ def test_a_stage_that_does_not_name_its_pieces_is_refused() -> None:
 
 
 def test_a_stage_with_other_borders_than_the_program_is_refused() -> None:
-    from weft.run.stages import build_stage
+    from weft.run.stage.build import build_stage
 
     config = divisible("gpt")
     program = part_of(make_program(config, run_by(tensor_plan(config), "instructions")), 0)

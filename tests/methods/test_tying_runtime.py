@@ -11,7 +11,7 @@ from small_jobs import tiny
 
 from weft.errors import InputError
 from weft.methods.tying.runtime import copies_of
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "bert"])

@@ -28,13 +28,13 @@ from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
 from weft.program.rank_program import part_of
-from weft.run.channels import Outbox
-from weft.run.context.ranks import ContextRanks
-from weft.run.failures import PeerLostError
+from weft.run.launch.failures import PeerLostError
+from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
 from weft.run.streams import Completion, Stream, Value
-from weft.run.transport import HostGroup
+from weft.run.transport.channels import Outbox
+from weft.run.transport.host_group import HostGroup
 
 pytestmark = pytest.mark.processes
 

@@ -26,10 +26,10 @@ from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import stage_kept_bytes
-from weft.run.stages import build_stage
-from weft.run.tensor_parallel import TensorRanks
-from weft.run.tensor_stage import connect_stages
-from weft.run.transport import HostGroup
+from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.tensor_stage import connect_stages
+from weft.run.stage.build import build_stage
+from weft.run.transport.host_group import HostGroup
 
 pytestmark = pytest.mark.processes
 

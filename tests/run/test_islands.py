@@ -16,12 +16,12 @@ from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program
 from weft.describe.plan import Plan, Sharding
 from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime
-from weft.run.stages import build_stage
-from weft.training import checkpoints
-from weft.training.optimizer_states import optimizer_tensors
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.training_state import TrainingState
-from weft.training.weight_tensors import model_tensors
+from weft.run.stage.build import build_stage
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.training_state import TrainingState
+from weft.training.checkpoint.weight_tensors import model_tensors
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.errors import InputError
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
 
 NAMES = ("own_models:images", "own_models:text")
 

@@ -22,10 +22,10 @@ from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION, SEND_GRADIENT
 from weft.program.rank_program import part_of
 from weft.run.executor import require_supported
 from weft.run.handlers import HANDLERS
-from weft.run.precision import PRECISIONS
-from weft.run.recorder import Recorder, collect_timeline
+from weft.run.record.recorder import Recorder, collect_timeline
 from weft.run.runtime import RankRuntime, require_runnable
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.state.precision import PRECISIONS
 
 pytestmark = pytest.mark.processes
 

@@ -21,8 +21,8 @@ from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.compile import compile_evaluation_part
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.run.stages import build_stage
-from weft.run.stepped import ELEMENTWISE
+from weft.run.stage.build import build_stage
+from weft.run.state.stepped import ELEMENTWISE
 
 pytestmark = pytest.mark.processes
 

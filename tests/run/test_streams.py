@@ -210,7 +210,7 @@ def train(
     program, batches = make_program(config, plan), [batch_of(config, plan, step) for step in range(STEPS)]
     clip_norm = 0.4 if plan.method(GRADIENT_NORM) else None
     streams = nullcontext() if seed is None else late(seed + rank)
-    with patch("weft.run.channels.SMALL_BYTES", small_bytes), streams as clock:
+    with patch("weft.run.transport.channels.SMALL_BYTES", small_bytes), streams as clock:
         runtime = make_runtime(rank, config, plan, program, optimizer_factory=watched, clip_norm=clip_norm)
         results = [runtime.step(step, batch) for step, batch in enumerate(batches)]
         unstated = clock.missing(program, rank, STEPS) if clock is not None else []

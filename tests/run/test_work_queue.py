@@ -8,7 +8,7 @@ import time
 import pytest
 
 from weft.errors import RunError
-from weft.run.failures import PeerLostError
+from weft.run.launch.failures import PeerLostError
 from weft.run.work_queue import WorkQueue
 
 

@@ -14,7 +14,7 @@ from pool import WorkerPool
 from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.installed import installed
-from weft.run.transport import HostGroup
+from weft.run.transport.host_group import HostGroup
 from weft.sync import get_synchroniser
 from weft.sync.base import Meeting
 from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter

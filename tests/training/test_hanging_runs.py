@@ -11,7 +11,7 @@ import psutil
 import pytest
 from waiting_runs import process, variables, wait_for, write_run_file
 
-from weft.training.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.processes
 

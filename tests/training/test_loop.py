@@ -30,13 +30,13 @@ from weft.moves.job import Job
 from weft.planning.compile import compile_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
-from weft.run.recorder import collect_timeline
-from weft.run.worker_start import WorkerContext
-from weft.training import checkpoints
+from weft.run.launch.worker_start import WorkerContext
+from weft.run.record.recorder import collect_timeline
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.manifest import newest_complete
+from weft.training.data.sampler import SampleLedger
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
-from weft.training.manifest import newest_complete
-from weft.training.optimizers import settings_of
-from weft.training.sampler import SampleLedger
+from weft.training.optimizer.optimizers import settings_of
 from weft.training.tasks.base import TaskSettings
 from weft.training.tasks.causal_lm import CausalLanguageModelling
 
@@ -117,7 +117,7 @@ def run_signalled(rank: int, ranks: int, run_dir: Path, plan: Plan, where: str, 
 
 
 def run_killed_inside(rank: int, ranks: int, run_dir: Path, plan: Plan, function: str, calls: int) -> int:
-    """Rank 1 dies in that call of a function of `weft.training.checkpoints`."""
+    """Rank 1 dies in that call of a function of `weft.training.checkpoint.checkpoints`."""
     left, called = calls, getattr(checkpoints, function)
 
     def last(*arguments: object, **named: object) -> object:

@@ -10,9 +10,9 @@ from pool import WorkerPool
 from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
 
 from weft.run.runtime import RankRuntime
-from weft.training import checkpoints
-from weft.training.checkpoints import TrainingState
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.checkpoints import TrainingState
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
 

@@ -11,11 +11,11 @@ from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
 
 from weft.describe.plan import Plan
 from weft.run.runtime import RankRuntime
-from weft.training import checkpoints
-from weft.training.checkpoints import TrainingState
-from weft.training.optimizer_states import optimizer_tensors
-from weft.training.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.weight_tensors import model_tensors
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.checkpoints import TrainingState
+from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.weight_tensors import model_tensors
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
 

@@ -19,9 +19,9 @@ from weft.describe.plan import Plan
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.planned import Later
-from weft.run.worker_start import WorkerContext
+from weft.run.launch.worker_start import WorkerContext
+from weft.training.directory.run_directory import PLAN_FILES, RunDirectory
 from weft.training.loop import train
-from weft.training.run_directory import PLAN_FILES, RunDirectory
 from weft.training.session import reopen
 
 pytestmark = pytest.mark.usefixtures("own_home")

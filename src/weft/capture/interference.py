@@ -38,12 +38,12 @@ from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_part
 from weft.program.kinds import is_compute
 from weft.program.rank_program import RankProgram
-from weft.run.channels import open_channels
-from weft.run.recorder import Recorder
+from weft.run.record.recorder import Recorder
+from weft.run.record.slots import read_slots
 from weft.run.runtime import TIMEOUT_S, RankRuntime
-from weft.run.slots import read_slots
-from weft.run.stage_module import StageModule
-from weft.run.stages import build_stage
+from weft.run.stage.build import build_stage
+from weft.run.stage.stage_module import StageModule
+from weft.run.transport.channels import open_channels
 
 MODEL = "gpt-1m"
 SEQUENCE = 256

@@ -18,8 +18,8 @@ from weft.capture.message_line import MessageLine
 from weft.capture.timing import Timing, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
-from weft.run.channels import Channels, open_channels
 from weft.run.runtime import TIMEOUT_S
+from weft.run.transport.channels import Channels, open_channels
 
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
 MEMORY_BYTES = (2**16, 2**20, 2**24, 2**26)

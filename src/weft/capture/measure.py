@@ -17,7 +17,7 @@ from weft.describe.this_machine import this_machine
 from weft.planning.problem import default_precision
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_machine
 from weft.predict.profile import LayerProfile, MachineMeasurement
-from weft.run.launch import launch_workers
+from weft.run.launch.workers import launch_workers
 
 WORKER_MODULE = "weft.capture.worker"
 

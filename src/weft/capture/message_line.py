@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.run.channels import ACTIVATION, Channels, Incoming, Outbox
 from weft.run.streams import Completion, Value
+from weft.run.transport.channels import ACTIVATION, Channels, Incoming, Outbox
 from weft.run.work_queue import WorkQueue
 
 

@@ -22,7 +22,7 @@ from weft.errors import InputError, Violation
 from weft.planning.problem import default_precision
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_cluster
 from weft.predict.profile import LayerProfile, LayerTiming
-from weft.run.launch import launch_workers
+from weft.run.launch.workers import launch_workers
 
 WORKER_MODULE = "weft.capture.mixed_worker"
 

@@ -21,9 +21,9 @@ from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.reading import parse_toml
-from weft.run.channels import open_channels
+from weft.run.launch.worker_start import start_worker
 from weft.run.runtime import TIMEOUT_S
-from weft.run.worker_start import start_worker
+from weft.run.transport.channels import open_channels
 
 
 def main(directory: Path) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from weft.describe.model import ModelConfig
-from weft.run.loss_input import DividesOutput
-from weft.run.precision import at_least_fp32
-from weft.run.stage_module import StageModule
-from weft.run.tensor_stage import SummedGradients
+from weft.run.parallel.loss_input import DividesOutput
+from weft.run.parallel.tensor_stage import SummedGradients
+from weft.run.stage.stage_module import StageModule
+from weft.run.state.precision import at_least_fp32
 
 IN_FLIGHT = 4
 

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from weft.capture.rounds import one_round, stage_inputs
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
-from weft.run.bucket import FlatLayout
-from weft.run.families.own import OwnStage
-from weft.run.mesh import BACKEND
-from weft.run.precision import PRECISIONS, STEPPED
-from weft.run.stage_module import StageModule
-from weft.run.stages import build_stage
-from weft.run.states import make_states
-from weft.run.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
-from weft.run.transport import HostGroup
+from weft.run.parallel.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
+from weft.run.stage.build import build_stage
+from weft.run.stage.families.own import OwnStage
+from weft.run.stage.stage_module import StageModule
+from weft.run.state.bucket import FlatLayout
+from weft.run.state.precision import PRECISIONS, STEPPED
+from weft.run.state.states import make_states
+from weft.run.transport.host_group import HostGroup
+from weft.run.transport.mesh import BACKEND
 
 LAYERS_PER_KIND = 4
 

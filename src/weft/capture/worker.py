@@ -17,7 +17,7 @@ from weft.capture.machine import measure_machine
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.this_machine import this_machine
-from weft.run.worker_start import start_worker
+from weft.run.launch.worker_start import start_worker
 
 
 def main(directory: Path) -> None:

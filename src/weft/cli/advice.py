@@ -14,8 +14,8 @@ from weft.files import write_whole
 from weft.planning.advice import advised
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.what_if import what_if
-from weft.run.launch import require_torch
-from weft.training.learning import learn_from_trials
+from weft.run.launch.workers import require_torch
+from weft.training.directory.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
 from weft.web.advice import advised_record, forecast_record, forecasts_table, kept_out_record
 from weft.web.calibration import lesson_record, lesson_text

@@ -8,7 +8,7 @@ from weft.cli.output import Json, print_json
 from weft.describe.home import weft_home
 from weft.files import write_whole
 from weft.planning.residuals import lessons_in
-from weft.training.learning import learn_from_run
+from weft.training.directory.learning import learn_from_run
 from weft.web.calibration import lesson_record, lesson_text, lessons_page
 
 

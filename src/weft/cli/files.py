@@ -16,9 +16,9 @@ from weft.describe.run_file import RunFile, commented_run_file, load_run
 from weft.describe.schema import json_schema
 from weft.errors import InputError, Violation
 from weft.moves.pins import refused_pins
-from weft.training.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.interchange.weight_files import weight_files
 from weft.training.session import reopen
-from weft.training.weight_files import weight_files
 
 
 def init(path: Path = Path("run.toml"), /) -> None:
@@ -105,7 +105,7 @@ def _check_run(run: RunFile) -> None:
         weight_files(path if path.is_dir() else path.parent)
         return
     # Imports torch and every family's part of `transformers`, which takes seconds.
-    from weft.training.imports import initial_weights
+    from weft.training.interchange.imports import initial_weights
 
     initial_weights(path, config)
 

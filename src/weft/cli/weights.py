@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from weft.cli.output import Json, print_json
 from weft.describe.units import format_bytes
-from weft.run.launch import require_torch
+from weft.run.launch.workers import require_torch
 
 if TYPE_CHECKING:
-    from weft.training.hugging_face import WrittenFolder
+    from weft.training.interchange.hugging_face import WrittenFolder
 
 
 def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json = False) -> None:
@@ -30,7 +30,7 @@ def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json
         Take the checkpoint of this step; default: the newest whole one.
     """
     require_torch()
-    from weft.training.export import export as write_export
+    from weft.training.interchange.export import export as write_export
 
     exported = write_export(run, out, checkpoint=checkpoint)
     for reason in exported.skipped:
@@ -58,7 +58,7 @@ def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> No
         The model whose weights these are: a preset, a folder with a config.json, or such a file.
     """
     require_torch()
-    from weft.training.imports import import_weights
+    from weft.training.interchange.imports import import_weights
 
     written, others = import_weights(source, out, model)
     left_out = f"left out: {others} other entries" if others else "nothing left out"

@@ -22,7 +22,7 @@ from weft.program.rank_program import RankProgram
 from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Handler, Issue
 from weft.run.methods import HandlerOf
-from weft.run.recorder import Recorder
+from weft.run.record.recorder import Recorder
 from weft.run.streams import Completion, Value
 from weft.run.workspace import Batch, Workspace
 

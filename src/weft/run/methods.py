@@ -17,10 +17,10 @@ from torch import nn
 from weft.bundles import runtime_parts
 from weft.describe.plan import Plan
 from weft.program.rank_program import RankProgram
-from weft.run.mesh import Groups
-from weft.run.roots import Root
+from weft.run.stage.roots import Root
+from weft.run.stage.taps import Tap
 from weft.run.streams import Value
-from weft.run.taps import Tap
+from weft.run.transport.mesh import Groups
 
 if TYPE_CHECKING:
     from weft.run.handlers.base import Handler

@@ -29,13 +29,13 @@ from weft.errors import InputError, Violation
 from weft.planning.compile import compile_part, compile_plan
 from weft.program.rank_program import RankProgram, digests
 from weft.program.verify import verify
-from weft.run.precision import STEPPED
+from weft.run.launch.worker_start import start_worker
 from weft.run.resources import LossFunction, OptimizerFactory
 from weft.run.runtime import RankRuntime, require_runnable
-from weft.run.stages import build_stages
+from weft.run.stage.build import build_stages
+from weft.run.state.precision import STEPPED
 from weft.run.supported import unsupported
 from weft.run.verified import require_verified
-from weft.run.worker_start import start_worker
 
 # Makes the module of one stage from the positions of its layers.
 StageBuilder = Callable[[Sequence[int]], nn.Module]
@@ -57,7 +57,7 @@ class Runtime:
         optimizer_factory: makes the optimizer of one stage; default AdamW at 1e-3.
         stage_builder: makes a stage's module from the positions of its layers, instead of weft's own; the
             module must have `forward`, `input_shape` and `output_shape` as
-            `weft.run.stage_module.RunnableStage` has.
+            `weft.run.stage.stage_module.RunnableStage` has.
         seed: of the initial parameters and of dropout.
         clip_norm: the largest norm of the whole gradient to step with.
         skip_non_finite: leave out a step whose gradient is not finite; both need a plan with the method

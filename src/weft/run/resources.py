@@ -16,29 +16,29 @@ from weft.describe.plan import Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.rank_program import RankProgram
-from weft.run.borders import Borders, borders_of
-from weft.run.bucket import FlatLayout, GradientBucket
-from weft.run.channels import Channels, open_channels
 from weft.run.host_streams import HostStreams
-from weft.run.mesh import Groups, open_groups
 from weft.run.methods import Making, MethodState, OwnGradient, states_of
-from weft.run.precision import PRECISIONS, STEPPED, lower_precision
-from weft.run.roots import StageRoots, stage_roots
-from weft.run.shards import StageShard
-from weft.run.states import StageStates, make_states
-from weft.run.statistics import StageStatistics
-from weft.run.stepped import SteppedWeights, require_elementwise
-from weft.run.streams import Streams
-from weft.run.synchroniser_state import NAME as SYNCHRONISER
-from weft.run.synchroniser_state import SynchroniserState
-from weft.run.taps import StageTaps, stage_taps
-from weft.run.tensor_stage import (
+from weft.run.parallel.tensor_stage import (
     SummedGradients,
     connect_stages,
     counted_once,
     summed_gradients,
     tensor_ranks,
 )
+from weft.run.stage.borders import Borders, borders_of
+from weft.run.stage.roots import StageRoots, stage_roots
+from weft.run.stage.statistics import StageStatistics
+from weft.run.stage.taps import StageTaps, stage_taps
+from weft.run.state.bucket import FlatLayout, GradientBucket
+from weft.run.state.precision import PRECISIONS, STEPPED, lower_precision
+from weft.run.state.shards import StageShard
+from weft.run.state.states import StageStates, make_states
+from weft.run.state.stepped import SteppedWeights, require_elementwise
+from weft.run.state.synchroniser_state import NAME as SYNCHRONISER
+from weft.run.state.synchroniser_state import SynchroniserState
+from weft.run.streams import Streams
+from weft.run.transport.channels import Channels, open_channels
+from weft.run.transport.mesh import Groups, open_groups
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 

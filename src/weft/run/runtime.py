@@ -14,19 +14,19 @@ from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
-from weft.run.borders import require_plain
-from weft.run.bucket import GradientBucket
 from weft.run.executor import Executor, Outcome, require_supported
 from weft.run.methods import MethodState
-from weft.run.recorder import Recorder
+from weft.run.parallel.tensor_stage import disconnect_stages
+from weft.run.record.recorder import Recorder
 from weft.run.resources import LossFunction, OptimizerFactory, Resources, gradient_weight, make_resources
-from weft.run.segments import stage_runs
-from weft.run.shards import StageShard, gather_weights
-from weft.run.statistics import average_statistics
-from weft.run.stepped import SteppedWeights
+from weft.run.stage.borders import require_plain
+from weft.run.stage.segments import stage_runs
+from weft.run.stage.statistics import average_statistics
+from weft.run.state.bucket import GradientBucket
+from weft.run.state.shards import StageShard, gather_weights
+from weft.run.state.stepped import SteppedWeights
 from weft.run.streams import Value
 from weft.run.supported import unsupported
-from weft.run.tensor_stage import disconnect_stages
 from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0
@@ -101,12 +101,12 @@ class RankRuntime:
     Args:
         plan, program: the plan, and this rank's part of the training program compiled from it
             (`weft.planning.compile.compile_part`, or `weft.program.rank_program.part_of` a whole program).
-        stages: this rank's stages by number, on `device`, each a `weft.run.stage_module.RunnableStage` in the
-            precision that its optimizer steps (`weft.run.precision.STEPPED`); their parameters get that of
-            the plan. Replicas begin with the values of their group's first rank.
+        stages: this rank's stages by number, on `device`, each a `weft.run.stage.stage_module.RunnableStage`
+            in the precision that its optimizer steps (`weft.run.state.precision.STEPPED`); their parameters
+            get that of the plan. Replicas begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
         optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas
-            share its states out, it must be one of `weft.run.stepped.ELEMENTWISE`.
+            share its states out, it must be one of `weft.run.state.stepped.ELEMENTWISE`.
         device: where the stages compute; messages and sums go through host memory.
         seed: keys the numbers that modules draw while they train (dropout).
         clip_norm: the largest norm of the whole gradient to step with; None steps with any.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.errors import RunError
-from weft.run.failures import PeerLostError
+from weft.run.launch.failures import PeerLostError
 from weft.run.streams import Completion, Reports, Value
 
 JOIN_TIMEOUT_S = 5.0

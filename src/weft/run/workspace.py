@@ -16,7 +16,7 @@ from weft.run.resources import Resources
 from weft.run.streams import THERE, Value
 
 if TYPE_CHECKING:
-    from weft.run.segments import StageRun
+    from weft.run.stage.segments import StageRun
 
 
 class MicroBatch(NamedTuple):

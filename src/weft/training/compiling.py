@@ -13,9 +13,9 @@ from torch import nn
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
-from weft.run.compilable import compile_problems
-from weft.run.precision import PRECISIONS
-from weft.training.agreement import together
+from weft.run.stage.compilable import compile_problems
+from weft.run.state.precision import PRECISIONS
+from weft.training.coordination.agreement import together
 from weft.training.tasks.base import Task
 
 # Stages of other shapes compile longer, and whoever has none left to compile waits.
@@ -33,7 +33,7 @@ def compile_stages(
     if not job.run.train.compile:
         return
     # Imports torch's compiler, which takes a second.
-    from weft.run.compiled import compile_stage
+    from weft.run.stage.compiled import compile_stage
 
     group = dist.new_group(
         backend="gloo", timeout=timedelta(seconds=TIMEOUT_S), group_desc="weft compilation"

@@ -16,21 +16,21 @@ import torch.distributed as dist
 from weft.describe.plan_versions import current_id, former_ids
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
-from weft.run.heartbeat import beating
+from weft.run.launch.heartbeat import beating
+from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
-from weft.run.worker_start import WorkerContext
-from weft.training.agreement import StopRequest, gather, meeting_peers, together
-from weft.training.checkpoints import has_rank_tensors
-from weft.training.held_out import held_out, held_out_samples
-from weft.training.history import checkpoint_times, last_plan_id, recorded_loss, warnings
-from weft.training.journal import max_rss_bytes
+from weft.training.checkpoint.checkpoints import has_rank_tensors
+from weft.training.checkpoint.saver import Saved, Saver
+from weft.training.checkpoint.training_state import TrainingState
+from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
+from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
+from weft.training.data.sampler import SampleLedger
+from weft.training.directory.history import checkpoint_times, last_plan_id, recorded_loss, warnings
+from weft.training.directory.journal import max_rss_bytes
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.evaluation.held_out import held_out, held_out_samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.optimizers import learning_rate, set_learning_rate
-from weft.training.reader import BatchReader, micro_batches_read, training_samples
-from weft.training.run_directory import RunDirectory
-from weft.training.sampler import SampleLedger
-from weft.training.saver import Saved, Saver
-from weft.training.training_state import TrainingState
+from weft.training.optimizer.optimizers import learning_rate, set_learning_rate
 
 COLLECT_EVERY_STEPS = 50
 # Left out one after the other for a gradient that is not finite.

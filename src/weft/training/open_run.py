@@ -13,26 +13,31 @@ from weft.describe.home import weft_home
 from weft.describe.plan_versions import current_id, former_ids
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
-from weft.run.precision import STEPPED
-from weft.run.recorder import Recorder
+from weft.run.launch.worker_start import WorkerContext
+from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
-from weft.run.stages import build_stages
+from weft.run.stage.build import build_stages
+from weft.run.state.precision import STEPPED
 from weft.run.verified import require_verified
-from weft.run.worker_start import WorkerContext
-from weft.training import checkpoints
-from weft.training.agreement import together
-from weft.training.attendance import Attendance
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.training_state import (
+    TrainingState,
+    read_state,
+    require_same_job,
+    require_steps_left,
+)
 from weft.training.compiling import compile_stages
-from weft.training.journal import Journal
+from weft.training.coordination.agreement import together
+from weft.training.coordination.attendance import Attendance
+from weft.training.data.tokenizers import tokenizer_name
+from weft.training.directory.journal import Journal
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.verified import verified_digests
+from weft.training.evaluation.meter import Meter
 from weft.training.loggers import open_feeds, require_loggers
-from weft.training.meter import Meter
-from weft.training.optimizers import OptimizerSettings, optimizer_factory, settings_of
-from weft.training.run_directory import RunDirectory
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, settings_of
 from weft.training.tasks import make_task
 from weft.training.tasks.base import Task, TaskSettings
-from weft.training.tokenizers import tokenizer_name
-from weft.training.training_state import TrainingState, read_state, require_same_job, require_steps_left
-from weft.training.verified import verified_digests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +107,7 @@ def open_run(
         stages = _stages(job, context)
         if run.model.weights and newest is None:
             # Imports every family's part of `transformers`, which takes a second.
-            from weft.training.imports import read_initial_weights
+            from weft.training.interchange.imports import read_initial_weights
 
             read_initial_weights(Path(run.model.hf or ""), job.problem.model, stages)
         if records:

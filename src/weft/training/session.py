@@ -14,18 +14,18 @@ from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, given_plan, taking_over
 from weft.predict.ledger import STEP, Ledger
-from weft.run.compilable import compile_problems
-from weft.run.launch import launch_workers
+from weft.run.launch.workers import launch_workers
+from weft.run.stage.compilable import compile_problems
 from weft.run.supported import unsupported
-from weft.training.hang import HangWatch
+from weft.training.coordination.hang import HangWatch
+from weft.training.directory.resuming import kept_if_refused
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_lock import only_run
+from weft.training.directory.verified import write_verified
 from weft.training.loggers import require_loggers
-from weft.training.resuming import kept_if_refused
-from weft.training.run_directory import RunDirectory
-from weft.training.run_lock import only_run
-from weft.training.verified import write_verified
 
 WORKER_MODULE = "weft.training.worker"
-EVALUATION_MODULE = "weft.training.evaluation_worker"
+EVALUATION_MODULE = "weft.training.evaluation.worker"
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from weft.planning.planners import Candidate
 from weft.planning.residuals import observe
 from weft.predict.corrections import Observation
 from weft.predict.ledger import Ledger
-from weft.run.launch import launch_workers
-from weft.run.recorder import collect_timeline
+from weft.run.launch.workers import launch_workers
+from weft.run.record.recorder import collect_timeline
 from weft.timeline.medians import typical_step_s
-from weft.training.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, enter_prediction, prepare
 
 STEPS, SCREENING_STEPS = 10, 4

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import InputError, RunError
-from weft.run.worker_main import AGENT_PID
-from weft.training.run_lock import only_run
+from weft.run.launch.worker_main import AGENT_PID
+from weft.training.directory.run_lock import only_run
 
 if TYPE_CHECKING:
     from weft.planning.planned import PlannedJob
-    from weft.run.worker_start import WorkerContext
+    from weft.run.launch.worker_start import WorkerContext
 
 
 def main(run_dir: Path) -> int:
@@ -33,7 +33,7 @@ def main(run_dir: Path) -> int:
         RunError: when the run failed.
     """
     job, context = join(run_dir)
-    from weft.training.agreement import together
+    from weft.training.coordination.agreement import together
     from weft.training.loop import train
 
     with ExitStack() as held:
@@ -57,7 +57,7 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     # After that: these imports take seconds.
-    from weft.run.worker_start import start_worker
+    from weft.run.launch.worker_start import start_worker
     from weft.training.session import reopen
 
     job = reopen(run_dir)

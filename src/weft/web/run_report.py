@@ -12,7 +12,7 @@ from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import sections_of
 from weft.predict.live_bytes import live_curve
 from weft.timeline.timeline import Timeline
-from weft.training.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory
 from weft.web.report import write_report
 from weft.web.report_data import RankMemory, ReportData, StepInterval
 

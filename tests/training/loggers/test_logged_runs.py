@@ -23,9 +23,9 @@ from weft.errors import InputError
 from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
-from weft.run.worker_start import WorkerContext
+from weft.run.launch.worker_start import WorkerContext
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers import config_of, require_loggers
-from weft.training.run_directory import RunDirectory
 from weft.training.tasks.causal_lm import CausalLanguageModelling
 
 CONFIG = replace(tiny(layers=1), vocabulary=256)

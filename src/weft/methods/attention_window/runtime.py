@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from weft.describe.layer_choices import Value
 from weft.errors import InputError, Violation
 from weft.methods.attention_window.options import NAME
-from weft.run.attention import register_attention
-from weft.run.layer_choices import RunChoice
-from weft.run.stage_module import StageModule
+from weft.run.stage.attention import register_attention
+from weft.run.stage.layer_choices import RunChoice
+from weft.run.stage.stage_module import StageModule
 
 # Under this name the modules of `transformers` find the attention.
 _INTERFACE = "weft_window"

@@ -17,12 +17,12 @@ from weft.methods.auxiliary_head.report import METRIC
 from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState, StateOf
-from weft.run.precision import at_least_fp32
 from weft.run.resources import Resources, gradient_weight
-from weft.run.roots import Root
-from weft.run.stage_module import AddedModule, AddedModuleOf, Initial
+from weft.run.stage.roots import Root
+from weft.run.stage.stage_module import AddedModule, AddedModuleOf, Initial
+from weft.run.stage.taps import Passing
+from weft.run.state.precision import at_least_fp32
 from weft.run.streams import Value
-from weft.run.taps import Passing
 from weft.run.workspace import Workspace
 
 # The name of the module in its stage, with which its parameters' names begin.

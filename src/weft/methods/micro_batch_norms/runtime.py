@@ -16,14 +16,20 @@ from torch import nn
 from weft.methods.micro_batch_norms.program import NAME
 from weft.program.program import NONE, Instruction
 from weft.program.segments import segments_of
-from weft.run.bucket import FlatLayout
 from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
+from weft.run.parallel.tensor_stage import (
+    TensorParallel,
+    context_ranks,
+    counted_once,
+    summed_gradients,
+    tensor_ranks,
+)
 from weft.run.resources import Resources
-from weft.run.stage_module import StageModule
+from weft.run.stage.stage_module import StageModule
+from weft.run.stage.taps import Passing, Tap
+from weft.run.state.bucket import FlatLayout
 from weft.run.streams import Completion, Stream, Value
-from weft.run.taps import Passing, Tap
-from weft.run.tensor_stage import TensorParallel, context_ranks, counted_once, summed_gradients, tensor_ranks
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
 

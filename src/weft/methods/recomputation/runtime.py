@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from weft.errors import RunError
-from weft.run.layers import LayerFunction, RunLayer
+from weft.run.stage.layers import LayerFunction, RunLayer
 
 _aten = torch.ops.aten
 # Operations whose time is worth the memory of what they give. Not the batched products of an attention that

@@ -18,7 +18,7 @@ Issue = Callable[[Stream], Completion]
 Handler = Callable[[Workspace, Instruction], Issue]
 
 # Of a stage and a micro-batch. What is sent to another rank has the names of the first line; what arrives, or
-# is handed over within the rank, has the names of what messages carry (`weft.run.channels`).
+# is handed over within the rank, has the names of what messages carry (`weft.run.transport.channels`).
 OUTPUT, INPUT_GRADIENT = "output", "input_gradient"
 SAVED, WEIGHT_PART = "saved", "saved_for_weight"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from weft.run.borders import Crossing
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import INPUT_GRADIENT, OUTPUT
+from weft.run.stage.borders import Crossing
 from weft.run.streams import Completion, Value
+from weft.run.transport.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.workspace import Crossed, Workspace
 
 # Where a message is left, what it is of, and which of a micro-batch's it is.

@@ -7,9 +7,9 @@ from math import prod
 import torch
 
 from weft.program.program import Instruction
-from weft.run.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.handlers.base import INPUT_GRADIENT, OUTPUT, Issue
 from weft.run.streams import Completion, Stream, Value
+from weft.run.transport.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.workspace import Workspace
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.borders import received
 from weft.run.handlers.base import GRADIENT, SAVED, WEIGHT_PART, WEIGHTS, Issue
 from weft.run.handlers.crossing import (
     fill,
@@ -18,9 +17,10 @@ from weft.run.handlers.crossing import (
     leave,
     outputs_left,
 )
-from weft.run.stage_pass import roots_of, stage_pass
+from weft.run.parallel.tensor_stage import leads_replica
+from weft.run.stage.borders import received
+from weft.run.stage.stage_pass import roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
-from weft.run.tensor_stage import leads_replica
 from weft.run.workspace import Workspace
 
 # Of a stage's inputs, its outputs with its other roots, their gradients (None for a loss), and the step.
@@ -108,7 +108,7 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
 def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
     """Hand on the gradients of a stage's inputs for one micro-batch and keep what the weight part needs."""
     # The part of torch that splits autograd takes seconds to import, which orders of whole passes do without.
-    from weft.run.split_backward import WeightPart, run_input_part
+    from weft.run.stage.split_backward import WeightPart, run_input_part
 
     module, resources = workspace.resources.stages[instruction.stage], workspace.resources
     # The input part of a stage that reads samples makes a gradient, too: see `run_input_part`.

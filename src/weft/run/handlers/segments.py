@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.borders import received
 from weft.run.handlers.base import (
     BORDER_GRADIENT,
     GRADIENT,
@@ -29,14 +28,15 @@ from weft.run.handlers.crossing import (
     outputs_left,
 )
 from weft.run.handlers.passes import added_up, seen, weights_required
-from weft.run.loss_input import loss_input
-from weft.run.pieces import Tape
+from weft.run.parallel.loss_input import loss_input
+from weft.run.parallel.tensor_stage import leads_replica
+from weft.run.stage.borders import received
+from weft.run.stage.pieces import Tape
 from weft.run.streams import THERE, Completion, Stream, Value
-from weft.run.tensor_stage import leads_replica
 from weft.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from weft.run.segments import Crossed, Finish
+    from weft.run.stage.segments import Crossed, Finish
 
 
 def whole_or_cut(whole: Handler, cut: Handler) -> Handler:

@@ -12,12 +12,12 @@ from weft.describe.loggers import logger_packages, wandb_module
 from weft.describe.plan import shared_out
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.base import Logger, Opening
 from weft.training.loggers.csv import CsvLogger
 from weft.training.loggers.feed import Feed, Feeds
 from weft.training.loggers.tensorboard import TensorBoardLogger
 from weft.training.loggers.wandb import WandbLogger
-from weft.training.run_directory import RunDirectory
 
 LOGGERS: dict[str, Callable[[Opening], Logger]] = {"csv": CsvLogger, "tensorboard": TensorBoardLogger}
 

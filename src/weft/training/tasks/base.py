@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from weft.describe.run_tables.training import BYTES
-from weft.run.context.divided_tokens import DividedTokens
-from weft.run.divided_logits import IGNORED, DividedLogits
+from weft.run.parallel.context.divided_tokens import DividedTokens
+from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 
 Ints = npt.NDArray[np.int64]
 # Of a last stage: all of it, or a tensor or context rank's share of the logits.
@@ -50,12 +50,12 @@ class Task(Protocol):
     """Samples by number and the loss that the last stage computes.
 
     A task may also have `metrics(outputs, targets) -> Mapping[str, float]`: means over one micro-batch of
-    what is told of held-out samples next to the loss (`weft.training.meter`); `about`, a mapping that the
-    event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors; `bytes_per_token` of
-    held-out text; and `takes_divided_logits` and `takes_divided_tokens`, true where loss and metrics also
-    take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks have, beside
-    tensor ranks, too. Any other task is given all logits on every rank. Targets are always those of all
-    tokens.
+    what is told of held-out samples next to the loss (`weft.training.evaluation.meter`); `about`, a mapping
+    that the event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors;
+    `bytes_per_token` of held-out text; and `takes_divided_logits` and `takes_divided_tokens`, true where loss
+    and metrics also take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks
+    have, beside tensor ranks, too. Any other task is given all logits on every rank. Targets are always those
+    of all tokens.
 
     Attributes:
         samples, held_out_samples: how many there are of each; held-out samples are never trained on.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from weft.errors import InputError, Violation
-from weft.training.images import open_images
+from weft.training.data.images import open_images
 from weft.training.tasks.base import Ints, Outputs, TaskSettings, cross_entropy, most_likely
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from weft.training.data import open_corpus
-from weft.training.sampler import GOLDEN, Ints, Words, mix
+from weft.training.data.sampler import GOLDEN, Ints, Words, mix
+from weft.training.data.text import open_corpus
+from weft.training.data.tokenizers import get_tokenizer
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 from weft.training.tasks.text import about_text, require_vocabulary
-from weft.training.tokenizers import get_tokenizer
 
 MASKED_SHARE = 0.15
 REPLACED_SHARE = 0.8

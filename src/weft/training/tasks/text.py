@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.errors import InputError, Violation
-from weft.training.data import Corpus
-from weft.training.tokenizers import Tokenizer, fingerprint_of
+from weft.training.data.text import Corpus
+from weft.training.data.tokenizers import Tokenizer, fingerprint_of
 
 
 def require_vocabulary(given: int, needed: int, what: str) -> None:

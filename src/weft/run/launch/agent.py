@@ -1,0 +1,143 @@
+"""The agent of a local run: starts the workers, hosts their store, and ends them all when one fails.
+
+    python -m weft.run.launch.agent RUN_DIR WORLD_SIZE MODULE LAUNCHER_PID
+
+It prints one JSON line about a failure to its standard output, which the launcher reads.
+
+torch elastic is not used: its store listens on all interfaces, for anybody, and it unpickles what it finds
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.lab.place import current_lab, enter_namespace
+from weft.run.launch.failures import first_failure, log_path
+from weft.run.launch.lifeline import die_with_parent
+from weft.run.launch.rank_processes import POLL_S, RankProcesses
+from weft.run.launch.threads import threads_per_rank
+from weft.run.launch.worker_main import AGENT_PID
+from weft.run.record.activity import Activity
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+# For those that are left when one has failed to say why they fail.
+FAREWELL_TIMEOUT_S = 5.0
+# After a signal, for ranks of which none works; loggers get nearly as long to finish.
+QUIET_LIMIT_S = 35.0
+# After a signal, for ranks that work: a save gets as long.
+STOP_TIMEOUT_S = 1800.0
+LOOK_EVERY_S = 1.0
+
+
+def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
+    """Run the workers to their end and return the exit code: 0, 1, 2, or 128 plus a signal."""
+    die_with_parent(launcher_pid)
+    stops: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stops.append(number))
+    server = socket.create_server((_own_address(), 0), backlog=socket.SOMAXCONN)
+    command = [sys.executable, "-m", "weft.run.launch.worker_main", module, str(run_dir)]
+    ranks = RankProcesses(command, _environments(world_size, *server.getsockname()))
+    # Beside the workers, as it takes seconds; who calls meanwhile waits.
+    store = ThreadPoolExecutor(1).submit(_host_store, server)
+    while ranks.running and not ranks.failed and not stops:
+        ranks.poll()
+        if store.done():
+            store.result()  # or what went wrong with it
+    if stops:
+        _stop(run_dir, ranks, signal.Signals(stops[0]))
+        return 128 + stops[0]
+    if ranks.failed:
+        ranks.end(FAREWELL_TIMEOUT_S)
+        return _report_first(run_dir, ranks, ranks.exit_codes)
+    return 0
+
+
+def _host_store(server: socket.socket) -> TCPStore:
+    """The store over which the workers meet, for as long as it is kept."""
+    from torch.distributed import TCPStore
+
+    address, port = server.getsockname()
+    # A socket of its own would listen on all interfaces, whatever its address.
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:
+    """Let the ranks finish their step and save it. Those that do not answer are killed.
+
+    One that is stuck makes the others wait, so that none works from then on. As long as one works, it may be
+    saving.
+    """
+    ranks.send(number)
+    activity, passed_s = Activity(QUIET_LIMIT_S), 0.0
+    # Pauses are counted, and not the clock asked, which goes on while a whole job is suspended.
+    while ranks.running and activity.quiet_s < QUIET_LIMIT_S and passed_s < STOP_TIMEOUT_S:
+        for _ in range(round(LOOK_EVERY_S / POLL_S)):
+            if ranks.running:
+                ranks.poll()
+        passed_s += LOOK_EVERY_S
+        activity.look(ranks.running.values(), LOOK_EVERY_S)
+    failed = {rank: code for rank, code in ranks.exit_codes.items() if code not in (0, 128 + number, -number)}
+    if left := sorted(ranks.running):
+        ranks.kill()
+        named = f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left))}"
+        _report(run_dir, left[0], [f"{named} did not end after {number.name} and had to be killed"])
+    elif failed:
+        _report_first(run_dir, ranks, failed)
+
+
+def _report_first(run_dir: Path, ranks: RankProcesses, exit_codes: dict[int, int]) -> int:
+    failure = first_failure(ranks.words, {rank: code for rank, code in exit_codes.items() if code})
+    _report(run_dir, failure.rank, failure.lines, refused=failure.refused)
+    return 2 if failure.refused else 1
+
+
+def _report(run_dir: Path, rank: int, lines: list[str] | tuple[str, ...], *, refused: bool = False) -> None:
+    record = {"refused": refused, "lines": list(lines), "log": str(log_path(run_dir, rank))}
+    print(json.dumps(record), flush=True)
+
+
+def _own_address() -> str:
+    """Where workers reach this process, and nobody else; in a lab it moves beside them first."""
+    lab = current_lab()
+    if lab is None:
+        return LOOPBACK
+    enter_namespace(Path(lab.hub))
+    return lab.hub_address
+
+
+def _environments(world_size: int, address: str, port: int) -> list[dict[str, str]]:
+    """What each rank is told: the variables of torchrun, threads, and the interface to listen on."""
+    shared = os.environ | {
+        AGENT_PID: str(os.getpid()),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        # torch's: the store is there, and rank 0 need not start one.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    shared.setdefault("OMP_NUM_THREADS", str(threads_per_rank(world_size)))
+    if current_lab() is not None:
+        # A rank of a lab is a process of one thread on a part of one core, whatever else the machine has.
+        shared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    elif sys.platform == "linux":
+        # All ranks are on this host, and whoever else the user's own interface leads to is none.
+        shared["GLOO_SOCKET_IFNAME"] = "lo"
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+
+
+if __name__ == "__main__":
+    # Not `sys.exit`, which would wait for the store where it is not there yet.
+    os._exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,37 @@
+"""`beating`: a thread shows in the rank's slots that its process gets to run.
+
+It does not while the process is stopped, or while a call holds Python's lock (the GIL).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from weft.run.record.recorder import Recorder
+
+BEAT_INTERVAL_S = 0.5
+
+
+@contextmanager
+def beating(recorder: Recorder | None) -> Iterator[None]:
+    """A block in which the rank's slots show that its process gets to run; nothing without a recorder."""
+    if recorder is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_INTERVAL_S):
+            recorder.beat()
+
+    recorder.beat()
+    thread = threading.Thread(target=beat, name="weft-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        recorder.rest()

@@ -1,0 +1,100 @@
+"""`start_worker`: the first thing a worker does, under weft's agent, plain `torchrun` or alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Its functions take the default group of the time of their import as a default argument. Imported later, as
+# optimizers do, it would keep the job's group and its threads alive until the interpreter goes down, which
+# aborts the process now and then.
+import torch.distributed.nn.functional
+
+from weft.errors import InputError, RunError, Violation
+from weft.run.launch.lifeline import die_with_parent
+from weft.run.launch.threads import threads_per_rank
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Who this worker is. `device` is a name that `torch.device` takes."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: str
+    threads: int
+
+    def close(self) -> None:
+        """Leave the job; every rank must call this when it has finished."""
+        dist.destroy_process_group()
+
+
+def start_worker(*, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
+    """Tie this process to its parent, set its threads and join the job's process group (gloo).
+
+    Reads what `torchrun` sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    OMP_NUM_THREADS); without RANK the job is this process alone. Each rank has a CUDA device of its own on a
+    machine that has any, and its share of the cores otherwise.
+
+    Raises:
+        InputError: when the environment is incomplete, or the machine has no device for this rank.
+        RunError: when the address is taken, or the ranks did not meet within `timeout_s`.
+    """
+    alone = "RANK" not in os.environ
+    if not alone:
+        die_with_parent(os.getppid())
+    rank, world_size, local_rank, local_ranks = (0, 1, 0, 1) if alone else _environment()
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or threads_per_rank(local_ranks)
+    torch.set_num_threads(threads)
+    device = _device(local_rank, local_ranks)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        if alone:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(_why_not_met(error, rank, world_size, timeout_s)) from error
+    return WorkerContext(rank, world_size, local_rank, device, threads)
+
+
+def _environment() -> list[int]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    problems = [
+        Violation(
+            "environment", f"{name} is {os.environ.get(name)!r}, allowed: a whole number (torchrun sets it)"
+        )
+        for name in names
+        if not os.environ.get(name, "").isdigit()
+    ]
+    if problems:
+        raise InputError(problems)
+    return [int(os.environ[name]) for name in names]
+
+
+def _device(local_rank: int, local_ranks: int) -> str:
+    count = torch.cuda.device_count()
+    if count == 0:
+        return "cpu"
+    if count < local_ranks:
+        problem = f"{local_ranks} local ranks need a CUDA device each, this machine has {count}"
+        raise InputError(Violation("worker", problem, f"{count} ranks"))
+    torch.cuda.set_device(local_rank)
+    return f"cuda:{local_rank}"
+
+
+def _why_not_met(error: Exception, rank: int, world_size: int, timeout_s: float) -> str:
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text:
+        return f"rank {rank}: the port of {address} is in use; choose another one (torchrun --master-port)"
+    if isinstance(error, dist.DistStoreError) or "imeout" in text or "timed out" in text:
+        return f"rank {rank}: not all of {world_size} ranks met at {address} within {timeout_s:g} s"
+    return f"rank {rank}: cannot join the {world_size} ranks at {address}: {text.strip().splitlines()[0]}"

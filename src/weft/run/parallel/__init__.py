@@ -1,0 +1,1 @@
+"""Ranks that hold one replica of a stage together: by tensors, by tokens."""

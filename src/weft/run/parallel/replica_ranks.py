@@ -1,0 +1,77 @@
+"""`ReplicaRanks`: several ranks that hold one replica of a stage together, and how they exchange tensors.
+
+Sums are in the order of the ranks, so that repetitions have the same bits and replicated values stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+
+from weft.run.launch.failures import PeerLostError
+from weft.run.work_queue import first_line
+from weft.sync.base import Group
+from weft.sync.collectives import add_up, reduce_scatter
+
+
+class ReplicaRanks:
+    """The ranks of one replica of a stage, seen from one of them.
+
+    Args:
+        place, size: which of how many it is.
+    """
+
+    # What the ranks are called in errors.
+    name: ClassVar[str]
+
+    def __init__(self, place: int = 0, size: int = 1) -> None:
+        self.place = place
+        self.size = size
+        self._group: Group | None = None
+
+    def connect(self, group: Group) -> None:
+        """Exchange over this group from now on; its ranks are in the order of their places."""
+        self._group = group
+
+    def disconnect(self) -> None:
+        self._group = None
+
+    @property
+    def group(self) -> Group:
+        assert self._group is not None, "a runtime connects the stages that it is given"
+        return self._group
+
+    def add_up(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' values of one shape, in the order of the ranks, as a new tensor."""
+        flat = value.detach().contiguous().view(-1)
+        total = flat.new_zeros(-(-len(flat) // self.size) * self.size)
+        total[: len(flat)] = flat
+        with self.meeting():
+            add_up(total, self.group)
+        return total[: len(flat)].view(value.shape)
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """All ranks' values of one shape, one after the other: (size, ...)."""
+        share = value.detach().contiguous()
+        found = share.new_empty((self.size, *share.shape))
+        with self.meeting():
+            self.group.all_gather(found.view(-1), share.view(-1))
+        return found
+
+    def scatter_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The own part (...) of the sum of all ranks' (size, ...), in the order of the ranks."""
+        shares = values.detach().contiguous()
+        with self.meeting():
+            own = reduce_scatter(shares.view(-1), self.group)
+        return own.view(shares.shape[1:])
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """An exchange; torch's errors in it mean that another rank is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLostError(f"lost another {self.name} rank: {first_line(error)}") from error

@@ -1,0 +1,138 @@
+"""How the layers of a stage are divided over tensor ranks: which parameters, which products, which tables.
+
+A family says it in tables of names (`weft.run.stage.stage_module.StageModule`), which its `divide` applies to
+a stage that was built whole on the meta device. Submodules and parameters keep their names, so that a rank's
+share of a parameter has the name of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from weft.run.parallel.tensor_parallel import TensorRanks
+
+
+@dataclass(frozen=True, slots=True)
+class HeldByTensorRanks:
+    """How tensor ranks hold a parameter.
+
+    Attributes:
+        axis: which dimension they divide; None where every rank has all of it.
+        blocks: equal parts along the axis, joined in one parameter, each of which is divided (a product of
+            queries, keys and values).
+        on_stream: where every rank has all of it: whether it computes with the stream between two divided
+            products. Where the stream is divided each rank then has the gradient of its own tokens, and
+            the parameter's is their sum.
+    """
+
+    axis: int | None = None
+    blocks: int = 1
+    on_stream: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How one parameter is divided: `length` elements along `axis` in `blocks` equal parts.
+
+    Shares have equal shapes on all ranks: where the length does not divide, those with fewer elements end
+    with zeros, which nothing reads.
+    """
+
+    axis: int
+    blocks: int
+    length: int
+
+    def own_length(self, ranks: TensorRanks) -> int:
+        """Elements of a share along the axis."""
+        return self.blocks * -(-self.length // (self.blocks * ranks.size))
+
+    def own(self, whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+        """A rank's share of a whole parameter or of a state of its shape."""
+        share = ranks.share(self.length // self.blocks)
+        parts = [
+            block.narrow(self.axis, share.start, len(share)) for block in whole.chunk(self.blocks, self.axis)
+        ]
+        missing = self.own_length(ranks) // self.blocks - len(share)
+        if missing:
+            shape = [missing if axis == self.axis else size for axis, size in enumerate(whole.shape)]
+            parts = [torch.cat([part, part.new_zeros(shape)], self.axis) for part in parts]
+        return torch.cat(parts, self.axis)
+
+    def joined(self, shares: Sequence[torch.Tensor], ranks: TensorRanks) -> torch.Tensor:
+        """The whole out of the shares of all ranks, in the order of their places."""
+        length = self.length // self.blocks
+        blocks = [share.chunk(self.blocks, self.axis) for share in shares]
+        return torch.cat(
+            [
+                blocks[place][block].narrow(self.axis, 0, len(ranks.share(length, place)))
+                for block in range(self.blocks)
+                for place in range(ranks.size)
+            ],
+            self.axis,
+        )
+
+
+class RowProduct(nn.Module):
+    """A product whose inner dimension is divided: partial sums are added up, then comes the bias."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
+        super().__init__()
+        self._transposed = isinstance(whole, Conv1D)
+        self._ranks = ranks
+        self.weight = whole.weight
+        self.bias = whole.bias
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """(b, s, inner / size) to the stream (b, tokens, width)."""
+        weight = self.weight.t() if self._transposed else self.weight
+        partial = nn.functional.linear(value, weight)
+        return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
+
+    def finish(self, stream: torch.Tensor) -> torch.Tensor:
+        """What the product gives, from the sum of all ranks' partial ones."""
+        return stream if self.bias is None else stream + self.bias
+
+
+class DividedTable(nn.Embedding):
+    """A token table of which every rank has a share of the rows; tokens of other shares count as zero."""
+
+    def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
+        super().__init__(whole.num_embeddings, whole.embedding_dim, device="meta")
+        self._ranks = ranks
+        self._share = ranks.share(whole.num_embeddings)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids (b, s) to the stream (b, tokens, width)."""
+        here = (tokens >= self._share.start) & (tokens < self._share.stop)
+        rows = nn.functional.embedding(torch.where(here, tokens - self._share.start, 0), self.weight)
+        return self._ranks.leave(rows * here.unsqueeze(-1))
+
+
+def enter_before(region: nn.Module, ranks: TensorRanks) -> None:
+    """Let a module that begins with products divided by columns read all tokens of the stream.
+
+    A hook and no module of its own, so that the names of what is inside stay.
+    """
+
+    def gather_input(
+        _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if arguments:
+            return (ranks.enter(arguments[0]), *arguments[1:]), named
+        return arguments, {**named, "hidden_states": ranks.enter(named["hidden_states"])}
+
+    region.register_forward_pre_hook(gather_input, with_kwargs=True)
+
+
+def replace_rows(block: nn.Module, names: Iterable[str], ranks: TensorRanks) -> None:
+    """Put a `RowProduct` in the place of each of the block's products that are divided by rows."""
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        parent = block.get_submodule(path)
+        setattr(parent, leaf, RowProduct(getattr(parent, leaf), ranks))

@@ -1,0 +1,212 @@
+"""Measured times of every instruction, in slots that survive the process.
+
+Each rank owns one file, `RUN_DIR/slots/rank-N.slots` (`weft.run.record.slots`), mapped into memory. A record
+is written by one thread, so nothing is locked, and since the pages belong to the file the kernel keeps them
+when the process is killed.
+
+No torch here: the launcher merges these files.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import RunError
+from weft.program.checks.messages import collective_codes
+from weft.program.kinds import MESSAGES, is_collective
+from weft.program.program import NONE, Program
+from weft.program.rank_program import RankProgram
+from weft.run.record.slots import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    NO_MORE_BEATS,
+    PULSE_OFFSET,
+    RECORD,
+    VERSION,
+    Slots,
+    read_slots,
+    slots_path,
+)
+from weft.timeline.timeline import Timeline
+
+CLOCK = "monotonic"
+SLOT_FILE_BYTES = 64 * 2**20
+
+
+class Recorder:
+    """Writes one rank's slots; `record` may be called from several threads. Close the runtime first.
+
+    `steps` is the number of steps the run still has to do; when their records would not fit into
+    `SLOT_FILE_BYTES` the ring keeps the last ones.
+
+    Raises:
+        RunError: when the disk has no room for the file.
+    """
+
+    def __init__(self, run_dir: Path, *, program: RankProgram, plan_id: str, steps: int) -> None:
+        self.path = slots_path(run_dir, program.rank)
+        self._first, self._rows = program.first_row, len(program)
+        step_bytes = max(1, self._rows) * RECORD.size
+        self._capacity = max(1, min(steps, SLOT_FILE_BYTES // step_bytes))
+        header = HEADER.pack(
+            MAGIC,
+            VERSION,
+            program.rank,
+            self._first,
+            self._rows,
+            self._capacity,
+            plan_id.encode("ascii"),
+            time.monotonic_ns(),
+            time.time_ns(),
+        )
+        self._map = _mapped_file(self.path, header, HEADER_BYTES + self._capacity * step_bytes)
+        self._beats = self._steps_begun = 0
+
+    def begin(self, step: int) -> None:
+        """Note that the step is under way."""
+        self._steps_begun += 1
+        struct.pack_into("<qq", self._map, PULSE_OFFSET + 8, self._steps_begun, step)
+
+    def beat(self) -> None:
+        """Note that the process gets to run."""
+        self._beats += 1
+        struct.pack_into("<q", self._map, PULSE_OFFSET, self._beats)
+
+    def rest(self) -> None:
+        """Note that no more beats come."""
+        struct.pack_into("<q", self._map, PULSE_OFFSET, NO_MORE_BEATS)
+
+    def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
+        """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the whole Program.
+
+        They may come in any order, and later than the step: when somebody has noticed the end.
+        """
+        row = step % self._capacity * self._rows + position - self._first
+        RECORD.pack_into(
+            self._map,
+            HEADER_BYTES + row * RECORD.size,
+            step,
+            position,
+            posted_ns,
+            start_ns,
+            end_ns,
+            step + 1,
+        )
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def collect_timeline(
+    run_dir: Path, program: Program, plan_id: str, run: str, *, former_ids: Collection[str] = ()
+) -> Timeline:
+    """Merge the slots of all ranks into one Timeline.
+
+    `former_ids` are those under which earlier versions of weft recorded the same plan.
+
+    Ranks of one host share the monotonic clock. A message begins when both ends are ready and a collective
+    when its last member is, so the start of a receive or of a collective is moved to there; `posted_ns` keeps
+    when the rank itself was ready. Steps that a ring has begun to overwrite on any rank are
+    left out; the last step may be incomplete when the run was killed.
+
+    Raises:
+        RunError: when a file is missing or broken, belongs to another plan, or nothing was recorded.
+    """
+    slots = [read_slots(slots_path(run_dir, rank)) for rank in range(program.ranks)]
+    for rank, found in enumerate(slots):
+        _require_same_program(slots_path(run_dir, rank), found, program, (plan_id, *former_ids), rank)
+    records = np.concatenate([found.records for found in slots])
+    if not len(records):
+        raise RunError(f"{Path(run_dir) / 'slots'}: no rank has recorded an instruction yet")
+    oldest = int(records["step"].max()) - min(found.capacity_steps for found in slots) + 1
+    records = records[records["step"] >= oldest]
+    position = records["position"].astype(np.int64)
+    order = np.lexsort((position, records["step"]))
+    records, position = records[order], position[order]
+    columns = program.columns
+    start_ns = _meeting_times(program, records, position)
+    origin = int(records["posted_ns"].min())
+    return Timeline(
+        run=run,
+        plan_id=plan_id,
+        clock=CLOCK,
+        step=records["step"].astype(np.int64),
+        id=program.ids[position],
+        position=position,
+        kind=columns.kind[position],
+        stage=columns.stage[position],
+        micro_batch=columns.micro_batch[position],
+        rank=columns.rank[position],
+        stream=program.stream[position],
+        group=columns.group[position],
+        bytes=columns.bytes[position],
+        posted_ns=records["posted_ns"] - origin,
+        start_ns=start_ns - origin,
+        end_ns=records["end_ns"] - origin,
+    )
+
+
+def _meeting_times(
+    program: Program, records: npt.NDArray[np.void], position: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Start of every record, not before the other ends of its message or collective were ready."""
+    start_ns = records["start_ns"].astype(np.int64)
+    columns, step = program.columns, records["step"].astype(np.int64)
+    edges = program.edges
+    messages = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
+    message = messages[edges.source] & messages[edges.target]
+    sender = np.full(len(program), NONE, dtype=np.int64)
+    sender[edges.target[message]] = edges.source[message]
+    rows = np.arange(len(program))
+    meeting = np.where(sender != NONE, sender, rows)
+    collective = np.flatnonzero(is_collective(columns.kind))
+    # All members of a collective meet at the first one's row.
+    key = collective_codes(program, collective)
+    _, first, members = np.unique(key, return_index=True, return_inverse=True)
+    meeting[collective] = collective[first][members]
+    ready_ns = np.full((int(step.max()) + 1 - int(step.min()), len(program)), np.iinfo(np.int64).min)
+    turn = step - int(step.min())
+    is_receive = sender[position] != NONE
+    np.maximum.at(ready_ns, (turn[~is_receive], meeting[position[~is_receive]]), start_ns[~is_receive])
+    end_ns = records["end_ns"].astype(np.int64)
+    return np.minimum(np.maximum(start_ns, ready_ns[turn, meeting[position]]), end_ns)
+
+
+def _require_same_program(
+    path: Path, slots: Slots, program: Program, plan_ids: Sequence[str], rank: int
+) -> None:
+    first, end = (int(row) for row in program.rank_starts[rank : rank + 2])
+    if slots.plan_id not in plan_ids:
+        raise RunError(f"{path}: recorded for plan {slots.plan_id}, not for {plan_ids[0]}")
+    if (slots.rank, slots.first_position, slots.rows) != (rank, first, end - first):
+        found = f"rank {slots.rank} with {slots.rows} rows from row {slots.first_position}"
+        expected = f"rank {rank} with {end - first} rows from row {first}"
+        raise RunError(f"{path}: recorded for another program: {found}, expected {expected}")
+
+
+def _mapped_file(path: Path, header: bytes, size: int) -> mmap.mmap:
+    # A new file under the name: a reader of the previous run's slots keeps what it has open.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        # A sparse file would end the process with SIGBUS, in the middle of a step, when the disk is full.
+        os.posix_fallocate(descriptor, 0, size)
+        os.write(descriptor, header)
+        mapped = mmap.mmap(descriptor, size)
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot make room for {size} bytes of records: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return mapped

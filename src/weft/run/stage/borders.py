@@ -1,0 +1,194 @@
+"""Borders of stages: which of a stage's values cross to and from its neighbours, and in which shapes.
+
+A stage has inputs and outputs in a fixed order. What crosses an edge of the stage graph for one micro-batch,
+of the stage that splits more, is one message: the values that the consumer's layers read, each once.
+Gradients come back the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from weft.describe.plan import Plan
+from weft.errors import InputError, Violation
+from weft.run.stage.wiring import SAMPLES, Wired
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What crosses one edge.
+
+    Attributes:
+        places: which of the stage's inputs, or outputs, cross.
+        shapes: of each of them in one message.
+        messages: how many there are for one of the stage's own micro-batches.
+    """
+
+    places: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    messages: int = 1
+
+    def numbers(self, micro_batch: int) -> range:
+        """The messages of one of the stage's own micro-batches."""
+        return range(micro_batch * self.messages, (micro_batch + 1) * self.messages)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a message: that of its value, or all elements of several."""
+        return self.shapes[0] if len(self.shapes) == 1 else (sum(map(prod, self.shapes)),)
+
+    def packed(self, values: Sequence[torch.Tensor], message: int) -> torch.Tensor:
+        """The `message`-th message out of all inputs, or outputs, of a micro-batch."""
+        parts = [values[place] for place in self.places]
+        if self.messages > 1:
+            parts = [
+                part[message * shape[0] : (message + 1) * shape[0]]
+                for part, shape in zip(parts, self.shapes, strict=True)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+
+    def unpacked(self, messages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The values of a micro-batch, in the order of `places`."""
+        if len(self.shapes) == self.messages == 1:
+            return messages
+        if len(self.shapes) > 1:
+            sizes = [prod(shape) for shape in self.shapes]
+            cut = [one.split(sizes) for one in messages]
+        else:
+            cut = [(one,) for one in messages]
+        joined = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*cut, strict=True)]
+        return [
+            one.reshape(-1, *shape[1:]) if len(self.shapes) > 1 else one
+            for one, shape in zip(joined, self.shapes, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Borders:
+    """Of one stage.
+
+    Attributes:
+        splits: in how many micro-batches of its own it runs each of the batch.
+        reads_samples: its first input is what the micro-batch brings.
+        inputs, outputs: how many values it reads and gives.
+        before, after: what crosses, by the stage that gives or reads it.
+    """
+
+    splits: int
+    reads_samples: bool
+    inputs: int
+    outputs: int
+    before: Mapping[int, Crossing]
+    after: Mapping[int, Crossing]
+
+
+def received(crossings: Collection[Crossing], messages: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Values by their place, out of all messages of a micro-batch, crossing by crossing.
+
+    Of one that comes several times, a gradient of what several stages read, the sum.
+    """
+    left, found = iter(messages), dict[int, torch.Tensor]()
+    for crossing in crossings:
+        values = crossing.unpacked(list(islice(left, crossing.messages)))
+        for place, value in zip(crossing.places, values, strict=True):
+            found[place] = found[place] + value if place in found else value
+    return found
+
+
+def borders_of(
+    plan: Plan, stage: int, module: nn.Module, before: Sequence[int], after: Sequence[int]
+) -> Borders:
+    """Of a stage whose neighbours are the stages `before` and `after`."""
+    faces = (
+        _wired(plan, module, before, after)
+        if isinstance(module, Wired)
+        else _plain(plan, module, before, after)
+    )
+    size = plan.size_of(stage)
+
+    def crossing(other: int, places: tuple[int, ...], shape: _Shape) -> Crossing:
+        samples = min(size, plan.size_of(other))
+        return Crossing(places, tuple(shape(place, samples) for place in places), size // samples)
+
+    return Borders(
+        splits=plan.micro_batch_size // size,
+        reads_samples=faces.reads_samples,
+        inputs=faces.inputs,
+        outputs=faces.outputs,
+        before={other: crossing(other, places, faces.input_shape) for other, places in faces.before.items()},
+        after={other: crossing(other, places, faces.output_shape) for other, places in faces.after.items()},
+    )
+
+
+# Of the input, or output, at a place, for so many samples.
+_Shape = Callable[[int, int], tuple[int, ...]]
+
+
+class _Faces(NamedTuple):
+    """What a module says of its inputs and outputs."""
+
+    reads_samples: bool
+    inputs: int
+    outputs: int
+    before: Mapping[int, tuple[int, ...]]
+    after: Mapping[int, tuple[int, ...]]
+    input_shape: _Shape
+    output_shape: _Shape
+
+
+def _wired(plan: Plan, module: Wired, before: Sequence[int], after: Sequence[int]) -> _Faces:
+    takes, gives = tuple(module.takes), tuple(module.gives)
+    read = [module.readers(layer) for layer in gives]
+    return _Faces(
+        reads_samples=SAMPLES in takes,
+        inputs=len(takes),
+        outputs=len(gives),
+        before={
+            other: tuple(i for i, layer in enumerate(takes) if layer in plan.stages[other].layers)
+            for other in before
+        },
+        after={
+            other: tuple(i for i, by in enumerate(read) if not by.isdisjoint(plan.stages[other].layers))
+            for other in after
+        },
+        input_shape=lambda place, samples: module.value_shape(takes[place], samples),
+        output_shape=lambda place, samples: module.value_shape(gives[place], samples),
+    )
+
+
+def _plain(plan: Plan, module: Any, before: Sequence[int], after: Sequence[int]) -> _Faces:
+    """One input and one output."""
+    return _Faces(
+        reads_samples=not before,
+        inputs=1,
+        outputs=1,
+        before=dict.fromkeys(before, (0,)),
+        after=dict.fromkeys(after, (0,)),
+        input_shape=lambda _, samples: module.input_shape(samples, plan.sequence),
+        output_shape=lambda _, samples: module.output_shape(samples, plan.sequence),
+    )
+
+
+def require_plain(stages: Mapping[int, nn.Module], program_edges: Sequence[tuple[int, int]]) -> None:
+    """Refuse modules of one input and one output that have several neighbours on a side.
+
+    Raises:
+        InputError: naming them.
+    """
+    for side, name in ((1, "inputs"), (0, "outputs")):
+        ends = Counter(edge[side] for edge in program_edges)
+        problems = [
+            Violation(f"stage {stage}", f"has {ends[stage]} {name}, and its module takes and gives one value")
+            for stage, module in stages.items()
+            if ends[stage] > 1 and not isinstance(module, Wired)
+        ]
+        if problems:
+            raise InputError(problems)

@@ -1,0 +1,87 @@
+"""Stages whose layers are compiled by `torch.compile`, before the first step.
+
+Every layer is compiled by itself: layers of one kind and shape share one compilation, whatever their number,
+and the borders between layers, where a stage recomputes, stay where they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._inductor import config as inductor_config
+
+from weft.describe.plan import Recompute
+from weft.errors import InputError, Violation
+from weft.run.stage.layers import LayerFunction, layer_functions, run_layers
+from weft.run.stage.stage_pass import draws_numbers
+from weft.run.state.precision import lower_precision
+
+
+def compile_stage(
+    stage: nn.Module, inputs: torch.Tensor, *, dtype: torch.dtype, recompute: Recompute
+) -> None:
+    """Compile the layers of a stage in place; names and values of its parameters and buffers stay.
+
+    A copy of the stage is run forward and backward once, so that no step waits for the compiler.
+
+    Args:
+        inputs: as one micro-batch's, on the stage's device; they need a gradient where those of a step do.
+        dtype: that the stage will compute in.
+        recompute: what the stage keeps for its backward passes.
+
+    Raises:
+        InputError: when a layer cannot be compiled whole, with the reason.
+    """
+    # A stage has few layers to compile: a pool of compiling processes would start later than one is done.
+    inductor_config.compile_threads = 1
+    # torch counts compilations by the function they are of, which layers of one class share.
+    limit = 4 * len(layer_functions(stage, inputs))
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    trial = copy.deepcopy(stage)
+    lower_precision(trial.parameters(), dtype)
+    for each in (trial, stage):
+        for function in layer_functions(each, inputs):
+            _compile(each, function)
+    try:
+        _run_once(trial, inputs, recompute)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        problem = f"a layer of {type(stage).__name__} cannot be compiled: {reason}"
+        raise InputError(Violation("train.compile", problem, "false")) from error
+
+
+def _compile(stage: nn.Module, function: LayerFunction) -> None:
+    """Compile a layer where it lives: a module, a module with further arguments, or a method of the stage."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, nn.Module):
+        # As `nn.Module.compile` does, which does not take torch's own modules.
+        function._compiled_call_impl = _compiled(functools.partial(_call, function))
+    elif getattr(function, "__self__", None) is stage:
+        setattr(stage, function.__name__, _compiled(function))
+
+
+def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    # The same numbers are dropped out as without compiling, and again when a layer is run again.
+    options = {"fallback_random": True}
+    compiled: Callable[..., torch.Tensor] = torch.compile(
+        function, dynamic=False, fullgraph=True, options=options
+    )
+    return compiled
+
+
+def _call(module: nn.Module, *inputs: torch.Tensor, **others: Any) -> torch.Tensor:
+    output: torch.Tensor = module._call_impl(*inputs, **others)
+    return output
+
+
+def _run_once(stage: nn.Module, inputs: torch.Tensor, recompute: Recompute) -> None:
+    functions, draws = layer_functions(stage, inputs), draws_numbers(stage)
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        output = run_layers(functions, inputs, recompute=recompute, draws=draws)
+        output.backward(torch.zeros_like(output))

@@ -1,0 +1,162 @@
+"""Stages of BERT with its head for masked tokens, out of the layers of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertPredictionHeadTransform
+
+from weft.describe.families.bert import SEGMENTS
+from weft.describe.model import ModelConfig
+from weft.run.parallel.tensor_layers import HeldByTensorRanks
+from weft.run.stage.layers import LayerFunction
+from weft.run.stage.pieces import Branch
+from weft.run.stage.stage_module import Initial, StageModule
+
+
+def bert_config(config: ModelConfig) -> BertConfig:
+    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    return BertConfig(
+        vocab_size=config.vocabulary,
+        max_position_embeddings=config.sequence,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.feed_forward,
+        type_vocab_size=SEGMENTS,
+        layer_norm_eps=1e-12 if config.norm_epsilon is None else config.norm_epsilon,
+        tie_word_embeddings=config.tied_embeddings,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        # Samples are whole windows: no token is padding, and a padding token would never be trained.
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class BertStage(StageModule):
+    """Every token attends to all tokens of its sample; all of them are of the first segment."""
+
+    token_table = "bert.embeddings.word_embeddings"
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "attention.self.query.weight": HeldByTensorRanks(axis=0),
+        "attention.self.query.bias": HeldByTensorRanks(axis=0),
+        "attention.self.key.weight": HeldByTensorRanks(axis=0),
+        "attention.self.key.bias": HeldByTensorRanks(axis=0),
+        "attention.self.value.weight": HeldByTensorRanks(axis=0),
+        "attention.self.value.bias": HeldByTensorRanks(axis=0),
+        "output.dense.weight": HeldByTensorRanks(axis=1),
+        "intermediate.dense.weight": HeldByTensorRanks(axis=0),
+        "intermediate.dense.bias": HeldByTensorRanks(axis=0),
+        "word_embeddings.weight": HeldByTensorRanks(axis=0),
+        "predictions.bias": HeldByTensorRanks(axis=0),
+        "predictions.decoder.weight": HeldByTensorRanks(axis=0),
+        "predictions.decoder.bias": HeldByTensorRanks(axis=0),
+    }
+    regions = ("attention.self", "intermediate")
+    row_products = ("attention.output.dense", "output.dense")
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = bert_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.bert = nn.Module()
+        if self.embeds:
+            self.bert.embeddings = BertEmbeddings(hugging_face)
+            # Buffers and no parameters: nothing would give them values after the meta device.
+            with torch.device("cpu"):
+                positions = torch.arange(config.sequence).unsqueeze(0)
+                self.bert.embeddings.position_ids = positions
+                self.bert.embeddings.token_type_ids = torch.zeros_like(positions)
+        elif self.has_table:
+            self.bert.embeddings = nn.Module()
+            self.bert.embeddings.word_embeddings = nn.Embedding(config.vocabulary, config.hidden)
+        self.bert.encoder = nn.Module()
+        self.bert.encoder.layer = nn.ModuleDict(
+            {str(index): BertLayer(hugging_face, layer_idx=index) for index in self.block_indices}
+        )
+        if self.ends:
+            self.cls = nn.Module()
+            self.cls.predictions = nn.Module()
+            self.cls.predictions.transform = BertPredictionHeadTransform(hugging_face)
+            if config.tied_embeddings:
+                self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocabulary))
+            else:
+                self.cls.predictions.decoder = nn.Linear(config.hidden, config.vocabulary)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.bert.encoder.layer.values())
+
+    def initial(self, name: str) -> Initial:
+        if "LayerNorm" in name:
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
+
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
+        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
+        functions += self.bert.encoder.layer.values()
+        return [*functions, self._head] if self.ends else functions
+
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        for layer in self.bert.encoder.layer.values():
+            attention, output = layer.attention, layer.output
+            yield _normed_branch(partial(_attend, attention), attention.output, attention)
+            yield _normed_branch(partial(_feed_forward, layer), output, layer.intermediate, output.dense)
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        embeddings = self.bert.embeddings
+        positions = self.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
+        embedded: torch.Tensor = embeddings(inputs_embeds=rows, position_ids=positions)
+        return embedded
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.cls.predictions.transform(stream)
+        return hidden
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        predictions = self.cls.predictions
+        if self.config.tied_embeddings:
+            return (self.bert.embeddings.word_embeddings.weight, predictions.bias)
+        return (predictions.decoder.weight, predictions.decoder.bias)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden, *self.head_weights)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.multiply_out(self.last_norm(hidden))
+
+
+def _normed_branch(inside: LayerFunction, output: nn.Module, *regions: nn.Module) -> Branch:
+    """A branch whose norm follows the sum with the stream; `output` has its last product and the norm."""
+
+    def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = output.LayerNorm(output.dense.finish(summed) + stream)
+        return normed
+
+    weights = tuple(weight for region in regions for weight in region.parameters())
+    return Branch(_as_it_is, inside, after, weights)
+
+
+def _as_it_is(stream: torch.Tensor) -> torch.Tensor:
+    return stream
+
+
+def _attend(attention: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    partial_sum: torch.Tensor = attention.output.dense(attention.self(hidden)[0])
+    return partial_sum
+
+
+def _feed_forward(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    partial_sum: torch.Tensor = layer.output.dense(layer.intermediate(hidden))
+    return partial_sum

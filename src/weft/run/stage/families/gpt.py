@@ -1,0 +1,133 @@
+"""Stages of GPT-2, out of the blocks of `transformers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import GPT2Config
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from weft.describe.model import ModelConfig
+from weft.run.parallel.tensor_layers import HeldByTensorRanks
+from weft.run.stage.layers import LayerFunction
+from weft.run.stage.pieces import Branch, plain_branch
+from weft.run.stage.stage_module import Initial, StageModule
+
+
+def gpt_config(config: ModelConfig) -> GPT2Config:
+    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    return GPT2Config(
+        vocab_size=config.vocabulary,
+        n_positions=config.sequence,
+        n_embd=config.hidden,
+        n_layer=config.layers,
+        n_head=config.heads,
+        n_inner=config.feed_forward,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        layer_norm_epsilon=1e-5 if config.norm_epsilon is None else config.norm_epsilon,
+        tie_word_embeddings=config.tied_embeddings,
+        # The family's default ids lie outside small vocabularies, and nothing here generates.
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+        # The family's gelu_new in one kernel, which keeps its input alone for the backward pass.
+        activation_function="gelu_pytorch_tanh",
+    )
+
+
+class GptStage(StageModule):
+    """Without an attention mask the blocks attend causally."""
+
+    token_table = "transformer.wte"
+    # `transformers` keeps these products' weights as (inner, columns).
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
+        "attn.c_attn.weight": HeldByTensorRanks(axis=1, blocks=3),
+        "attn.c_attn.bias": HeldByTensorRanks(axis=0, blocks=3),
+        "attn.c_proj.weight": HeldByTensorRanks(axis=0),
+        "mlp.c_fc.weight": HeldByTensorRanks(axis=1),
+        "mlp.c_fc.bias": HeldByTensorRanks(axis=0),
+        "mlp.c_proj.weight": HeldByTensorRanks(axis=0),
+        "wte.weight": HeldByTensorRanks(axis=0),
+        "lm_head.weight": HeldByTensorRanks(axis=0),
+    }
+    regions = ("attn", "mlp")
+    row_products = ("attn.c_proj", "mlp.c_proj")
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        hugging_face = gpt_config(config)
+        self.initializer_range = hugging_face.initializer_range
+        self.transformer = nn.Module()
+        if self.has_table:
+            self.transformer.wte = nn.Embedding(config.vocabulary, config.hidden)
+        if self.embeds:
+            self.transformer.wpe = nn.Embedding(config.sequence, config.hidden)
+        self.transformer.h = nn.ModuleDict(
+            {str(index): GPT2Block(hugging_face, layer_idx=index) for index in self.block_indices}
+        )
+        if self.ends:
+            self.transformer.ln_f = nn.LayerNorm(config.hidden, eps=hugging_face.layer_norm_epsilon)
+            if not config.tied_embeddings:
+                self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.transformer.h.values())
+
+    def narrow(self, block: nn.Module, size: int) -> None:
+        attention, feed_forward = block.attn, block.mlp
+        attention.split_size //= size
+        attention.c_attn.nf //= size
+        feed_forward.c_fc.nf //= size
+
+    def initial(self, name: str) -> Initial:
+        if ".ln_" in name:
+            return Initial(mean=1.0 if name.endswith("weight") else 0.0)
+        if name.endswith("bias"):
+            return Initial()
+        if name.endswith("c_proj.weight"):
+            # Two residual branches per block (Radford et al. 2019, section 2.3).
+            return Initial(deviation=self.initializer_range / math.sqrt(2 * self.config.layers))
+        return Initial(deviation=self.initializer_range)
+
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
+        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
+        functions += self.transformer.h.values()
+        return [*functions, self._head] if self.ends else functions
+
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        for block in self.transformer.h.values():
+            yield plain_branch(
+                block.ln_1, lambda hidden, block=block: block.attn(hidden)[0], block.attn.c_proj, block.attn
+            )
+            yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj, block.mlp)
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        positions = self.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
+        embedded: torch.Tensor = rows + self.transformer.wpe(positions)
+        return embedded
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.transformer.ln_f(stream)
+        return normed
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        head = self.transformer.wte if self.config.tied_embeddings else self.lm_head
+        return (head.weight,)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden, self.head_weights[0])
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.multiply_out(self.last_norm(hidden))

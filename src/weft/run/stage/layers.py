@@ -1,0 +1,84 @@
+"""A stage runs its layers one after the other; each keeps for the backward pass what its stage says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from weft.bundles import runtime_parts
+from weft.describe.plan import Recompute
+from weft.run.stage.wiring import Wiring
+
+# Of one value in a chain, of several where a layer joins them.
+LayerFunction = Callable[..., torch.Tensor]
+
+
+class RunOne(Protocol):
+    """Runs a layer on its inputs; `draws`: whether it draws random numbers."""
+
+    def __call__(self, function: LayerFunction, *inputs: torch.Tensor, draws: bool) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLayer:
+    """How the layers of stages with one word of `recompute` are run; a method contributes it.
+
+    `run` is given the layer, its inputs, and whether it draws from torch's generators.
+    """
+
+    word: Recompute
+    run: RunOne
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A stage that names its layers."""
+
+    def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+        """What turns the stage's input into its output, one function after the other."""
+        ...
+
+
+def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+    """The layers of a stage; a module that does not name them is one layer."""
+    return module.layer_functions(inputs) if isinstance(module, Layered) else (module,)
+
+
+def run_layers(
+    functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
+) -> torch.Tensor:
+    """The output of the functions, one after the other; `draws`: whether they draw random numbers."""
+    value = inputs
+    run = _run_of(recompute)
+    for function in functions:
+        value = function(value) if run is None else run(function, value, draws=draws)
+    return value
+
+
+def run_wired(
+    functions: Sequence[LayerFunction],
+    wiring: Wiring,
+    inputs: Sequence[torch.Tensor],
+    *,
+    recompute: Recompute,
+    draws: bool,
+) -> tuple[torch.Tensor, ...]:
+    """What leaves a stage whose layers read each other as `wiring` says."""
+    values, run = list(inputs), _run_of(recompute)
+    for function, read in zip(functions, wiring.reads, strict=True):
+        given = [values[place] for place in read]
+        values.append(function(*given) if run is None else run(function, *given, draws=draws))
+    return tuple(values[place] for place in wiring.gives)
+
+
+@cache
+def _run_of(recompute: Recompute) -> RunOne | None:
+    """How layers are run; None where that is to call them, which tiny layers do often."""
+    if recompute == "none":
+        return None
+    return next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)

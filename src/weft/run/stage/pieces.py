@@ -1,0 +1,130 @@
+"""What a stage computes between the places at which the ranks that divide it exchange.
+
+Pieces hand on a state: a tuple whose first value crosses the border, while the others stay on the rank. A
+stage whose layers are branches beside a stream, each with one region of divided products, names its branches
+(`weft.run.stage.stage_module.StageModule.branches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.stage.layers import LayerFunction
+
+State = tuple[torch.Tensor, ...]
+Step = Callable[[State], State]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece. `weights` are those that a region of divided products uses; outside of regions there are
+    none to name."""
+
+    steps: Sequence[Step]
+    weights: tuple[nn.Parameter, ...] = ()
+
+    def __call__(self, state: State) -> State:
+        for step in self.steps:
+            state = step(state)
+        return state
+
+
+class Ran(NamedTuple):
+    """A piece that has run: the leaves of its graph that it was given, and what it has handed on."""
+
+    inputs: State
+    outputs: State
+
+
+@dataclass(slots=True)
+class Tape:
+    """A micro-batch's way through the pieces of a stage; backward they are taken off its end."""
+
+    pieces: Sequence[Piece] = ()
+    ran: list[Ran] = field(default_factory=list)
+    behind: State = ()
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What the last piece that has run hands over its border."""
+        return self.ran[-1].outputs[0]
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A stage that names its pieces."""
+
+    tensor: TensorRanks
+
+    @property
+    def borders(self) -> tuple[bool, ...]:
+        """Of each border between two pieces whether a region of divided products begins there, or ends."""
+        ...
+
+    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+        """What turns the stage's input into its output, one after the other, with ranks that exchange
+        elsewhere."""
+        ...
+
+
+class Branch(NamedTuple):
+    """A branch of a block beside the stream.
+
+    Attributes:
+        before: from the stream to what enters the region.
+        inside: from that to the partial result, which leaves it.
+        after: from the sum of all ranks' partial results, and the stream, to the stream.
+        weights: those that are used inside.
+    """
+
+    before: LayerFunction
+    inside: LayerFunction
+    after: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    weights: tuple[nn.Parameter, ...]
+
+
+def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
+    """A branch that begins with a norm of the stream, and whose result is added to the stream.
+
+    `product` is the last of the region, which ranks divide by rows.
+    """
+
+    def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = product.finish(summed) + stream
+        return added
+
+    return Branch(norm, inside, after, tuple(region.parameters()))
+
+
+@dataclass
+class PieceList:
+    """Pieces as they are put together: what is computed, and where ranks exchange."""
+
+    pieces: list[Piece] = field(default_factory=lambda: [Piece([])])
+    borders: list[bool] = field(default_factory=list)
+
+    def compute(self, function: LayerFunction) -> None:
+        """Go on with a function of the state's only value."""
+        self._append(lambda state: (function(state[0]),))
+
+    def cross(self, *, enters: bool, weights: Iterable[nn.Parameter] = ()) -> None:
+        """Begin another piece behind a border."""
+        self.borders.append(enters)
+        self.pieces.append(Piece([], tuple(weights)))
+
+    def branch(self, one: Branch) -> None:
+        self._append(lambda state: (one.before(state[0]), state[0]))
+        self.cross(enters=True, weights=one.weights)
+        self._append(lambda state: (one.inside(state[0]), *state[1:]))
+        self.cross(enters=False)
+        self._append(lambda state: (one.after(*state),))
+
+    def _append(self, step: Step) -> None:
+        last = self.pieces[-1]
+        self.pieces[-1] = Piece([*last.steps, step], last.weights)

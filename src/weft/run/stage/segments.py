@@ -1,0 +1,176 @@
+"""Segments of a stage's passes: pieces of its layers, with autograd cut at the borders between them.
+
+What a piece hands on are leaves of the next piece's graph. Backward, the gradient of a leaf is that of what
+the piece before has handed on: as it is, or after ranks have exchanged it. What a piece only lets through
+stays the same leaf, in which gradients of later pieces add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from weft.errors import InputError, Violation
+from weft.program.rank_program import RankProgram
+from weft.program.segments import StageSegments, segments_of
+from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.stage.pieces import InPieces, Piece, Ran, State, Tape
+from weft.run.stage.stage_pass import draws_numbers
+from weft.sync.base import Group
+
+if TYPE_CHECKING:
+    from weft.run.resources import Resources
+    from weft.run.stage.split_backward import WeightPart
+
+
+# From the output of a stage to the loss; None elsewhere.
+Finish = Callable[[torch.Tensor], torch.Tensor] | None
+# The gradient of what had crossed a border, and what is left of the segment behind it.
+Crossed = tuple[torch.Tensor | None, list["WeightPart"]]
+
+
+class StageRun:
+    """How one stage runs in segments on this rank.
+
+    Args:
+        stage, module: the stage.
+        segments: the borders that the program has collectives at.
+
+    Raises:
+        InputError: when its pieces are not those of the program, or it cannot be cut.
+    """
+
+    def __init__(self, stage: int, module: nn.Module, segments: StageSegments) -> None:
+        if not isinstance(module, InPieces):
+            raise _refusal(stage, f"{type(module).__name__} does not say what its pieces are")
+        if draws_numbers(module):
+            raise _refusal(stage, "layers that drop out numbers do not run in pieces yet")
+        self._module = module
+        ranks, borders = module.tensor, module.borders
+        forward, backward = (
+            tuple(b for b, enters in enumerate(borders) if ranks.exchanges(enters=enters, backward=way))
+            for way in (False, True)
+        )
+        if (len(forward), len(backward)) != (len(segments.forward), len(segments.backward)):
+            has = f"{len(forward)} borders forward and {len(backward)} backward"
+            told = f"{len(segments.forward)} and {len(segments.backward)}"
+            raise _refusal(stage, f"{type(module).__name__} has {has}, the program {told}")
+        self._forward, self._backward = forward, backward
+        self.last_forward, self.last_backward = len(forward), len(backward)
+        self.split = segments.split
+
+    def begin(self, tape: Tape, inputs: torch.Tensor) -> None:
+        """Begin a micro-batch's way, with the stage's input."""
+        tape.pieces = self._module.pieces(inputs)
+
+    def run(self, tape: Tape, segment: int, entered: torch.Tensor, finish: Finish = None) -> torch.Tensor:
+        """Run a segment forward, and give what crosses the border behind it.
+
+        Args:
+            entered: what has crossed the border before it, or the stage's input; a leaf.
+            finish: what makes a loss of the output of the last one.
+        """
+        for number in self._pieces(self._forward, segment):
+            inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
+            with torch.enable_grad():
+                with self._module.tensor.exchanging_elsewhere():
+                    outputs = tape.pieces[number](inputs)
+                if finish is not None and number == len(tape.pieces) - 1:
+                    outputs = (finish(outputs[0]),)
+            tape.ran.append(Ran(inputs, outputs))
+            entered = outputs[0].detach().requires_grad_()
+        return outputs[0].detach()
+
+    def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> Crossed:
+        """Run a segment backward, and give the gradient of what had crossed the border before it.
+
+        Where it is split, the parts that make the gradients of regions' weights are left, and given, too.
+        """
+        left: list[WeightPart] = []
+        for number in reversed(self._pieces(self._backward, segment)):
+            ran = tape.ran.pop()
+            roots, gradients = _roots(ran, gradient, tape.behind)
+            if self.split[segment] and tape.pieces[number].weights:
+                left.append(_input_part(tape.pieces[number], ran, roots, gradients))
+            else:
+                torch.autograd.backward(roots, gradients)
+            tape.behind, gradient = ran.inputs, ran.inputs[0].grad
+        return gradient, left
+
+    def exchanger(self, part: int, group: Group, *, backward: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What the ranks of a group do with what crosses a border."""
+        own = self._module.tensor
+        ranks = TensorRanks(group.place, group.size, divides_sequence=own.divides_sequence)
+        ranks.connect(group)
+        enters = self._module.borders[(self._backward if backward else self._forward)[part]]
+
+        def exchange(value: torch.Tensor) -> torch.Tensor:
+            return ranks.exchange(value, enters=enters, backward=backward)
+
+        return exchange
+
+    def _pieces(self, borders: Sequence[int], segment: int) -> range:
+        """The pieces of a segment, whose borders are behind these pieces."""
+        ends = [-1, *borders, len(self._module.borders)]
+        return range(ends[segment] + 1, ends[segment + 1] + 1)
+
+
+def _leaves(before: Ran, entered: torch.Tensor) -> State:
+    """What a piece is given: what has crossed the border, and what the piece before has kept beside it."""
+    given = {id(one) for one in before.inputs}
+    kept = (
+        one if id(one) in given else one.detach().requires_grad_(one.requires_grad)
+        for one in before.outputs[1:]
+    )
+    return (entered, *kept)
+
+
+def _roots(
+    ran: Ran, gradient: torch.Tensor | None, behind: State
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """What a piece has handed on, with gradients; what it has let through has its own in the leaf."""
+    given = {id(one) for one in ran.inputs}
+    roots, gradients = [ran.outputs[0]], [gradient]
+    for output, leaf in zip(ran.outputs[1:], behind[1:], strict=True):
+        if id(output) not in given:
+            roots.append(output)
+            gradients.append(leaf.grad)
+    return roots, gradients
+
+
+def _input_part(
+    piece: Piece, ran: Ran, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
+) -> WeightPart:
+    # The part of torch that splits autograd takes seconds to import, which whole passes do without.
+    from weft.run.stage.split_backward import input_part
+
+    [root], [gradient] = roots, gradients
+    return input_part(piece.weights, ran.inputs[:1], [root], [gradient])
+
+
+def _refusal(stage: int, problem: str) -> InputError:
+    return InputError(Violation(f"stage {stage}", f"{problem}, so that it cannot run in segments"))
+
+
+def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, StageRun]:
+    """Those of the rank's stages that the program cuts in segments.
+
+    Raises:
+        InputError: for a stage that cannot be cut so, of which taps see layers, or that has roots.
+    """
+    owed = segments_of(program.obligations.methods)
+    found: dict[int, StageRun] = {}
+    for stage, module in resources.stages.items() if owed is not None else ():
+        segments = owed.segments[stage]
+        if not segments.forward and not segments.backward:
+            continue
+        taps = resources.taps.get(stage)
+        if taps is not None and taps.sees_layers:
+            raise _refusal(stage, "a method looks at its layers")
+        if stage in resources.roots:
+            raise _refusal(stage, "its backward passes start from more than its output")
+        found[stage] = StageRun(stage, module, segments)
+    return found

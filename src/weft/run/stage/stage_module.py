@@ -1,0 +1,307 @@
+"""A stage: a run of a model's layers as one module, with initial values that do not depend on the cut."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice
+from weft.run.parallel.context.divided_tokens import DividedTokens
+from weft.run.parallel.context.ranks import ContextRanks
+from weft.run.parallel.divided_logits import DividedLogits
+from weft.run.parallel.tensor_layers import (
+    DividedTable,
+    Division,
+    HeldByTensorRanks,
+    enter_before,
+    replace_rows,
+)
+from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.randomness import counter_seed
+from weft.run.stage.layers import LayerFunction
+from weft.run.stage.pieces import Branch, Piece, PieceList
+
+
+class RunnableStage(Protocol):
+    """What the runtime asks of a stage; any `nn.Module` with these methods can be run.
+
+    A call takes the micro-batch's inputs (first stage) or the previous stage's output and returns the next
+    stage's input (last stage: what the loss function takes). A stage may also say what its layers are
+    (`weft.run.stage.layers.Layered`) and which weights it shares with other stages
+    (`weft.methods.tying.runtime.Tied`).
+    """
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor: ...
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        """Shape of one micro-batch's input."""
+        ...
+
+    def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        """Shape of one micro-batch's output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Initial values of a parameter: `mean` plus normal noise of standard deviation `deviation`."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+
+
+class AddedModule(nn.Module, ABC):
+    """What a method adds to a stage; its parameters are drawn, stepped and kept like the stage's own."""
+
+    @abstractmethod
+    def initial(self, name: str) -> Initial:
+        """The rule for its parameter of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedModuleOf:
+    """Makes what a method adds to a stage, by name; a method contributes it.
+
+    `make` is given the model, the positions of the stage's layers and what is asked of the method.
+    """
+
+    method: str
+    make: Callable[[ModelConfig, Sequence[int], Choice], Mapping[str, AddedModule]]
+
+
+class StageModule(nn.Module, ABC):
+    """Layers of a decoder of a known family: layer 0 embeds, 1 to n are blocks, n + 1 is norm and head.
+
+    Submodules carry the names they have in the `transformers` model, so that `state_dict` has its names too.
+    With tied embeddings the last stage has a copy of the token table, under its name in the first stage.
+    What methods add has names that no submodule of the model has.
+    """
+
+    # Name of the module with the token table, which a tied head multiplies with; empty where there is none.
+    token_table: ClassVar[str] = ""
+
+    # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
+    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
+    # Of a block: what begins with products divided by columns, and the products divided by rows.
+    regions: ClassVar[tuple[str, ...]] = ()
+    row_products: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.config = config
+        self.embeds = layers[0] == 0
+        self.ends = layers[-1] == config.layers + 1
+        self.has_table = self.embeds or (self.ends and config.tied_embeddings)
+        self.block_indices = tuple(layer - 1 for layer in layers if 0 < layer <= config.layers)
+        self.tensor = TensorRanks()
+        self.context = ContextRanks()
+        self.divisions: Mapping[str, Division] = {}
+        self.added: frozenset[str] = frozenset()
+
+    def add(self, name: str, module: AddedModule) -> None:
+        """Have a submodule that is no part of the model."""
+        self.add_module(name, module)
+        self.added |= {name}
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The stage's blocks, in their order; none in a family that tensor ranks cannot divide."""
+        return ()
+
+    def block(self, layer: int) -> nn.Module:
+        """The block at a position in the model; the stage has it."""
+        return self.blocks[self.block_indices.index(layer - 1)]
+
+    @abstractmethod
+    def initial(self, name: str) -> Initial:
+        """The family's rule for the parameter of that name."""
+
+    def initial_of(self, name: str) -> Initial:
+        """The rule for any parameter, also of what was added."""
+        first, _, rest = name.partition(".")
+        return self.get_submodule(first).initial(rest) if first in self.added else self.initial(name)
+
+    @abstractmethod
+    def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
+        """The stage's layers, each from the layer before it (the first from `inputs`) to the next one.
+
+        Between them, and nowhere else, a stage that recomputes keeps values for its backward pass.
+        """
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        value = inputs
+        for function in self.layer_functions(inputs):
+            value = function(value)
+        return value
+
+    def branches(self, inputs: torch.Tensor) -> Iterable[Branch]:
+        """What the stage's blocks are made of, in their order: none in a family that nobody divides."""
+        return ()
+
+    def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of the token table, or this rank's part of them."""
+        table: nn.Module = self.get_submodule(self.token_table)
+        rows: torch.Tensor = table(self.context.own_tokens(tokens))
+        return rows
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The stream out of the rows of the token table."""
+        return rows
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        """What is multiplied with the vocabulary."""
+        return stream
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits, or this rank's columns of them."""
+        return hidden
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        """What the logits are computed with."""
+        return ()
+
+    @property
+    def borders(self) -> tuple[bool, ...]:
+        """Where tensor ranks exchange, and whether a region of divided products begins there, or ends."""
+        table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
+        return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
+
+    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+        """The stage cut at its borders."""
+        found, divided = PieceList(), bool(self.token_table)
+        if self.embeds and divided:
+            found.compute(self.look_up)
+            found.cross(enters=False)
+            found.compute(lambda rows: self.embed(rows, inputs))
+        elif self.embeds:
+            found.compute(self.layer_functions(inputs)[0])
+        for one in self.branches(inputs):
+            found.branch(one)
+        if self.ends and divided:
+            found.compute(self.last_norm)
+            found.cross(enters=True, weights=self.head_weights)
+            found.compute(self.multiply_out)
+        elif self.ends:
+            found.compute(self.layer_functions(inputs)[-1])
+        return found.pieces
+
+    def narrow(self, block: nn.Module, size: int) -> None:
+        """Tell a block's modules which of their sizes are divided; most read them off their weights."""
+
+    def divide(self, ranks: TensorRanks) -> None:
+        """Become one tensor rank's share of a stage that lies whole on the meta device.
+
+        Shapes of parameters follow when they are given values (`materialise`).
+        """
+        self.tensor = ranks
+        self.divisions = {
+            name: Division(held.axis, held.blocks, parameter.shape[held.axis])
+            for name, parameter in self.named_parameters()
+            if (held := self._held(name)).axis is not None
+        }
+        for block in self.blocks:
+            self.narrow(block, ranks.size)
+            replace_rows(block, self.row_products, ranks)
+            for region in self.regions:
+                enter_before(block.get_submodule(region), ranks)
+        if self.token_table and self.has_table:
+            path, _, leaf = self.token_table.rpartition(".")
+            parent = self.get_submodule(path)
+            setattr(parent, leaf, DividedTable(getattr(parent, leaf), ranks))
+
+    def spread(self, ranks: ContextRanks) -> None:
+        """Compute one context rank's tokens only."""
+        # Brings all of the modelling code of `transformers` along, which other stages do without.
+        from weft.run.parallel.context.attention import spread_tokens
+
+        self.context = ranks
+        spread_tokens(self, ranks)
+
+    def own_tokens(self, whole: torch.Tensor, dimension: int = 1) -> torch.Tensor:
+        """What this rank has of a value with all tokens where its stream begins."""
+        return self.tensor.own_tokens(self.context.own_tokens(whole, dimension), dimension)
+
+    def stream_tokens(self, sequence: int) -> int:
+        """Tokens that this rank has of a sample between layers."""
+        return self.tensor.stream_tokens(sequence // self.context.size)
+
+    def _held(self, name: str) -> HeldByTensorRanks:
+        return next((held for end, held in self.held.items() if name.endswith(end)), HeldByTensorRanks())
+
+    def summed_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Parameters whose gradient is the sum of what the tensor ranks have, each of its own tokens."""
+        if not self.tensor.divides_sequence:
+            return ()
+        return tuple(
+            parameter
+            for name, parameter in self.named_parameters()
+            if name not in self.divisions and self._held(name).on_stream
+        )
+
+    def logits(
+        self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The stream (b, tokens, hidden) times this rank's share of the vocabulary: (b, own s, columns)."""
+        hidden = self.tensor.enter(stream)
+        columns = len(self.tensor.share(self.config.vocabulary))
+        if columns < len(weight):
+            weight, bias = weight[:columns], None if bias is None else bias[:columns]
+        return nn.functional.linear(hidden, weight, bias)
+
+    def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
+        """The last stage's output as a share of the logits, or None where it is all of them."""
+        share: DividedLogits | None = None
+        if self.tensor.size > 1 and self.token_table:
+            share = DividedLogits(output, self.config.vocabulary, self.tensor)
+        if self.context.size == 1:
+            return share
+        return DividedTokens(output if share is None else share, self.context)
+
+    def tied_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The token table, where the model's embedding and head share it and lie in two stages."""
+        if not self.config.tied_embeddings or self.embeds == self.ends:
+            return ()
+        return (self.get_parameter(f"{self.token_table}.weight"),)
+
+    def shared_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The token table, where this stage's embedding and head share it."""
+        if not self.config.tied_embeddings or not (self.embeds and self.ends):
+            return ()
+        return (self.get_parameter(f"{self.token_table}.weight"),)
+
+    def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        if self.embeds:
+            return (micro_batch_size, sequence)
+        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
+
+    def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
+        if self.ends:
+            columns = len(self.tensor.share(self.config.vocabulary))
+            return (micro_batch_size, sequence // self.context.size, columns)
+        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
+
+
+def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
+    """Give every parameter of a stage built on the meta device its initial values, one after the other.
+
+    Values of the whole parameter are drawn in fp32 from a generator keyed by (seed, parameter name), of which
+    a tensor rank keeps its share: any cut and any precision starts from the same numbers.
+    """
+    for name, parameter in list(stage.named_parameters()):
+        initial = stage.initial_of(name)
+        division = stage.divisions.get(name)
+        value = torch.full(parameter.shape, initial.mean, dtype=torch.float32)
+        if initial.deviation:
+            generator = torch.Generator().manual_seed(counter_seed(seed, name))
+            value.normal_(initial.mean, initial.deviation, generator=generator)
+        if division is not None:
+            value = division.own(value, stage.tensor)
+        path, _, leaf = name.rpartition(".")
+        setattr(stage.get_submodule(path), leaf, nn.Parameter(value.to(dtype)))

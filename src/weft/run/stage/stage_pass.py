@@ -1,0 +1,116 @@
+"""What runs a stage forward on one micro-batch: its layers, and the loss where it is the last stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from weft.program.program import Instruction
+from weft.run.parallel.loss_input import loss_input
+from weft.run.stage.layers import LayerFunction, layer_functions, run_layers, run_wired
+from weft.run.stage.roots import LayersOf, StageRoots
+from weft.run.stage.wiring import Wired
+from weft.run.workspace import Workspace
+
+Outputs = tuple[torch.Tensor, ...]
+
+# From a stage's inputs, the targets where it reads them, and the step: its outputs, or the loss, and what its
+# backward pass starts from beside them.
+StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], Outputs]
+
+
+def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
+    """What runs a stage forward, and computes the weighted loss where it is the last one."""
+    stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
+    last, roots = not resources.borders[stage].after, roots_of(workspace, stage)
+    module, layers = resources.stages[stage], resources.layers[stage]
+    wiring = module.wiring if isinstance(module, Wired) else None
+    draws = workspace.training and draws_numbers(module)
+    recompute = resources.recompute[stage] if workspace.training else "none"
+    taps = resources.taps.get(stage) if workspace.training else None
+    sees_layers = taps is not None and taps.sees_layers
+    layered = draws or recompute != "none" or sees_layers or wiring is not None or roots is not None
+    to_the_loss = _ending_in_the_loss(workspace, stage) if last else _as_they_are
+
+    def seeded(layer: int, function: LayerFunction, step: int) -> LayerFunction:
+        def draw_and_run(*inputs: torch.Tensor) -> torch.Tensor:
+            workspace.reseed(step, layer, number)
+            return function(*inputs)
+
+        return draw_and_run
+
+    def layers_of(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
+        functions = layer_functions(module, inputs) if layered else (module,)
+        if draws:
+            # A module that does not name its layers is one.
+            return [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=False)]
+        return functions
+
+    def run(
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor | None,
+        step: int,
+        layers_of: LayersOf = layers_of,
+    ) -> Outputs:
+        with torch.set_grad_enabled(workspace.training):
+            functions = to_the_loss(layers_of(inputs[0], step), targets)
+            if wiring is not None:
+                return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
+            return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
+
+    def run_seen(
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor | None,
+        step: int,
+        layers_of: LayersOf = layers_of,
+    ) -> Outputs:
+        with torch.enable_grad():
+            now = taps.passing(step, number)
+            functions = to_the_loss(taps.watched(layers_of(inputs[0], step), now), targets)
+            return (taps.run_layers(functions, inputs[0], now, recompute=recompute, draws=draws),)
+
+    chosen = run_seen if sees_layers else run
+
+    def run_rooted(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> Outputs:
+        growth = roots.growth(step, number, targets)
+        return (*chosen(inputs, targets, step, growth.on(layers_of)), *growth.take())
+
+    return chosen if roots is None else run_rooted
+
+
+def roots_of(workspace: Workspace, stage: int) -> StageRoots | None:
+    """What the backward passes of a stage start from beside its outputs, where there is any."""
+    return workspace.resources.roots.get(stage) if workspace.training else None
+
+
+def draws_numbers(module: nn.Module) -> bool:
+    """Whether the module drops out anything while it trains."""
+    return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
+
+
+_Layers = Sequence[LayerFunction]
+
+
+def _as_they_are(functions: _Layers, targets: torch.Tensor | None) -> _Layers:
+    return functions
+
+
+def _ending_in_the_loss(
+    workspace: Workspace, stage: int
+) -> Callable[[_Layers, torch.Tensor | None], _Layers]:
+    """Layers of which the last one gives the weighted loss."""
+    module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
+    weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
+
+    def to_the_loss(functions: _Layers, targets: torch.Tensor | None) -> _Layers:
+        *others, final = functions
+
+        def compute(*inputs: torch.Tensor) -> torch.Tensor:
+            output = loss_input(module, loss_function, final(*inputs))
+            return loss_function(output, targets) * weight
+
+        return (*others, compute)
+
+    return to_the_loss

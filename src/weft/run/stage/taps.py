@@ -1,0 +1,196 @@
+"""Taps: what methods see of micro-batches while these pass through a stage.
+
+Gradients of parameters are seen before they are added to those of other micro-batches, inputs of layers when
+a layer first runs, and gradients of outputs when all that follows has gone back. A tap is given the tensor
+that autograd made, on the stream that computes; it may read it during the call only. Hooks are torch's own.
+A stage without taps has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from weft.describe.plan import Recompute
+from weft.errors import InputError, Violation
+from weft.run.stage.layers import LayerFunction, run_layers
+from weft.run.stage.wiring import Wired
+
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A micro-batch on its way through a stage."""
+
+    step: int
+    stage: int
+    micro_batch: int
+
+
+# Of a parameter by its name in the stage.
+SeeGradient = Callable[[Passing, str, torch.Tensor], None]
+# Of a layer by its position in the model.
+SeeLayer = Callable[[Passing, int, torch.Tensor], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tap:
+    """What a method sees of one stage on one rank; None of what it does not want.
+
+    A rank of several that divide a stage sees its own part. What is seen of a micro-batch has the weight that
+    its loss has in the step.
+
+    Attributes:
+        gradient: of a parameter; called once per pass for each that the pass used, of a pass in segments once
+            per segment.
+        parameters: of which parameters; None of all that are trained.
+        layer_input: once per forward pass, also where the layer is run again.
+        output_gradient: of a layer's output, the last layer's before the loss; once per pass.
+        ended: the pass has made all its gradients. The ranks of a replica call it in the same order, so that
+            they may exchange in it.
+    """
+
+    gradient: SeeGradient | None = None
+    parameters: Collection[str] | None = None
+    layer_input: SeeLayer | None = None
+    output_gradient: SeeLayer | None = None
+    ended: Callable[[Passing], None] | None = None
+
+
+class StageTaps:
+    """The taps of one stage on one rank.
+
+    Args:
+        module: the stage, whose parameters get hooks until `close`.
+        stage: its number.
+        first_layer: position of its first layer in the model.
+    """
+
+    def __init__(self, module: nn.Module, stage: int, first_layer: int, taps: Iterable[Tap]) -> None:
+        taps = tuple(taps)
+        self._stage = stage
+        self._first_layer = first_layer
+        self._inputs = tuple(one.layer_input for one in taps if one.layer_input is not None)
+        self._outputs = tuple(one.output_gradient for one in taps if one.output_gradient is not None)
+        self._ended = tuple(one.ended for one in taps if one.ended is not None)
+        self._now: Passing | None = None
+        self._handles = [
+            parameter.register_hook(self._shows_gradient(one.gradient, name))
+            for one in taps
+            if one.gradient is not None
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and (one.parameters is None or name in one.parameters)
+        ]
+
+    @property
+    def sees_layers(self) -> bool:
+        return bool(self._inputs or self._outputs)
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def around(self, micro_batch: int, make: Callable[..., Given], *, ends: bool) -> Callable[..., Given]:
+        """`make`, which makes gradients of a micro-batch, so that taps know whose they see.
+
+        `ends` says whether it makes the last of them.
+        """
+
+        def make_seen(*given: Any, step: int) -> Given:
+            now = self._now = self.passing(step, micro_batch)
+            made = make(*given, step=step)
+            if ends:
+                for ended in self._ended:
+                    ended(now)
+            return made
+
+        return make_seen
+
+    def passing(self, step: int, micro_batch: int) -> Passing:
+        return Passing(step, self._stage, micro_batch)
+
+    def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
+        """The stage's layers, the gradients of whose outputs are seen in the backward pass."""
+        if not self._outputs:
+            return tuple(functions)
+        return tuple(
+            partial(self._run_watched, function, now, self._first_layer + place)
+            for place, function in enumerate(functions)
+        )
+
+    def run_layers(
+        self,
+        functions: Sequence[LayerFunction],
+        inputs: torch.Tensor,
+        now: Passing,
+        *,
+        recompute: Recompute,
+        draws: bool,
+    ) -> torch.Tensor:
+        """As `weft.run.stage.layers.run_layers`; inputs are seen outside of what may run again."""
+        value = inputs
+        for layer, function in enumerate(functions, self._first_layer):
+            with torch.no_grad():
+                for see in self._inputs:
+                    see(now, layer, value.detach())
+            value = run_layers((function,), value, recompute=recompute, draws=draws)
+        return value
+
+    def _shows_gradient(self, see: SeeGradient, name: str) -> Callable[[torch.Tensor], None]:
+        def show(gradient: torch.Tensor) -> None:
+            assert self._now is not None, "gradients are made by passes"
+            see(self._now, name, gradient)
+
+        return show
+
+    def _run_watched(
+        self, function: LayerFunction, now: Passing, layer: int, value: torch.Tensor
+    ) -> torch.Tensor:
+        output = function(value)
+        if output.requires_grad:
+            # A layer that is run again makes another graph, through which nothing goes back.
+            _Once(output, [partial(see, now, layer) for see in self._outputs])
+        return output
+
+
+class _Once:
+    """Shows the gradient of a tensor to some; once, though both parts of a split pass may come by."""
+
+    def __init__(self, output: torch.Tensor, shown: Sequence[Callable[[torch.Tensor], None]]) -> None:
+        self._shown = shown
+        output.register_hook(self._show)
+
+    def _show(self, gradient: torch.Tensor) -> None:
+        shown, self._shown = self._shown, ()
+        for see in shown:
+            see(gradient)
+
+
+def stage_taps(
+    stages: Mapping[int, nn.Module],
+    first_layers: Mapping[int, int],
+    taps_of: Callable[[int], Sequence[Tap]],
+) -> dict[int, StageTaps]:
+    """By stage of a rank, for those of which anybody sees anything.
+
+    Raises:
+        InputError: when somebody wants to see layers of a stage where these form a graph.
+    """
+    found = {stage: taps_of(stage) for stage in stages}
+    made = {
+        stage: StageTaps(stages[stage], stage, first_layers[stage], taps)
+        for stage, taps in found.items()
+        if taps
+    }
+    for stage, one in made.items():
+        if one.sees_layers and isinstance(stages[stage], Wired):
+            problem = "taps see inputs and outputs of layers in chains only; this stage's form a graph"
+            raise InputError(Violation(f"stage {stage}", problem))
+    return made

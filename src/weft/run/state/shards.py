@@ -1,0 +1,180 @@
+"""`StageShard`: the equal share of a stage that one of its replicas answers for (ZeRO levels 1 to 3).
+
+The weights of a stage are one flat tensor and its gradients another, and replica r of n owns the r-th of n
+equal ranges of both (Rajbhandari et al., arXiv 1910.02054). The borders fall anywhere, also inside a
+parameter. On levels 1 and 2 all weights of the stage stay (`ResidentWeights`); on level 3 they come into a
+buffer when the Program says so (`GatheredWeights`), which the stages of a rank take in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from weft.run.state.bucket import FlatLayout
+from weft.run.state.precision import give
+from weft.run.streams import THERE, Value
+from weft.sync.base import Group
+
+
+class StageWeights(Protocol):
+    """The weights that the parameters of a stage are views of, and this rank's own range of them.
+
+    Attributes:
+        own: the range.
+        room: who last freed the room that all weights need; work that gathers them reads it.
+    """
+
+    own: torch.Tensor
+    room: Value[None]
+
+    def gather(self, group: Group) -> None:
+        """Take the room and bring the weights up to date from the shares of all."""
+        ...
+
+    def require(self) -> None:
+        """Called by who reads the weights: they must be there."""
+        ...
+
+    def free(self) -> None:
+        """Leave the room to another stage; who issues that sets `room`."""
+        ...
+
+    def show(self, group: Group) -> None:
+        """Let the parameters be up to date until the next step."""
+        ...
+
+
+class ResidentWeights:
+    """All weights of a stage all the time. Between a step and the next gather only the own range is new.
+
+    Args:
+        layout: of the stage.
+        flat: its weights, shape (length,), in the precision they are to have.
+        own: this rank's range of them.
+    """
+
+    def __init__(self, layout: FlatLayout, flat: torch.Tensor, own: slice) -> None:
+        self._flat = flat
+        self.own = flat[own]
+        self.room = THERE
+        _make_of(layout, flat)
+
+    def gather(self, group: Group) -> None:
+        # A copy: the whole, of which the share is a part, is written while it is read.
+        group.all_gather(self._flat, self.own.clone())
+
+    def require(self) -> None:
+        """They are always there."""
+
+    def free(self) -> None:
+        """No other stage can use the room."""
+
+    def show(self, group: Group) -> None:
+        self.gather(group)
+
+
+class WeightBuffer:
+    """Room for the weights of one of several stages at a time: as many elements as the largest has."""
+
+    def __init__(self, layouts: Sequence[FlatLayout], dtype: torch.dtype) -> None:
+        self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
+        self.holder: GatheredWeights | None = None
+        self.freed = THERE
+
+
+class GatheredWeights:
+    """A rank's own range of a stage's weights, and all of them in a buffer from a gather to its free.
+
+    Autograd keeps the parameters, which are views of the buffer, from a forward pass to its backward pass.
+    Meanwhile other weights may lie there: the Program gathers them again before the backward pass.
+
+    Args:
+        layout, flat, own: as those of `ResidentWeights`; `flat` is given back.
+        buffer: shared with the rank's other stages of the same parity.
+    """
+
+    def __init__(self, layout: FlatLayout, flat: torch.Tensor, own: slice, buffer: WeightBuffer) -> None:
+        self.own = flat[own].clone()
+        self._layout = layout
+        self._buffer = buffer
+        self._room = buffer.flat[: layout.length]
+        self._shown: torch.Tensor | None = None
+        _make_of(layout, self._room)
+
+    @property
+    def room(self) -> Value[None]:
+        return self._buffer.freed
+
+    @room.setter
+    def room(self, freed: Value[None]) -> None:
+        self._buffer.freed = freed
+
+    def claim(self) -> None:
+        """Take the room, whatever lies in it."""
+        assert self._buffer.holder is None, "a stage frees the buffer before another one gathers into it"
+        self._buffer.holder = self
+        if self._shown is not None:
+            self._shown = None
+            _make_of(self._layout, self._room)
+
+    def gather(self, group: Group) -> None:
+        self.claim()
+        group.all_gather(self._room, self.own)
+
+    def require(self) -> None:
+        assert self._buffer.holder is self, "weights are read between a gather and its free"
+
+    def free(self) -> None:
+        self.require()
+        self._buffer.holder = None
+
+    def show(self, group: Group) -> None:
+        # Beside the buffer, which cannot take all stages at once.
+        self._shown = torch.empty_like(self._room)
+        group.all_gather(self._shown, self.own)
+        _make_of(self._layout, self._shown)
+
+
+class StageShard:
+    """One rank's share of one stage.
+
+    Args:
+        weights: of the stage.
+        gradient: the own range of the reduced gradient.
+        group: the ranks that share the stage.
+    """
+
+    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: Group) -> None:
+        self.weights = weights
+        self.own_gradient = gradient
+        self._group = group
+
+    def gather(self) -> None:
+        """Bring the weights up to date; every rank of the group calls it."""
+        self.weights.gather(self._group)
+
+    def show(self) -> None:
+        """Let the parameters be up to date until the next step; every rank of the group calls it."""
+        self.weights.show(self._group)
+
+    def take_in(self, share: torch.Tensor, part: int) -> None:
+        """Add the `part`-th reduced share of a step, shape (length / shards,), to the own gradient."""
+        if part == 0:
+            self.own_gradient.copy_(share)
+        else:
+            self.own_gradient.add_(share)
+
+
+def gather_weights(shards: Mapping[int, StageShard]) -> None:
+    """Bring the parameters of a rank's stages up to date; all ranks of the job call it, between two steps."""
+    for stage in sorted(shards):
+        shards[stage].show()
+
+
+def _make_of(layout: FlatLayout, flat: torch.Tensor) -> None:
+    """Let the parameters of a stage be views of `flat`."""
+    for parameter, view in zip(layout.parameters, layout.views(flat), strict=True):
+        give(parameter, view)

@@ -1,0 +1,86 @@
+"""`make_states`: weights, gradients and masters of a rank's stages, by precision and level of sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from weft.program.buffers import SHARDED_BUFFERS
+from weft.run.state.bucket import FlatLayout, GradientBucket, make_buckets
+from weft.run.state.shards import GatheredWeights, ResidentWeights, StageShard, StageWeights, WeightBuffer
+from weft.run.state.stepped import OwnRange, SteppedWeights
+from weft.sync.base import Group
+
+
+@dataclass(frozen=True, slots=True)
+class StageStates:
+    """By stage of a rank.
+
+    Attributes:
+        buckets: gradients.
+        shards: the stages that the rank has a share of only.
+        stepped: the stages of which the optimizer steps something else than the parameters.
+    """
+
+    buckets: Mapping[int, GradientBucket]
+    shards: Mapping[int, StageShard]
+    stepped: Mapping[int, SteppedWeights]
+
+
+def make_states(
+    layouts: Mapping[int, FlatLayout],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    groups: Mapping[int, Group],
+    sharding: str,
+    *,
+    dtype: torch.dtype,
+    stepped_dtype: torch.dtype,
+) -> StageStates:
+    """Lay out the states of a rank's stages. Their parameters become views of flat weights of type `dtype`.
+
+    Args:
+        layouts: of all stages of the rank, as many shards each as its group has ranks.
+        optimizers: made for whole stages.
+        groups: the ranks that share a stage, for the stages that are shared out.
+        sharding: what the groups share out.
+        stepped_dtype: of what optimizers step and of gradients; parameters have it before.
+    """
+    few = bool(groups) and sharding in ("zero-2", "zero-3")
+    buckets = make_buckets(layouts, SHARDED_BUFFERS if few else len(layouts), stepped_dtype)
+    rooms = _weight_buffers(layouts, dtype) if groups and sharding == "zero-3" else {}
+    shards: dict[int, StageShard] = {}
+    stepped: dict[int, SteppedWeights] = {}
+    for stage, layout in layouts.items():
+        group = groups.get(stage)
+        if group is None and dtype == stepped_dtype:
+            continue
+        own = slice(0, layout.length) if group is None else layout.share(group.place)
+        masters = layout.flatten(stepped_dtype)
+        weights: StageWeights
+        if stage in rooms:
+            weights = GatheredWeights(layout, masters.to(dtype), own, rooms[stage])
+        else:
+            weights = ResidentWeights(layout, masters.to(dtype), own)
+        gradient = layout.zeros(own.stop - own.start, stepped_dtype) if few else buckets[stage].flat[own]
+        if group is not None:
+            shards[stage] = StageShard(weights, gradient, group)
+        if dtype == stepped_dtype:
+            masters = weights.own
+        elif group is not None:
+            # A copy, so that the rest of the stage is given back.
+            masters = masters[own].clone()
+        stepped[stage] = SteppedWeights(
+            layout, OwnRange(own.start, weights.own, masters, gradient, group), optimizers[stage]
+        )
+    return StageStates(buckets, shards, stepped)
+
+
+def _weight_buffers(layouts: Mapping[int, FlatLayout], dtype: torch.dtype) -> dict[int, WeightBuffer]:
+    """The buffer of each stage: its j-th stage uses buffer j mod `SHARDED_BUFFERS`, as in the Program."""
+    stages, rooms = sorted(layouts), {}
+    for first in range(min(SHARDED_BUFFERS, len(stages))):
+        turns = stages[first::SHARDED_BUFFERS]
+        rooms |= dict.fromkeys(turns, WeightBuffer([layouts[stage] for stage in turns], dtype))
+    return rooms

@@ -1,0 +1,1 @@
+"""What ranks exchange: messages over connections of their own, collectives over process groups."""

@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, when they are written, which one is whole."""

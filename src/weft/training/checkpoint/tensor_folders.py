@@ -1,0 +1,158 @@
+"""Folders of named tensors: what is in them, and one tensor at a time out of them.
+
+A folder of safetensors files holds whole tensors (one file, or several named by an index, as Hugging Face
+writes them) or pieces of tensors (one file per rank, each piece with its offsets in the file's header, as
+torch's distributed checkpointing writes them: runs of weft, torchtitan); `SafetensorsFolder` reads both.
+Only headers are read to know what is there; a tensor is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from weft.errors import InputError, Violation
+from weft.training.interchange.weight_files import weight_files
+
+# The key under which torch's storage keeps the offsets of a file's pieces, and the offsets' own key.
+_SHARDING = "DCP_SHARDING_INFO"
+_OFFSETS = "saved_offsets"
+
+# No tensor is so long, and sums of two such numbers stay 64-bit integers.
+_LARGEST = 1 << 60
+
+Shape = tuple[int, ...]
+
+
+class TensorFolder(Protocol):
+    """Named tensors on disk; `shapes` by name are known at once, values are read when asked for."""
+
+    path: Path
+    shapes: Mapping[str, Shape]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A whole tensor, in host memory and in the precision it is stored in.
+
+        Raises:
+            InputError: when its bytes are not what was announced.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """A box of a tensor: where it starts, how large it is, and the file that holds it."""
+
+    offsets: Shape
+    sizes: Shape
+    file: Path
+
+
+class SafetensorsFolder:
+    """Tensors of a folder of safetensors files.
+
+    Where there is an index it alone says which files count, else `model.safetensors` does, else all files.
+
+    Raises:
+        InputError: when there are none (pickled weights are not read), a file is broken or missing, or the
+            pieces of a tensor do not make up a whole; one line each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        problems: list[Violation] = []
+        self._pieces: dict[str, list[FilePiece]] = {}
+        for file in weight_files(path):
+            try:
+                for name, piece in _pieces_of(file):
+                    self._pieces.setdefault(name, []).append(piece)
+            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+                problems.append(Violation(str(file), f"not a whole safetensors file: {error}"))
+        if problems:
+            raise InputError(problems)
+        self.shapes: Mapping[str, Shape] = whole_shapes(str(path), self._pieces)
+
+    def read(self, name: str) -> torch.Tensor:
+        pieces = self._pieces[name]
+        try:
+            if len(pieces) == 1:
+                return _read_piece(pieces[0], name)
+            return assembled(self.shapes[name], [(piece, _read_piece(piece, name)) for piece in pieces])
+        except (SafetensorError, OSError) as error:
+            raise InputError(Violation(str(self.path), f"{name} cannot be read: {error}")) from None
+
+
+def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) -> torch.Tensor:
+    """A tensor of that shape out of the pieces that make it up."""
+    whole = torch.empty(shape, dtype=pieces[0][1].dtype)
+    for piece, value in pieces:
+        box = tuple(
+            slice(start, start + size) for start, size in zip(piece.offsets, piece.sizes, strict=True)
+        )
+        whole[box] = value
+    return whole
+
+
+def whole_shapes(where: str, pieces: Mapping[str, Sequence[FilePiece]]) -> dict[str, Shape]:
+    """Shape by name of tensors that come in pieces.
+
+    Raises:
+        InputError: one line for every tensor whose pieces overlap or leave gaps.
+    """
+    problems, shapes = [], {}
+    for name, parts in pieces.items():
+        ranks = {len(part.sizes) for part in parts} | {len(part.offsets) for part in parts}
+        numbers = {number for part in parts for number in (*part.offsets, *part.sizes)}
+        if len(ranks) == 1 and all(0 <= number <= _LARGEST for number in numbers) and _exact_cover(parts):
+            ends = np.array([part.offsets for part in parts]) + np.array([part.sizes for part in parts])
+            shapes[name] = tuple(int(end) for end in ends.max(axis=0)) if ranks != {0} else ()
+        else:
+            problems.append(
+                Violation(where, f"the {len(parts)} pieces of {name} overlap or do not make up a whole")
+            )
+    if problems:
+        raise InputError(problems)
+    return shapes
+
+
+def _exact_cover(parts: Sequence[FilePiece]) -> bool:
+    """Whether boxes fill the box from zero to their farthest end once; counted on the grid of borders."""
+    starts = np.array([part.offsets for part in parts], dtype=np.int64)
+    ends = starts + np.array([part.sizes for part in parts], dtype=np.int64)
+    if len(parts) == 1:
+        return not starts.any()
+    borders = [np.unique([0, *starts[:, axis], *ends[:, axis]]) for axis in range(starts.shape[1])]
+    filled = (ends > starts).all(axis=1)
+    starts, ends = starts[filled], ends[filled]
+    count = np.zeros([len(border) - 1 for border in borders], dtype=np.int32)
+    for start, end in zip(starts, ends, strict=True):
+        first = [np.searchsorted(border, value) for border, value in zip(borders, start, strict=True)]
+        last = [np.searchsorted(border, value) for border, value in zip(borders, end, strict=True)]
+        count[tuple(slice(low, high) for low, high in zip(first, last, strict=True))] += 1
+    return bool((count == 1).all())
+
+
+def _pieces_of(file: Path) -> list[tuple[str, FilePiece]]:
+    with safe_open(file, framework="pt") as tensors:
+        sharding = json.loads((tensors.metadata() or {}).get(_SHARDING, "{}"))
+        found = []
+        for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+            sizes = tuple(int(size) for size in tensors.get_slice(name).get_shape())
+            offsets = (
+                tuple(int(start) for start in sharding[name][_OFFSETS]) if sharding else (0,) * len(sizes)
+            )
+            found.append((name, FilePiece(offsets, sizes, file)))
+        return found
+
+
+def _read_piece(piece: FilePiece, name: str) -> torch.Tensor:
+    with safe_open(piece.file, framework="pt") as tensors:
+        value: torch.Tensor = tensors.get_tensor(name)
+        return value

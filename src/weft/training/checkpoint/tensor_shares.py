@@ -1,0 +1,108 @@
+"""Checkpoints of stages that tensor ranks divide: tensors are whole in files, whatever a rank holds of them.
+
+Shares are joined one tensor after the other, and each whole stays on one of the ranks, in turns, so that a
+rank keeps about as many bytes of wholes as it has of shares. Reading, a rank takes its share of one whole at
+a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from weft.errors import RunError
+from weft.run.parallel.tensor_layers import Division
+from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.tensor_stage import TensorParallel
+from weft.training.checkpoint.tensor_folders import SafetensorsFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a parameter, and every state of its shape, is divided."""
+
+    division: Division
+    ranks: TensorRanks
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        return self.division.own(whole, self.ranks)
+
+    def own_shape(self, whole: torch.Size) -> torch.Size:
+        return self._with_length(whole, self.division.own_length(self.ranks))
+
+    def whole_shape(self, own: torch.Size) -> torch.Size:
+        return self._with_length(own, self.division.length)
+
+    def _with_length(self, shape: torch.Size, length: int) -> torch.Size:
+        axis = self.division.axis
+        return torch.Size((*shape[:axis], length, *shape[axis + 1 :]))
+
+    def join(self, own: torch.Tensor) -> torch.Tensor:
+        """The whole, in host memory; every rank calls it."""
+        return self.division.joined(list(self.ranks.gather(own.cpu())), self.ranks)
+
+
+def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
+    """By name, the parameters of which this rank has a share."""
+    return {
+        name: Share(division, module.tensor)
+        for module in stages.values()
+        if isinstance(module, TensorParallel)
+        for name, division in module.divisions.items()
+    }
+
+
+def parameter_of(key: str) -> str:
+    """The parameter that a tensor of a checkpoint is, or is a state of (`optimizer/NAME/STATE`)."""
+    parts = key.split("/")
+    return parts[1] if len(parts) == 3 else key
+
+
+def join_shares(
+    stages: Mapping[int, nn.Module], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Whole tensors out of what ranks have; together they still name them all. Every rank calls it."""
+    shares = shares_of(stages)
+    found: dict[str, torch.Tensor] = {}
+    for turn, key in enumerate(sorted(tensors)):
+        share = shares.get(parameter_of(key))
+        if share is None or not tensors[key].ndim:
+            found[key] = tensors[key]
+            continue
+        whole = share.join(tensors[key])
+        if turn % share.ranks.size == share.ranks.place:
+            found[key] = whole
+    return found
+
+
+def read_shares(
+    path: Path,
+    stages: Mapping[int, nn.Module],
+    rooms: Mapping[str, torch.Tensor],
+    progress: Callable[[], None],
+) -> set[str]:
+    """Fill those rooms, by name, that are shares with what a checkpoint has; returns the names of these.
+
+    `progress` is called when a tensor has been read.
+
+    Raises:
+        RunError: when a tensor is missing or has another shape.
+    """
+    shares = shares_of(stages)
+    wanted = {key for key, room in rooms.items() if room.ndim and parameter_of(key) in shares}
+    folder = SafetensorsFolder(path) if wanted else None
+    for key in sorted(wanted):
+        assert folder is not None, "there are tensors to read"
+        share = shares[parameter_of(key)]
+        needed = share.whole_shape(rooms[key].shape)
+        if key not in folder.shapes:
+            raise RunError(f"{path}: {key} is missing")
+        if (has := folder.shapes[key]) != tuple(needed):
+            raise RunError(f"{path}: {key} has the shape {list(has)}, this model's is {list(needed)}")
+        rooms[key].copy_(share.own(folder.read(key)))
+        progress()
+    return wanted

@@ -1,0 +1,1 @@
+"""Samples: where they come from, how they become tokens, and which ones make a step."""

@@ -1,0 +1,224 @@
+"""Labelled images: scikit-learn's digits, a table of `datasets`, or a folder with one sub-folder per class.
+
+Every image is decoded once, cropped to a square in its middle, scaled to the model's size and kept as bytes
+in a memory-mapped file, so that a run meets an unreadable image before its first step and never after it.
+A tenth of the images, in the order of the hash of their names, is held out; training cannot reach them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from weft.errors import InputError, Violation, nearest
+from weft.training.data.cache import cached
+from weft.training.data.sources import LIBRARY
+
+FORMAT = 1
+DIGITS = "digits"
+HELD_OUT_SHARE = 10  # one image in ten
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+MODES = {1: "L", 3: "RGB"}
+_ALLOWED = f"{DIGITS}, {LIBRARY}NAME, or a folder with one sub-folder of images per class"
+# What Pillow raises for files that are broken, cut short or far too large.
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+# Enough to see what is wrong with a folder.
+_LISTED_PROBLEMS = 20
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """One side of a set of images.
+
+    Attributes:
+        pixels: shape (images, channels, size, size), memory-mapped.
+        labels: shape (images,), each from 0 to the number of classes less one.
+    """
+
+    pixels: Bytes
+    labels: Ints
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Both sides of a source of images; `fingerprint` is a hash of all pixels and labels of both."""
+
+    classes: tuple[str, ...]
+    training: LabelledImages
+    held_out: LabelledImages
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """One image before it is decoded; `key` changes when the image does."""
+
+    name: str
+    label: int
+    key: str
+    open: Callable[[], Image.Image]
+
+
+def open_images(source: str, *, size: int, channels: int, classes: int, cache: Path) -> ImageSet:
+    """The images of `source`, scaled to `channels` x `size` x `size`, from the cache or built into it.
+
+    Classes are the sub-folders of a folder in the order of their names, labelled 0, 1, ...
+
+    Args:
+        classes: how many a model tells apart; fewer in the data are fine.
+
+    Raises:
+        InputError: when the source is missing, has no images, too few to hold one out, or more classes than
+            `classes`; when the model reads neither grey nor colour images; naming images that cannot be read.
+    """
+    if channels not in MODES:
+        raise InputError(Violation("model.channels", f"{channels}: images have 1 or 3 channels", "3"))
+    names, pictures = _pictures(source)
+    _require_enough(source, names, pictures, classes)
+    listing = [[picture.name, picture.label, picture.key] for picture in pictures]
+    record = json.dumps([FORMAT, size, channels, listing])
+    entry = cache / "images" / hashlib.sha256(record.encode()).hexdigest()[:32]
+    contents = cached(entry, partial(_build, source=source, pictures=pictures, size=size, channels=channels))
+    held_out = _held_out(pictures)
+    labels = np.array([picture.label for picture in pictures], dtype=np.int64)
+    pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="r").reshape(-1, channels, size, size)
+    border = int(held_out.sum())
+    # The held-out images come first in the file.
+    return ImageSet(
+        classes=names,
+        training=LabelledImages(pixels[border:], labels[~held_out]),
+        held_out=LabelledImages(pixels[:border], labels[held_out]),
+        fingerprint=contents["fingerprint"],
+    )
+
+
+def _pictures(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+    """Names of the classes, and all images."""
+    if source == DIGITS:
+        return _digits()
+    return _table(source) if source.startswith(LIBRARY) else _folder(source)
+
+
+def _table(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+    # Not at the top: the library is an extra, and takes a second to import.
+    from weft.training.data.datasets_library import open_image_rows
+
+    rows = open_image_rows(source)
+    key = hashlib.sha256(json.dumps(rows.key).encode()).hexdigest()[:16]
+    pictures = [
+        _Picture(f"row {row + 1}", label, key, partial(rows.open_image, row))
+        for row, label in enumerate(rows.labels)
+    ]
+    return rows.classes, pictures
+
+
+def _digits() -> tuple[tuple[str, ...], list[_Picture]]:
+    """scikit-learn's copy of the test set of UCI's optical recognition of handwritten digits, 8 x 8 each."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # 17 levels of grey, 0 to 16.
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    pictures = [
+        _Picture(f"{index:04}", int(label), "", partial(Image.fromarray, image))
+        for index, (image, label) in enumerate(zip(pixels, digits.target, strict=True))
+    ]
+    return tuple(str(name) for name in digits.target_names), pictures
+
+
+def _folder(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+    root = Path(source).expanduser()
+    if not source or not root.is_dir():
+        problem = f"{source!r} is not a folder; allowed: {_ALLOWED}"
+        raise InputError(Violation("task.data", problem, nearest(source, [DIGITS])))
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    pictures = []
+    for label, folder in enumerate(folders):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
+                status = path.stat()
+                key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
+                name = path.relative_to(root).as_posix()
+                pictures.append(_Picture(name, label, key, partial(Image.open, path)))
+    return tuple(folder.name for folder in folders), pictures
+
+
+def _require_enough(source: str, names: Sequence[str], pictures: Sequence[_Picture], classes: int) -> None:
+    counts = np.bincount([picture.label for picture in pictures], minlength=len(names))
+    if not pictures:
+        raise InputError(Violation("task.data", f"{source!r} holds no images; allowed: {_ALLOWED}"))
+    problems = []
+    if len(names) > classes:
+        problem = f"{source!r} has {len(names)} classes, the model tells {classes} apart"
+        problems.append(Violation("task.data", problem, f"a model with a vocabulary of {len(names)}"))
+    # A table may declare classes that a part of it does not have.
+    whole = not source.startswith(LIBRARY)
+    empty = [name for name, count in zip(names, counts, strict=True) if whole and not count]
+    problems += [Violation("task.data", f"{source!r}: class {name!r} holds no images") for name in empty]
+    if len(pictures) < 2:
+        problems.append(Violation("task.data", f"{source!r} has 1 image; at least 2 are needed", "2"))
+    if problems:
+        raise InputError(problems)
+
+
+def _held_out(pictures: Sequence[_Picture]) -> npt.NDArray[np.bool_]:
+    """Which images are held out: depends on nothing but their names and how many there are."""
+    order = sorted(
+        range(len(pictures)), key=lambda index: hashlib.sha256(pictures[index].name.encode()).digest()
+    )
+    chosen = np.zeros(len(pictures), dtype=bool)
+    chosen[order[: max(1, len(pictures) // HELD_OUT_SHARE)]] = True
+    return chosen
+
+
+def _build(
+    building: Path, source: str, pictures: Sequence[_Picture], size: int, channels: int
+) -> Mapping[str, Any]:
+    held_out = _held_out(pictures)
+    order = np.argsort(~held_out, kind="stable")
+    digest = hashlib.sha256(held_out.tobytes())
+    problems: list[Violation] = []
+    with open(building / "pixels", "wb") as file:
+        for picture in (pictures[index] for index in order.tolist()):
+            try:
+                pixels = _decoded(picture, size, channels)
+            except _UNREADABLE as error:
+                reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+                problem = f"{source!r}: {picture.name}: not a readable image: {reason}"
+                problems.append(Violation("task.data", problem))
+                continue
+            file.write(pixels)
+            digest.update(picture.label.to_bytes(8, "little") + pixels)
+    if problems:
+        more = len(problems) - _LISTED_PROBLEMS
+        left = [Violation("task.data", f"{source!r}: and {more} more")] if more > 0 else []
+        raise InputError(problems[:_LISTED_PROBLEMS] + left)
+    return {"fingerprint": digest.hexdigest()[:16]}
+
+
+def _decoded(picture: _Picture, size: int, channels: int) -> bytes:
+    """Bytes of shape (channels, size, size)."""
+    with picture.open() as image:
+        fitted = ImageOps.fit(
+            ImageOps.exif_transpose(image).convert(MODES[channels]),
+            (size, size),
+            Image.Resampling.BILINEAR,
+        )
+        pixels: Bytes = np.asarray(fitted).reshape(size, size, channels)
+        return pixels.transpose(2, 0, 1).tobytes()

@@ -1,0 +1,174 @@
+"""Where text comes from: files, rows of tables, or Python's own standard library.
+
+`python-stdlib` is text that every machine with Python has: the sources of the standard library, some 31 MB,
+without installed packages. A file, a folder or a glob of text is one document per file; of `.jsonl` and
+`.parquet` one per row; `hf:NAME` is a table that `datasets` reads (`weft.training.data.datasets_library`).
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import stat
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weft.errors import InputError, RunError, Violation, nearest
+from weft.training.data.pieces import BORDER_BYTES, Pieces, Texts, block
+from weft.training.data.sampler import Ints, Words
+from weft.training.data.tables import TABLE_SUFFIXES, FileRows, TableTexts
+
+PYTHON_STDLIB = "python-stdlib"
+LIBRARY = "hf:"
+_INSTALLED = {"site-packages", "dist-packages"}
+_ALLOWED = f"{PYTHON_STDLIB}, a file, a folder, a glob or {LIBRARY}NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file as it was listed; `name` is its path relative to the source, with forward slashes."""
+
+    name: str
+    path: Path
+    size: int
+    modified_ns: int
+
+
+def open_texts(source: str, cache: Path) -> Texts:
+    """The documents that `source` names; `FILE#COLUMN` names the column of a table.
+
+    Raises:
+        InputError: when there are none, or nothing says which column holds the text.
+    """
+    if source.startswith(LIBRARY):
+        # Not at the top: the library is an extra, and takes a second to import.
+        from weft.training.data.datasets_library import open_text_rows
+
+        return TableTexts(open_text_rows(source), cache)
+    named, _, column = (source, "", "") if Path(source).expanduser().exists() else source.partition("#")
+    documents = list_documents(named)
+    tables = [document for document in documents if document.path.suffix.lower() in TABLE_SUFFIXES]
+    if tables and len(tables) < len(documents):
+        kinds = " and ".join(sorted(TABLE_SUFFIXES))
+        problem = f"{source!r} holds tables ({tables[0].name}) and text; name one kind by a glob such as"
+        raise InputError(Violation("task.data", f"{problem} folder/**/*.jsonl; tables are {kinds}"))
+    if tables:
+        files = [(document.path, document.size, document.modified_ns) for document in tables]
+        return TableTexts(FileRows.open(files, column), cache)
+    if column:
+        problem = f"{source!r} names a column of text; tables are {' and '.join(sorted(TABLE_SUFFIXES))}"
+        raise InputError(Violation("task.data", problem, named))
+    return FileTexts(documents)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTexts:
+    """Files, each of them a document."""
+
+    documents: Sequence[Document]
+
+    @property
+    def key(self) -> object:
+        return [[str(one.path), one.size, one.modified_ns] for one in self.documents]
+
+    def sizes(self) -> Ints:
+        return np.array([one.size for one in self.documents], dtype=np.int64)
+
+    def order(self, pieces: Pieces) -> Words:
+        """The first word of the hash of a document's name and where the piece starts."""
+        places = zip(pieces.document.tolist(), pieces.start.tolist(), strict=True)
+        names = (f"{self.documents[document].name}\0{start}" for document, start in places)
+        digests = (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names)
+        return np.fromiter((int.from_bytes(digest[:8]) for digest in digests), np.uint64, len(pieces))
+
+    def name(self, document: int) -> str:
+        return str(self.documents[document].path)
+
+    def read(self, pieces: Pieces) -> Iterator[bytes]:
+        columns = (pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist())
+        for number, start, end in zip(*columns, strict=True):
+            document = self.documents[number]
+            until = min(document.size, end + BORDER_BYTES)
+            try:
+                with open(document.path, "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    file.seek(start)
+                    content = file.read(until - start)
+            except OSError as error:
+                problem = f"{document.path}: cannot be read: {error.strerror}"
+                raise InputError(Violation("task.data", problem)) from None
+            if size != document.size or len(content) != until - start:
+                problem = "the file changed while it was read; start again when it is complete"
+                raise RunError(f"{document.path}: {problem}")
+            yield block(content, 0, end - start, first=start == 0, last=end == document.size)
+
+
+def list_documents(source: str) -> list[Document]:
+    """The non-empty files of `source`, sorted by name.
+
+    A folder means every file below it whose path has no part that starts with a dot.
+
+    Raises:
+        InputError: when the source does not exist or holds no text.
+    """
+    root, paths = _paths(source)
+    documents = sorted(_documents(root, paths), key=lambda document: document.name)
+    if not documents:
+        raise InputError(Violation("task.data", f"{source!r} holds no text; allowed: {_ALLOWED}"))
+    return documents
+
+
+def _paths(source: str) -> tuple[Path, Iterable[Path]]:
+    """The folder that names are relative to, and the files."""
+    if source == PYTHON_STDLIB:
+        root = Path(sysconfig.get_path("stdlib"))
+        found = (path for path in root.rglob("*.py") if not _INSTALLED.intersection(path.parts))
+        return root, found
+    path = Path(source).expanduser()
+    if source and path.is_dir():
+        return path, (found for found in path.rglob("*") if not _is_hidden(found.relative_to(path)))
+    if path.is_file():
+        return path.parent, (path,)
+    if glob.has_magic(source):
+        return _glob_root(path), (Path(found) for found in glob.iglob(str(path), recursive=True))
+    raise InputError(Violation("task.data", f"{source!r} does not exist; allowed: {_ALLOWED}", _near(source)))
+
+
+def _documents(root: Path, paths: Iterable[Path]) -> Iterator[Document]:
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # a dangling link, or a file removed since it was listed
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            name = path.relative_to(root).as_posix()
+            yield Document(name, path.absolute(), status.st_size, status.st_mtime_ns)
+
+
+def _is_hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _glob_root(pattern: Path) -> Path:
+    """The longest leading part of a pattern that has nothing to match."""
+    root = pattern
+    while glob.has_magic(str(root)):
+        root = root.parent
+    return root
+
+
+def _near(source: str) -> str:
+    """The name closest to a missing one: a word weft knows or a neighbour in its folder."""
+    if near := nearest(source, [PYTHON_STDLIB]):
+        return near
+    path = Path(source).expanduser()
+    try:
+        neighbours = {entry.name: str(entry) for entry in path.parent.iterdir()}
+    except OSError:
+        return ""
+    return neighbours.get(nearest(path.name, neighbours), "")

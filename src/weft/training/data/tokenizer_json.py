@@ -1,0 +1,146 @@
+"""Tokenizers of the `tokenizers` library, read from a `tokenizer.json`, as `transformers` keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from weft.errors import InputError, Violation
+from weft.training.data.pieces import boundary
+from weft.training.data.tokenizers import Ids
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+# What ends a text or masks a token in the tokenizers that are about, for those whose settings do not say.
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+MASK_TOKENS = ("[MASK]", "<mask>")
+# A longer document is encoded in parts: the library keeps some hundred bytes per token while it encodes.
+PART_BYTES = 1 << 20
+
+
+class JsonTokenizer:
+    """Ids of a `tokenizer.json`, without the tokens that it puts around a text, and one that ends documents.
+
+    A special token that is written out in a document is text like any other, so that no document can end
+    itself. Bytes that are not UTF-8 are read as U+FFFD.
+
+    `end_token` is the text of the token that ends a document.
+
+    Args:
+        content: of the `tokenizer.json`.
+        settings: of the `tokenizer_config.json` beside it; empty when there is none.
+        where: names the file in refusals.
+
+    Raises:
+        InputError: when the library does not read the content, or no token can end a document.
+    """
+
+    reads_utf8 = True
+
+    def __init__(self, content: bytes, settings: Mapping[str, Any], where: str) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        # The library raises plain exceptions of several kinds.
+        except Exception as error:
+            raise _refusal(where, f"not a tokenizer: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise _refusal(where, "its vocabulary is empty")
+        end = _first(ids, (_text(settings.get("eos_token")), *END_TOKENS))
+        if end is None:
+            known = ", ".join(END_TOKENS)
+            problem = f"no token ends a document: name one as eos_token in {SETTINGS_FILE}, or have one of"
+            raise _refusal(where, f"{problem} {known}")
+        self._end = end
+        self.end_token: str = self._tokenizer.id_to_token(end)
+        self.name = where
+        self.vocabulary = max(ids.values()) + 1
+        mask = _first(ids, (_text(settings.get("mask_token")), *MASK_TOKENS))
+        self.mask = self.vocabulary if mask is None else mask
+        self.key = f"json 1 {hashlib.sha256(content).hexdigest()} {end}"
+
+    @classmethod
+    def read(cls, path: Path) -> JsonTokenizer:
+        """The tokenizer of a file, or of a folder that holds a `tokenizer.json`.
+
+        Raises:
+            InputError: when it cannot be read.
+        """
+        file = tokenizer_file(path)
+        try:
+            return cls(file.read_bytes(), _settings(file.with_name(SETTINGS_FILE)), str(file))
+        except OSError as error:
+            raise _refusal(str(file), f"cannot be read: {error.strerror}") from None
+
+    def encode(self, documents: Sequence[bytes]) -> list[Ids]:
+        parts: list[str] = []
+        ends: list[int] = []
+        for document in documents:
+            parts += [part.decode("utf-8", "replace") for part in _parts(document)]
+            ends.append(len(parts))
+        # The library spreads a batch over the cores.
+        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        starts = [0, *ends[:-1]]
+        return [
+            np.array([id_ for one in encoded[start:end] for id_ in one.ids] + [self._end], dtype=np.uint32)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
+    def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
+        text: str = self._tokenizer.decode(tokens[tokens != self._end].tolist(), skip_special_tokens=False)
+        return text.encode()
+
+
+def tokenizer_file(path: Path) -> Path:
+    """The `tokenizer.json` that a file or a folder stands for."""
+    return path / TOKENIZER_FILE if path.is_dir() else path
+
+
+def _parts(document: bytes) -> list[bytes]:
+    """A document in parts of about `PART_BYTES`, each but the last up to the end of a line where it has one.
+
+    The line break goes with what follows: there most tokenizers divide a text anyway.
+    """
+    parts = []
+    start = 0
+    while len(document) - start > PART_BYTES:
+        edge = document.rfind(b"\n", start + 1, start + PART_BYTES)
+        if edge < 0:
+            edge = boundary(document, start + PART_BYTES)
+        parts.append(document[start:edge])
+        start = edge
+    return [*parts, document[start:]]
+
+
+def _settings(file: Path) -> Mapping[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        settings = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise _refusal(str(file), f"not JSON: {error}") from None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _text(token: Any) -> str:
+    """A special token's text; settings hold it alone or in a table."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _first(ids: Mapping[str, int], tokens: Sequence[str]) -> int | None:
+    return next((ids[token] for token in tokens if token in ids), None)
+
+
+def _refusal(where: str, problem: str) -> InputError:
+    return InputError(Violation("task.tokenizer", f"{where}: {problem}"))

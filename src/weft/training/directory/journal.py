@@ -1,0 +1,147 @@
+"""What a run says about itself: one JSON line per step, one per event, and the result."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from weft.errors import RunError
+from weft.files import append_record, write_whole
+from weft.run.runtime import StepResult
+from weft.timeline.medians import typical_step_s
+from weft.training.coordination.agreement import meeting_peers
+from weft.training.directory.history import plan_since
+from weft.training.directory.run_directory import RunDirectory, held_out_record
+from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
+
+# Steps that are not measured: caches fill, pages are touched, connections open.
+WARM_UP_STEPS = 5
+# A failed run does not wait for loggers longer than this.
+FAILED_TIMEOUT_S = 2.0
+
+
+class Journal:
+    """Rank 0's lines in `metrics.jsonl` and `events.jsonl`; the other ranks' calls do nothing.
+
+    A step's line is written while the next step is under way elsewhere: reading a step's loss waits for the
+    slowest rank, so it is read only when another step has gone by.
+
+    Use it as a context manager: leaving it lets the loggers finish.
+    """
+
+    def __init__(self, run_dir: Path, *, writes: bool) -> None:
+        self._run_dir = run_dir
+        self._writes = writes
+        self._pending: tuple[StepResult, dict[str, Any]] | None = None
+        self._feeds = Feeds()
+
+    def report_to(self, feeds: Feeds) -> None:
+        """Hand every further record to the run's loggers, too."""
+        self._feeds = feeds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._feeds.close(FINISH_TIMEOUT_S if kind is None else FAILED_TIMEOUT_S)
+
+    def step(self, result: StepResult, **metrics: Any) -> None:
+        """Keep a finished step's figures and write those of the step before."""
+        self.flush()
+        if self._writes:
+            self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
+
+    def flush(self) -> None:
+        """Write the figures that are still kept; of a step that was left out an event instead.
+
+        Raises:
+            RunError: when the loss is not finite: nothing trained after that step is worth anything.
+        """
+        if self._pending is None:
+            return
+        result, metrics = self._pending
+        self._pending = None
+        with meeting_peers():
+            loss = result.loss
+            series = result.series
+        metrics |= result.figures | {name: _number(total) for name, total in result.totals.items()}
+        if result.left_out:
+            self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
+            return
+        if not math.isfinite(loss):
+            self.event("diverged", step=result.step)
+            raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
+        record = {"step": result.step, "loss": loss, **metrics, **_finite(series)}
+        append_record(self._run_dir / "metrics.jsonl", record)
+        self._feeds.step(record)
+
+    def event(self, event: str, **details: Any) -> None:
+        """Write an event; one with a `held_out_loss` goes to the loggers, too, after all steps before it."""
+        if not self._writes:
+            return
+        RunDirectory(self._run_dir).tell(event, **details)
+        held_out = held_out_record(details)
+        if held_out is not None:
+            self.flush()
+            self._feeds.held_out(held_out)
+
+    def finish(
+        self, *, tokens_per_step: int, rss_bytes: Sequence[int], steps_per_cycle: int = 1, **results: Any
+    ) -> None:
+        """Write `result.json`.
+
+        The step time is the median over all steps of the run's plan after the warm-up; where they are no more
+        than the warm-up it is the last step's. Of a program whose cycle has several steps it is the mean of
+        what each of them typically takes.
+
+        Raises:
+            RunError: when no step was taken.
+        """
+        self.flush()
+        if not self._writes:
+            return
+        directory = RunDirectory(self._run_dir)
+        recorded = directory.metrics()
+        if not recorded:
+            raise RunError("every step was left out: the gradient was never finite")
+        rows = [row for row in recorded if row["step"] >= plan_since(directory)] or recorded
+        counted = rows[max(0, min(WARM_UP_STEPS, len(rows) - steps_per_cycle)) :]
+        steps, seconds = ([row[name] for row in counted] for name in ("step", "step_s"))
+        step_s = typical_step_s(steps, seconds, steps_per_cycle)
+        record = {
+            **results,
+            "measured_step_s": step_s,
+            "tokens_per_s": tokens_per_step / step_s,
+            "max_rss_bytes": list(rss_bytes),
+        }
+        write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    """Rows of numbers as JSON has them: what is not finite is null."""
+    return {name: [_number(value) for value in values] for name, values in series.items()}
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it."""
+    return value if math.isfinite(value) else None
+
+
+def max_rss_bytes() -> int:
+    """The most memory that this process has had in use."""
+    if sys.platform == "linux":
+        # `getrusage` would count the parent's memory before this process replaced its image.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if sys.platform == "darwin" else usage * 1024

@@ -1,0 +1,48 @@
+"""What finished runs and trials of plans teach later predictions of the same model on the same machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.describe.home import weft_home
+from weft.planning.planned import PlannedJob
+from weft.planning.residuals import Lesson, learn, observe
+from weft.timeline.compare import WARM_UP_STEPS
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.session import reopen
+from weft.training.trials import STEPS, Trial
+
+
+def learn_from_trials(planned: PlannedJob, trials: Sequence[Trial]) -> Lesson | None:
+    """Add what trials to the end say of predictions to what is known of the model on this machine.
+
+    Returns:
+        None where no instructions were measured.
+
+    Raises:
+        InputError: when the file of measured steps is broken or cannot be written.
+    """
+    ends = [one.observation for one in trials if one.steps == STEPS and one.observation is not None]
+    return learn(planned, ends, weft_home()) if ends else None
+
+
+def learn_from_run(path: Path, home: Path) -> Lesson:
+    """Add a finished run to what is known of its model on its cluster, with the time at which it ended.
+
+    Raises:
+        InputError: when it is not a run directory, or a file is broken or cannot be written.
+        RunError: when the run has not finished.
+    """
+    directory = RunDirectory(path)
+    job = reopen(path)
+    step_s, measured = float(directory.summary()["measured_step_s"]), directory.measured()
+    steps = int(measured.step.max()) - int(measured.step.min()) + 1
+    observation = observe(
+        job,
+        measured,
+        step_s=step_s,
+        warm_up=min(WARM_UP_STEPS, steps - 1),
+        time_s=(path / "summary.json").stat().st_mtime,
+    )
+    return learn(job, [observation], home)

@@ -1,0 +1,94 @@
+"""Going on with a run under another plan: what must stay the same, and whose files stand in the directory.
+
+Nothing here imports torch; the launcher calls it. The workers compare the job with the checkpoint itself
+(`weft.training.checkpoint.training_state`), and with it the data, which the launcher does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft.describe.plan import Plan
+from weft.describe.plan_file import load_plan
+from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_tables.training import ANY_PRECISION
+from weft.errors import InputError, Violation
+from weft.files import replacing
+from weft.training.checkpoint.training_state import PRECISION, refuse_differences
+from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fresh_directory
+
+
+def as_in(run: RunFile, path: Path) -> RunFile:
+    """A run file in which what makes a job, where left open, is as in the run directory `path`.
+
+    Raises:
+        InputError: when it is not a run directory or a file in it is broken.
+    """
+    RunDirectory(path).require()
+    former = load_plan(path / "plan.json")
+    train = {"global_batch": former.global_batch, "precision": former.precision}
+    open_keys = {
+        key: value for key, value in train.items() if getattr(run.train, key) in (None, ANY_PRECISION)
+    }
+    changes = {"train": run.train.model_copy(update=open_keys)}
+    if run.task.sequence is None:
+        changes["task"] = run.task.model_copy(update={"sequence": former.sequence})
+    return run.model_copy(update=changes)
+
+
+def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:
+    """Refuse to go on with the run of directory `path` under a run file and plan of another job.
+
+    Raises:
+        InputError: one line per difference.
+    """
+    former_run, former_plan = load_run(path / "run.toml"), load_plan(path / "plan.json")
+    refuse_differences(_job(run, plan), _job(former_run, former_plan), str(path))
+
+
+def require_not_started(path: Path) -> None:
+    """Refuse to write a new run over one that has been started.
+
+    Raises:
+        InputError: saying how to go on with it.
+    """
+    if (path / "plan.json").exists() and any(
+        (path / name).exists() for name in ("metrics.jsonl", "checkpoints")
+    ):
+        raise InputError(
+            Violation(
+                str(path),
+                "holds a run that has been started; to go on with it as this run file says: "
+                f"--resume {path}; for another run choose another directory",
+                str(fresh_directory(path.parent, path.name)),
+            )
+        )
+
+
+@contextmanager
+def kept_if_refused(path: Path) -> Iterator[None]:
+    """A block that replaces files of a run directory: when it is refused, the former ones come back."""
+    files = [path / "run.toml", *(path / name for name in PLAN_FILES), *_then_files(path)]
+    former = {file: file.read_bytes() for file in files if file.exists()}
+    try:
+        yield
+    except InputError:
+        for file, content in former.items():
+            file.parent.mkdir(exist_ok=True)
+            with replacing(file) as unfinished:
+                unfinished.write_bytes(content)
+        raise
+
+
+def _then_files(path: Path) -> list[Path]:
+    return [RunDirectory(path).then / name for name in PLAN_FILES]
+
+
+def _job(run: RunFile, plan: Plan) -> dict[str, object]:
+    return {
+        "model": plan.model_fingerprint,
+        PRECISION: plan.precision,
+        "seed": run.train.seed,
+    }

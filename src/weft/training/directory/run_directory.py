@@ -1,0 +1,239 @@
+"""The run directory: what a run is given before it starts and what is made of it when it ends.
+
+Nothing here imports torch; the launcher calls it.
+
+    runs/NAME/
+      run.toml plan.json program.txt predicted.parquet      written before the start
+      verified.json                                         what the launcher has verified, for its workers
+      then/plan.json ...                                    the same of a plan that takes over later
+      metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
+      measured.parquet summary.json trace.json report.html  written when the run ends
+      evaluation.json                                       written when a checkpoint is evaluated
+      run.lock                                              locked while the run is being trained
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
+from weft.describe.plan_versions import former_ids
+from weft.describe.prediction import Prediction
+from weft.errors import InputError, RunError, Violation
+from weft.files import append_record, write_whole
+from weft.planning.planned import PlannedJob
+from weft.program.program import Program
+from weft.program.table import format_program
+from weft.run.record.recorder import collect_timeline
+from weft.timeline.compare import Comparison, Pair, compare
+from weft.timeline.perfetto import write_perfetto
+from weft.timeline.store import read_timeline, write_timeline
+from weft.timeline.timeline import Timeline
+from weft.training.directory.verified import write_verified
+
+PROGRAM_ROWS = 4000
+# What a run directory has of each plan.
+PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths and readers of one run directory."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def prepare(self, planned: PlannedJob) -> None:
+        """Write everything a worker needs to start and everything a comparison needs later."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: this may be a run to resume, which a kill must not cost its plan.
+        write_whole(self.path / "run.toml", planned.run.to_toml())
+        _write_plan(self.path, planned)
+        if planned.later is None:
+            shutil.rmtree(self.then, ignore_errors=True)
+        else:
+            self.then.mkdir(exist_ok=True)
+            _write_plan(self.then, planned.later.job)
+
+    @property
+    def then(self) -> Path:
+        """The folder of the plan that takes over later."""
+        return self.path / "then"
+
+    @property
+    def turns(self) -> bool:
+        """Whether another plan is to take over, and has not done so."""
+        return (self.then / PLAN_FILES[0]).exists()
+
+    def turn(self) -> None:
+        """Let the plan that takes over take the place of the one before it.
+
+        Its `plan.json` comes last: until then the run begins with the plan before, which has nothing to do.
+        """
+        for name in reversed(PLAN_FILES):
+            # A start that was killed here may have moved it.
+            if (self.then / name).exists():
+                (self.then / name).replace(self.path / name)
+        self.then.rmdir()
+
+    def require(self) -> None:
+        """Refuse a path that is not a run directory.
+
+        Raises:
+            InputError: naming the missing file.
+        """
+        for name in ("run.toml", "plan.json"):
+            if not (self.path / name).exists():
+                raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}"))
+
+    def finish(self, file: PlanFile, program: Program) -> dict[str, Any]:
+        """Merge what the workers wrote into `measured.parquet`, `trace.json` and `summary.json`.
+
+        Raises:
+            RunError: when the workers left no result.
+        """
+        plan = file.plan
+        measured = collect_timeline(self.path, program, plan.plan_id, self.name, former_ids=former_ids(plan))
+        write_timeline(self.path / "measured.parquet", measured)
+        write_perfetto(self.path / "trace.json", [self.predicted(), measured], program)
+        summary = self.summary_of(self.result(), file)
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=1, sort_keys=True) + "\n")
+        return summary
+
+    def summary_of(self, result: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
+        plan, prediction = file
+        assert prediction is not None, "a plan that runs was predicted"
+        return {
+            "predicted_step_s": prediction.step_s,
+            "predicted_step_low_s": prediction.step_low_s,
+            "predicted_step_high_s": prediction.step_high_s,
+            "predicted_peak_bytes": list(prediction.peak_bytes),
+            "world_size": plan.ranks,
+            "plan": "plan.json",
+            "plan_id": plan.plan_id,
+            **result,
+        }
+
+    def plan(self) -> Plan:
+        return load_plan(self.path / "plan.json")
+
+    def prediction(self) -> Prediction:
+        """What the plan was chosen for."""
+        found = load_plan_file(self.path / "plan.json").prediction
+        assert found is not None, "a prepared run says what is predicted of it"
+        return found
+
+    def result(self) -> dict[str, Any]:
+        return self._json("result.json", "the run has not finished")
+
+    def summary(self) -> dict[str, Any]:
+        return self._json("summary.json", "the run has not finished")
+
+    def evaluation(self) -> dict[str, Any]:
+        return self._json("evaluation.json", "the run has not been evaluated")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
+        return _last_of_each_step(self._lines("metrics.jsonl"))
+
+    def held_out(self) -> list[dict[str, Any]]:
+        """What events.jsonl says of held-out samples, one record per step, named as for loggers."""
+        records = (held_out_record(event) for event in self._lines("events.jsonl"))
+        return _last_of_each_step(record for record in records if record is not None)
+
+    def logger_problems(self) -> list[str]:
+        """What went wrong with loggers since the run was last started, one line each."""
+        problems: list[str] = []
+        for event in self._lines("events.jsonl"):
+            if event.get("event") in ("started", "resumed"):
+                problems = []
+            elif event.get("event") == "logger":
+                problems.append(f"logger {event['logger']}: {event['problem']}")
+        return problems
+
+    def events(self) -> list[dict[str, Any]]:
+        """All complete lines of events.jsonl, in the order in which they were written."""
+        return list(self._lines("events.jsonl"))
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Add an event to events.jsonl; by rank 0 or the launcher."""
+        append_record(self.path / "events.jsonl", {"time_s": time.time(), "event": event, **details})
+
+    def compare(self, other: RunDirectory | None = None) -> Comparison:
+        """Predicted against measured, or what was measured here against what was measured in another run.
+
+        Whole steps are those of the summaries, so that all that is said of a run agrees.
+        """
+        summary = self.summary()
+        if other is None:
+            step = Pair(predicted_s=summary["predicted_step_s"], measured_s=summary["measured_step_s"])
+            return compare(self.predicted(), self.measured(), step=step)
+        second_s = other.summary()["measured_step_s"]
+        step = Pair(predicted_s=summary["measured_step_s"], measured_s=second_s)
+        return compare(self.measured(), other.measured(), step=step)
+
+    def predicted(self) -> Timeline:
+        return read_timeline(self.path / "predicted.parquet")
+
+    def measured(self) -> Timeline:
+        return read_timeline(self.path / "measured.parquet")
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """All complete lines of a file of JSON lines; none when there is no file."""
+        path = self.path / name
+        if not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last line of a killed run may be torn
+
+    def _json(self, name: str, missing: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.exists():
+            raise RunError(f"{path}: missing; {missing}")
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+
+
+def _write_plan(folder: Path, planned: PlannedJob) -> None:
+    write_whole(folder / "plan.json", planned.file.to_json())
+    write_whole(folder / "program.txt", format_program(planned.program, max_rows=PROGRAM_ROWS))
+    write_timeline(folder / "predicted.parquet", planned.predicted.simulation.timeline)
+    write_verified(folder, planned)
+
+
+def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:
+    """An event's figures of held-out samples, each named `held_out_...`; None of an event without any."""
+    if "held_out_loss" not in event:
+        return None
+    figures = {name: value for name, value in event.items() if isinstance(value, float) and name != "time_s"}
+    named = {name if name.startswith("held_out_") else f"held_out_{name}": figures[name] for name in figures}
+    return {"step": event["step"], **named}
+
+
+def _last_of_each_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorted by step; a resumed run's later records win."""
+    rows = {int(record["step"]): record for record in records if "step" in record}
+    return [rows[step] for step in sorted(rows)]
+
+
+def fresh_directory(parent: Path, name: str) -> Path:
+    """`parent/name`, or `parent/name-2`, `-3`, ... when that exists."""
+    candidate = parent / name
+    number = 2
+    while candidate.exists():
+        candidate = parent / f"{name}-{number}"
+        number += 1
+    return candidate

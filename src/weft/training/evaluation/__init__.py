@@ -1,0 +1,1 @@
+"""Losses and metrics on held-out samples."""

@@ -1,0 +1,52 @@
+"""Losses and metrics over held-out samples, by which a run is followed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from weft.run.workspace import Batch
+from weft.training.data.sampler import Ints
+from weft.training.open_run import OpenRun
+from weft.training.tasks.base import Task
+
+# Held-out loss is taken over this many samples, rounded up to whole global batches, always the same ones.
+HELD_OUT_SAMPLES = 256
+
+
+def held_out_samples(run: OpenRun) -> Ints:
+    """The fixed samples by which a run is followed, in whole global batches.
+
+    They are spread evenly over the held-out data; where it has too few, some count more than once.
+    """
+    size = run.job.plan.global_batch
+    return spread_evenly(run.task.held_out_samples, -(-HELD_OUT_SAMPLES // size) * size)
+
+
+def spread_evenly(available: int, count: int) -> Ints:
+    """`count` sample numbers below `available`, rising."""
+    return np.arange(count, dtype=np.int64) * available // count
+
+
+def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
+    """Mean loss over held-out samples, in nats per target, and the task's metrics over the same.
+
+    Every rank calls it with the same whole global batches of samples.
+    """
+    plan, task = run.job.plan, run.task
+    batches = [
+        _held_out_batch(task, part, plan.micro_batch_size) for part in samples.reshape(-1, plan.global_batch)
+    ]
+    with run.meter.open():
+        loss = run.runtime.evaluate(run.evaluation, batches)
+    return loss, run.meter.collect()
+
+
+def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int) -> Batch:
+    """Global micro-batch number to tensors: micro-batch g is samples g * size to (g + 1) * size."""
+
+    def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = number * micro_batch_size
+        return task.batch(samples[first : first + micro_batch_size], held_out=True)
+
+    return micro_batch

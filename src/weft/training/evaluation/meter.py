@@ -1,0 +1,54 @@
+"""`Meter`: a task's metrics over held-out samples, taken where the last stage computes its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from weft.training.coordination.agreement import gather
+from weft.training.tasks.base import Outputs, Task
+
+Metrics = Mapping[str, float]
+
+
+class Meter:
+    """Wraps a task's loss; while it is open, every call also counts the metrics of its micro-batch.
+
+    Only ranks with a last stage see outputs. Where several have the same outputs, all of them count as often.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
+        self.takes_divided_tokens = getattr(task, "takes_divided_tokens", False)
+        self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
+        self._open = False
+        self._sums: dict[str, float] = {}
+        self._micro_batches = 0
+
+    def __call__(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """The task's loss, mean over one micro-batch."""
+        if self._open and self._metrics is not None:
+            for name, value in self._metrics(outputs.detach(), targets).items():
+                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            self._micro_batches += 1
+        return self._task.loss(outputs, targets)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Count from nothing until the block is left."""
+        self._sums, self._micro_batches = {}, 0
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def collect(self) -> dict[str, float]:
+        """Means over what all ranks counted, by name; every rank calls it."""
+        counted = gather((self._sums, self._micro_batches))
+        micro_batches = sum(count for _, count in counted)
+        names = sorted({name for sums, _ in counted for name in sums})
+        return {name: sum(sums.get(name, 0.0) for sums, _ in counted) / micro_batches for name in names}

@@ -1,0 +1,29 @@
+"""One rank of the evaluation of a run, under weft's agent or `torchrun`.
+
+torchrun --nproc-per-node N -m weft.training.evaluation.worker RUN_DIR
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.training.worker import command, join
+
+
+def main(run_dir: Path) -> int:
+    """Evaluate the run that `run_dir` holds and return the exit code.
+
+    Raises:
+        InputError: when the directory holds no run or no checkpoint, or something in it is refused.
+        RunError: when the evaluation failed.
+    """
+    job, context = join(run_dir)
+    from weft.training.evaluation.evaluate import evaluate
+
+    evaluate(job, run_dir, context)
+    context.close()
+    return 0
+
+
+if __name__ == "__main__":
+    command(main, "weft.training.evaluation.worker")

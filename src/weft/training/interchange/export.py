@@ -1,0 +1,94 @@
+"""`weft export`: a run's weights, whatever ranks wrote them, as a folder that `transformers` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.describe.added_layers import trained_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.plan_file import load_plan
+from weft.describe.run_file import RunFile, load_run
+from weft.errors import InputError, Violation
+from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
+from weft.training.checkpoint.tensor_folders import SafetensorsFolder
+from weft.training.data.tokenizer_files import tokenizer_files
+from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, tokenizer_name
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, write_folder
+from weft.training.interchange.matching import match_weights
+
+_TEXT_TASKS = ("causal-lm", "masked-lm")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, of which checkpoint, and one line for each newer one that is not whole."""
+
+    folder: WrittenFolder
+    checkpoint: str
+    skipped: tuple[str, ...]
+
+
+def export(
+    run_dir: Path, out: Path, *, checkpoint: int | None = None, file_bytes: int = FILE_BYTES
+) -> Exported:
+    """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
+
+    The model's tensors keep their names and their precision; a tied head is left out, as `transformers` does,
+    and so is what methods have added to the model.
+
+    Args:
+        checkpoint: the step whose checkpoint is taken; default: the newest whole one.
+        file_bytes: tensors of one file, at most.
+
+    Raises:
+        InputError: when there is no such run or checkpoint, its tensors are not the model's, or `out` exists.
+        RunError: when the checkpoint is damaged.
+    """
+    RunDirectory(run_dir).require()
+    run = load_run(run_dir / "run.toml")
+    config = _model_of(run, run_dir)
+    source, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
+    weights = match_weights(SafetensorsFolder(source), config, others=True)
+    # A task of the user's own may have any tokenizer, or none.
+    tokenizer = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
+    written = write_folder(out, config, weights, extra_files=tokenizer, file_bytes=file_bytes)
+    return Exported(written, source.name, tuple(skipped))
+
+
+def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
+    """The model that was trained; a folder it was read from may have changed since."""
+    config = resolve_model(run.model.preset or run.model.hf or "", sequence=run.task.sequence)
+    plan = load_plan(run_dir / "plan.json")
+    if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:
+        where = str(run_dir / "run.toml")
+        raise InputError(Violation(where, f"{config.name} is no longer the model that this run trained"))
+    return config
+
+
+def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, str]:
+    """Files of the tokenizer whose ids the run was trained on; they may have changed since."""
+    name = tokenizer_name(run)
+    told = [event for event in RunDirectory(run_dir).events() if "tokenizer_fingerprint" in event]
+    if told and told[-1]["tokenizer_fingerprint"] != fingerprint_of(get_tokenizer(name)):
+        raise InputError(Violation("task.tokenizer", f"{name} is no longer the tokenizer of this run"))
+    return tokenizer_files(name, sequence)
+
+
+def _checkpoint(directory: Path, step: int | None) -> tuple[Path, list[str]]:
+    steps = [step for step, _ in generations(directory)]
+    if not steps:
+        raise InputError(Violation(str(directory), "no checkpoint yet"))
+    if step is None:
+        newest, skipped = newest_complete(directory)
+        assert newest is not None, "there are checkpoints, and `newest_complete` raises when none is whole"
+        return newest, skipped
+    if step not in steps:
+        problem = f"no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}"
+        raise InputError(Violation(str(directory), problem, str(min(steps, key=lambda one: abs(one - step)))))
+    path = generation_path(directory, step)
+    verify(path)
+    return path, []

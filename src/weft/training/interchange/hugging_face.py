@@ -1,0 +1,154 @@
+"""Folders as `transformers` reads and writes them: `config.json`, safetensors, an index, a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from weft.describe.model import ModelConfig
+from weft.describe.models import CONFIG_FILE
+from weft.describe.reading import read_json
+from weft.describe.units import shown
+from weft.errors import InputError, RunError, Violation, require_choice
+from weft.files import building_folder, write_whole
+from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES, HuggingFaceFamily
+from weft.training.interchange.matching import Weights
+from weft.training.interchange.weight_files import INDEX, SUFFIX, WHOLE
+
+# A file of the folder is written from memory at once, so this bounds what an export needs.
+FILE_BYTES = 2_000_000_000
+
+
+# Spellings of one function.
+_SAME = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFolder:
+    """What was written: counts of tensors and safetensors files, and the bytes of the tensors."""
+
+    path: Path
+    tensors: int
+    files: int
+    tensor_bytes: int
+
+
+def write_folder(
+    path: Path,
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    extra_files: Mapping[str, str] | None = None,
+    file_bytes: int = FILE_BYTES,
+) -> WrittenFolder:
+    """Write a folder that `from_pretrained` of `transformers` loads, whole or not at all.
+
+    Tensors are read one by one and kept until a file is full, so memory holds at most one file.
+
+    Args:
+        extra_files: further text files by name, such as the tokenizer's.
+        file_bytes: tensors of a file, at most; a larger tensor has a file of its own.
+
+    Raises:
+        InputError: when the path exists, the family has no such folder, or a tensor cannot be read.
+        RunError: when the disk is full or refuses to be written; nothing stays on it then.
+    """
+    require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
+    _require_free(path)
+    try:
+        with building_folder(path) as folder:
+            for name, text in (extra_files or {}).items():
+                write_whole(folder / name, text)
+            written = _write_model(folder, config, weights, file_bytes)
+    except OSError as error:
+        raise RunError(f"{path}: not written: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise RunError(f"{path}: not written: {error}") from error
+    return replace(written, path=path)
+
+
+def _write_model(folder: Path, config: ModelConfig, weights: Weights, file_bytes: int) -> WrittenFolder:
+    family = HUGGING_FACE_FAMILIES[config.family]
+    places: dict[str, int] = {}
+    total, count, precision = 0, 0, torch.float32
+    for count, part in enumerate(_parts(weights, family, file_bytes), start=1):
+        save_file(part, _numbered(folder, count), metadata={"format": "pt"})
+        places |= dict.fromkeys(part, count)
+        total += sum(tensor.nbytes for tensor in part.values())
+        precision = next(iter(part.values())).dtype
+    _name_files(folder, count, places, total)
+    hugging_face = family.configuration(config)
+    hugging_face.architectures = [family.architecture]
+    hugging_face.dtype = precision
+    write_whole(folder / CONFIG_FILE, hugging_face.to_json_string())
+    return WrittenFolder(path=folder, tensors=len(places), files=count, tensor_bytes=total)
+
+
+def require_same_function(path: Path, config: ModelConfig) -> None:
+    """Refuse a `config.json` whose model computes something else from the same weights.
+
+    Raises:
+        InputError: one line per key, with what the family's stages compute.
+    """
+    require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
+    family = HUGGING_FACE_FAMILIES[config.family]
+    ours = family.configuration(config)
+    given = type(ours).from_dict(read_json(path))
+    problems = [
+        Violation(f"{path}: {key}", f"{shown(theirs)} is not what this model computes", str(mine))
+        for key in family.function
+        if _spelled(theirs := getattr(given, key)) != _spelled(mine := getattr(ours, key))
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _require_free(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(Violation(str(path), "exists already; give another path"))
+    if not path.absolute().parent.is_dir():
+        raise InputError(Violation(str(path), f"the folder {path.absolute().parent} does not exist"))
+
+
+def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of one file after the other, named as they are stored."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name in weights.shapes:
+        tensor = weights.read(name).contiguous()
+        if part and size + tensor.nbytes > file_bytes:
+            yield part
+            part, size = {}, 0
+        part[family.stored(name)] = tensor
+        size += tensor.nbytes
+    yield part
+
+
+def _numbered(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}{SUFFIX}"
+
+
+def _name_files(folder: Path, count: int, places: Mapping[str, int], total: int) -> None:
+    """Give the files their final names, which say how many there are, and write the index of several."""
+    if count == 1:
+        _numbered(folder, 1).rename(folder / WHOLE)
+        return
+    names = {number: f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)}
+    for number, name in names.items():
+        _numbered(folder, number).rename(folder / name)
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {name: names[number] for name, number in places.items()},
+    }
+    write_whole(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _spelled(value: Any) -> Any:
+    return _SAME.get(value, value) if isinstance(value, str) else value

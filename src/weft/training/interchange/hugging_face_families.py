@@ -1,0 +1,115 @@
+"""What `transformers` calls the families: their classes, the names of their tensors, what else they store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from weft.describe.model import ModelConfig
+from weft.run.stage.families.bert import bert_config
+from weft.run.stage.families.gpt import gpt_config
+from weft.run.stage.families.llama import llama_config
+from weft.run.stage.families.resnet import resnet_config
+from weft.run.stage.families.vit import vit_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceFamily:
+    """One family.
+
+    Attributes:
+        architecture, configuration: the class of the model, and its configuration for a model's sizes.
+        function: keys of the configuration that are no sizes and change what the model computes.
+        prefix: what the model with a head adds to the names of the model without.
+        embedding: the token table, or the first tensor where there is none.
+        tied: what is stored twice when embeddings are tied, by the name that is left out.
+        positions: the table of positions, whose rows beyond the longest sequence are never read.
+        superfluous: pattern of names that may be stored and are never read: buffers that every version
+            computes, and heads of other tasks.
+        spellings: how parts of names are written in files, where that differs from the modules' names.
+    """
+
+    architecture: str
+    configuration: Callable[[ModelConfig], PreTrainedConfig]
+    function: tuple[str, ...]
+    prefix: str
+    embedding: str
+    tied: Mapping[str, str]
+    positions: str = ""
+    superfluous: str = ""
+    spellings: tuple[tuple[str, str], ...] = ()
+
+    def stored(self, name: str) -> str:
+        """How a tensor's name is written in files."""
+        for ours, theirs in self.spellings:
+            name = name.replace(ours, theirs)
+        return name
+
+
+HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
+    "gpt": HuggingFaceFamily(
+        architecture="GPT2LMHeadModel",
+        configuration=gpt_config,
+        function=(
+            "activation_function",
+            "layer_norm_epsilon",
+            "scale_attn_weights",
+            "scale_attn_by_inverse_layer_idx",
+        ),
+        prefix="transformer.",
+        embedding="transformer.wte.weight",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        positions="transformer.wpe.weight",
+        superfluous=r"(.*\.)?attn\.(bias|masked_bias)",
+    ),
+    "llama": HuggingFaceFamily(
+        architecture="LlamaForCausalLM",
+        configuration=llama_config,
+        function=("hidden_act", "rms_norm_eps", "rope_parameters"),
+        prefix="model.",
+        embedding="model.embed_tokens.weight",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        superfluous=r"(.*\.)?rotary_emb\.inv_freq",
+    ),
+    "bert": HuggingFaceFamily(
+        architecture="BertForMaskedLM",
+        configuration=bert_config,
+        function=("hidden_act", "layer_norm_eps"),
+        prefix="bert.",
+        embedding="bert.embeddings.word_embeddings.weight",
+        tied={
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
+        positions="bert.embeddings.position_embeddings.weight",
+        superfluous=r"(.*\.)?embeddings\.position_ids|(bert\.)?pooler\..*|cls\.(seq_relationship\..*|predictions\.bias)",
+    ),
+    "vit": HuggingFaceFamily(
+        architecture="ViTForImageClassification",
+        configuration=vit_config,
+        function=("hidden_act", "layer_norm_eps", "qkv_bias"),
+        prefix="vit.",
+        embedding="vit.embeddings.cls_token",
+        tied={},
+        superfluous=r"(vit\.)?pooler\..*",
+        spellings=(
+            ("vit.layers.", "vit.encoder.layer."),
+            ("attention.q_proj", "attention.attention.query"),
+            ("attention.k_proj", "attention.attention.key"),
+            ("attention.v_proj", "attention.attention.value"),
+            ("attention.o_proj", "attention.output.dense"),
+            ("mlp.fc1", "intermediate.dense"),
+            ("mlp.fc2", "output.dense"),
+        ),
+    ),
+    "resnet": HuggingFaceFamily(
+        architecture="ResNetForImageClassification",
+        configuration=resnet_config,
+        function=("hidden_act", "downsample_in_first_stage", "downsample_in_bottleneck"),
+        prefix="resnet.",
+        embedding="resnet.embedder.embedder.convolution.weight",
+        tied={},
+    ),
+}

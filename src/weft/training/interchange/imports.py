@@ -1,0 +1,95 @@
+"""Weights from elsewhere: initial values of a run, and folders made of other trainers' checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from weft.describe.model import ModelConfig
+from weft.describe.models import CONFIG_FILE, PRESETS, resolve_model
+from weft.run.parallel.tensor_stage import own_share
+from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
+from weft.training.interchange.dcp import METADATA, DcpFolder
+from weft.training.interchange.hugging_face import WrittenFolder, require_same_function, write_folder
+from weft.training.interchange.matching import Weights, match_weights
+from weft.training.interchange.torchtitan import TOKEN_TABLE, TorchtitanLlama
+
+
+def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
+    """Give the parameters of a rank's stages the values of a folder of safetensors files.
+
+    Only the stages' own tensors are read, one by one, and cast to the stages' precision. What methods add to
+    a stage keeps its initial values.
+
+    Raises:
+        InputError: as `initial_weights`.
+    """
+    weights = initial_weights(path, config)
+    with torch.no_grad():
+        for stage in stages.values():
+            added = getattr(stage, "added", ())
+            own = {name: one for name, one in stage.state_dict().items() if name.split(".")[0] not in added}
+            for name, tensor in own.items():
+                tensor.copy_(own_share(stage, name, weights.read(name)))
+
+
+def initial_weights(path: Path, config: ModelConfig) -> Weights:
+    """What a folder of safetensors files has of a model, from its headers; values are read when asked for.
+
+    Args:
+        path: the folder, or its configuration file.
+
+    Raises:
+        InputError: one line for everything in the folder that does not fit the model.
+    """
+    file = _configuration(path)
+    require_same_function(file, config)
+    return match_weights(SafetensorsFolder(file.parent), config)
+
+
+def import_weights(source: Path, out: Path, model: str) -> tuple[WrittenFolder, int]:
+    """Make a folder that a run starts from, and `transformers` loads, of another trainer's checkpoint.
+
+    Args:
+        source: a folder of torch's distributed checkpointing or of safetensors files, or a folder of such
+            folders called step-N, of which the newest is taken; with the names of `transformers`, or a Llama
+            with those of torchtitan.
+        model: a preset, a folder with a `config.json`, or such a file: whose weights these are.
+
+    Returns:
+        What was written, and how many further entries the checkpoint has.
+
+    Raises:
+        InputError: when the source or its metadata is refused, its tensors are not the model's, or `out`
+            exists.
+    """
+    config = resolve_model(model)
+    if model not in PRESETS:
+        require_same_function(_configuration(Path(model)), config)
+    folder = _open(source)
+    named: TensorFolder = folder
+    if config.family == "llama" and TOKEN_TABLE in folder.shapes:
+        named = TorchtitanLlama(folder, config)
+    weights = match_weights(named, config, others=True)
+    written = write_folder(out, config, weights)
+    others = folder.others if isinstance(folder, DcpFolder) else 0
+    return written, len(folder.shapes) - written.tensors + others
+
+
+def _configuration(path: Path) -> Path:
+    return path / CONFIG_FILE if path.is_dir() else path
+
+
+def _open(source: Path) -> TensorFolder:
+    steps = {
+        int(match[1]): path
+        for path in (source.iterdir() if source.is_dir() else ())
+        if (match := re.fullmatch(r"step-(\d+)", path.name)) and path.is_dir()
+    }
+    if steps and not (source / METADATA).exists():
+        source = steps[max(steps)]
+    return DcpFolder(source) if (source / METADATA).exists() else SafetensorsFolder(source)

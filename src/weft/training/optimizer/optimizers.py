@@ -1,0 +1,167 @@
+"""Optimizers by name: each turns a stage's parameters into a torch optimizer.
+
+Another package's is called with parameter groups, each with its `weight_decay`, and `lr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
+from weft.describe.run_file import RunFile
+from weft.errors import InputError, Violation
+from weft.training.optimizer.learning_rates import LearningRateSchedule
+
+# What a key of the run file that is left out means.
+BETAS = (0.9, 0.95)
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """What the `[optimizer]` table says of the optimizer and its learning rate, with every default."""
+
+    name: str
+    learning_rate: float
+    weight_decay: float
+    warm_up_steps: int = 0
+    schedule: str = "constant"
+    final_learning_rate: float = 0.0
+    decay_steps: int = 1
+    betas: tuple[float, float] = BETAS
+    momentum: float = MOMENTUM
+    decay_all: bool = False
+
+    @property
+    def rates(self) -> LearningRateSchedule:
+        """The learning rate of every step."""
+        return LearningRateSchedule(
+            name=self.schedule,
+            peak=self.learning_rate,
+            final=self.final_learning_rate,
+            warm_up_steps=self.warm_up_steps,
+            decay_steps=self.decay_steps,
+        )
+
+
+def settings_of(run: RunFile) -> OptimizerSettings:
+    table = run.optimizer
+    return OptimizerSettings(
+        name=table.name,
+        learning_rate=table.learning_rate,
+        weight_decay=table.weight_decay,
+        warm_up_steps=table.warm_up_steps,
+        schedule=table.schedule,
+        final_learning_rate=table.final_learning_rate or 0.0,
+        decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
+        betas=BETAS if table.betas is None else table.betas,
+        momentum=MOMENTUM if table.momentum is None else table.momentum,
+        decay_all=table.decay_all,
+    )
+
+
+def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """All parameters of a stage, those that decay first.
+
+    Unless `decay_all`, weight decay applies to matrices only: not to vectors (norms and biases) and not to
+    embedding tables, which a tied head shares.
+    """
+    tables = {
+        id(parameter)
+        for module in stage.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+
+    def decays(parameter: nn.Parameter) -> bool:
+        return settings.decay_all or (parameter.ndim >= 2 and id(parameter) not in tables)
+
+    decayed = [parameter for parameter in stage.parameters() if decays(parameter)]
+    kept = [parameter for parameter in stage.parameters() if not decays(parameter)]
+    return [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in ((decayed, settings.weight_decay), (kept, 0.0))
+        if parameters
+    ]
+
+
+# foreach updates all tensors of a stage in a few calls, whose arithmetic is the single-tensor one.
+
+
+def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Adam whose weight decay does not go through the moments (Loshchilov and Hutter, arXiv 1711.05101)."""
+    groups = parameter_groups(stage, settings)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+
+
+def adam(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Adam (Kingma and Ba, arXiv 1412.6980); weight decay is added to the gradient."""
+    groups = parameter_groups(stage, settings)
+    return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+
+
+def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
+    groups = parameter_groups(stage, settings)
+    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=True)
+
+
+def learning_rate(settings: OptimizerSettings, step: int) -> float:
+    """The rate of a step: a function of its number alone, so that a resumed run needs no memory of it."""
+    return settings.rates.rate(step)
+
+
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
+OPTIMIZERS: Mapping[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optimizer]] = MappingProxyType(
+    {"adamw": adamw, "adam": adam, "sgd": sgd}
+)
+
+
+def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """A function that makes the named optimizer for one stage.
+
+    Raises:
+        InputError: when there is no optimizer of that name, or it cannot be imported.
+    """
+    require_optimizer(settings.name, "optimizer.name")
+    if settings.name in OPTIMIZERS:
+        make = OPTIMIZERS[settings.name]
+        return lambda stage: make(stage, settings)
+    own = own_optimizer(settings.name)
+    return lambda stage: _made_by(own, stage, settings)
+
+
+def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """What another package makes of a stage; it says as much of itself as its maker does.
+
+    Raises:
+        InputError: when it takes something else, is no optimizer or has made its states already.
+    """
+
+    def refusal(problem: str) -> InputError:
+        return InputError(Violation("optimizer.name", f"{settings.name!r} {problem}"))
+
+    try:
+        optimizer = own(parameter_groups(stage, settings), lr=settings.learning_rate)
+    except TypeError as error:
+        raise refusal(f"does not take parameter groups and lr: {error}") from None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refusal(f"made {type(optimizer).__name__}, which is no torch optimizer")
+    if optimizer.state:
+        # What it steps is replaced by shares or masters before its first step.
+        raise refusal("makes its states before its first step, which weft cannot share out")
+    said = declared_work(own, settings.name)
+    if said is not None:
+        setattr(optimizer, WORK, said)
+    return optimizer

@@ -1,0 +1,47 @@
+"""Groups over host memory: nothing is copied on a CPU, and tensors that lie elsewhere come back filled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import WorkerPool
+
+from weft.run.transport.host_group import HostGroup, bring_back, host_room
+
+
+def test_on_a_cpu_the_room_is_the_tensor_itself() -> None:
+    tensor = torch.ones(2)
+    assert host_room(tensor) is tensor
+    bring_back(tensor, tensor)
+    assert host_room(torch.empty(2, device="meta")).device.type == "cpu"
+
+
+def exchange(rank: int, ranks: int) -> list[list[float]]:
+    group = HostGroup(dist.new_group())
+    assert (group.place, group.size) == (rank, ranks)
+    mine = torch.arange(ranks, dtype=torch.float32) + 10.0 * rank
+    total, gathered, taken = mine.clone(), torch.empty(ranks * ranks), torch.empty(ranks)
+    # Every second element: not contiguous.
+    table = torch.full((ranks, 2), float(rank))[:, 0]
+    group.all_reduce(total)
+    group.all_gather(gathered, mine)
+    group.all_to_all(taken, mine)
+    group.broadcast(table, 1)
+    passed = torch.empty(1)
+    if rank == 0:
+        group.send(torch.tensor([5.0]), 1)
+    if rank == 1:
+        group.receive(passed, 0)
+        assert passed.item() == 5.0
+    group.close()
+    return [one.tolist() for one in (total, gathered, taken, table)]
+
+
+@pytest.mark.processes
+def test_every_exchange_fills_what_it_is_given(worker_pool: WorkerPool) -> None:
+    for rank, (total, gathered, taken, table) in enumerate(worker_pool.run(exchange, ranks=3)):
+        assert total == [30.0, 33.0, 36.0]
+        assert gathered == [10.0 * source + place for source in range(3) for place in range(3)]
+        assert taken == [10.0 * source + rank for source in range(3)]
+        assert table == [1.0] * 3

@@ -1,0 +1,161 @@
+"""Going on under another plan: what is taken over, what is refused, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.api import prepared
+from weft.cli.main import run
+from weft.errors import InputError
+from weft.training.directory.resuming import kept_if_refused
+from weft.training.directory.run_directory import RunDirectory
+
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+sequence = 32
+[train]
+{train}
+precision = "fp32"
+[cluster]
+use = "2xv100-32gb"
+[plan]
+{plan}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run_file(tmp_path: Path, name: str, *, plan: str = "pp = 2", train: str = "global_batch = 8") -> Path:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(RUN.format(train=train, plan=plan))
+    return path
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    """The directory of a run on a pipeline of two."""
+    _, directory = prepared(run_file(tmp_path, "first"), directory=tmp_path / "run")
+    (directory.path / "metrics.jsonl").touch()
+    return directory.path
+
+
+def refusals(source: Path, **options: Path) -> list[str]:
+    with pytest.raises(InputError) as refused:
+        prepared(source, **options)
+    return [str(violation) for violation in refused.value.violations]
+
+
+def test_another_plan_takes_the_place_of_the_former_one_whole(tmp_path: Path, started: Path) -> None:
+    former = RunDirectory(started).plan()
+    planned, directory = prepared(run_file(tmp_path, "second", plan="pp = 1\ndp = 2"), resume=started)
+    assert directory.path == started
+    assert directory.plan().plan_id == planned.plan.plan_id != former.plan_id
+    assert directory.plan().mesh == {"dp": 2, "pp": 1}
+    assert "dp = 2" in (started / "run.toml").read_text()
+    assert "ranks [0, 1]" in (started / "program.txt").read_text()
+    assert weft.plan(started / "run.toml").plan.mesh == {"dp": 2, "pp": 1}
+
+
+def test_another_global_batch_and_a_precision_that_rounds_nothing_are_taken(
+    tmp_path: Path, started: Path
+) -> None:
+    source = run_file(tmp_path, "second", train="global_batch = 12")
+    source.write_text(source.read_text().replace('"fp32"', '"fp64"'))
+    planned, directory = prepared(source, resume=started)
+    assert (planned.plan.global_batch, planned.plan.precision) == (12, "fp64")
+    assert directory.plan().plan_id == planned.plan.plan_id
+    (line,) = refusals(run_file(tmp_path, "third"), resume=started)
+    assert line == (
+        f"{started}: saved with precision fp64, this run has fp32, which rounds the weights "
+        "(nearest valid: fp64)"
+    )
+
+
+@pytest.mark.parametrize("precision", ["", 'precision = "any"'])
+def test_what_makes_a_job_and_is_left_open_is_as_before(
+    tmp_path: Path, started: Path, precision: str
+) -> None:
+    source = run_file(tmp_path, "second", plan="pp = 1", train="steps = 9")
+    left_open = source.read_text().replace("sequence = 32", "").replace('precision = "fp32"', precision)
+    source.write_text(left_open)
+    planned, _ = prepared(source, resume=started)
+    assert (planned.plan.global_batch, planned.plan.sequence, planned.plan.precision) == (8, 32, "fp32")
+    assert planned.run.train.steps == 9
+
+
+def test_another_job_is_refused_with_every_difference_and_nothing_changes(
+    tmp_path: Path, started: Path
+) -> None:
+    before = {path: path.read_bytes() for path in started.iterdir()}
+    source = run_file(tmp_path, "second", train="seed = 7")
+    source.write_text(source.read_text().replace("gpt-1m", "gpt-10m"))
+    model, seed = refusals(source, resume=started)
+    assert model.startswith(f"{started}: saved with model ")
+    assert seed == (
+        f"{started}: saved with seed 0, this run has 7; a run resumes with the same (nearest valid: 0)"
+    )
+    assert {path: path.read_bytes() for path in started.iterdir()} == before
+
+
+def test_a_run_that_was_started_is_not_written_over(tmp_path: Path, started: Path) -> None:
+    (line,) = refusals(tmp_path / "first.toml", directory=started)
+    assert f"--resume {started}" in line
+    assert f"(nearest valid: {tmp_path / 'run-2'})" in line
+
+
+def test_a_run_that_was_only_prepared_can_be_prepared_again(tmp_path: Path, started: Path) -> None:
+    (started / "metrics.jsonl").unlink()
+    prepared(run_file(tmp_path, "second", plan="pp = 1\ndp = 2"), directory=started)
+    assert RunDirectory(started).plan().mesh == {"dp": 2, "pp": 1}
+
+
+def test_contradicting_directories_are_refused(tmp_path: Path, started: Path) -> None:
+    (line,) = refusals(tmp_path / "first.toml", directory=tmp_path / "other", resume=started)
+    assert "give one of directory and resume" in line
+    (line,) = refusals(started, resume=started)
+    assert "resume goes with a run file" in line
+    (line,) = refusals(tmp_path / "first.toml", resume=tmp_path / "absent")
+    assert "not a run directory" in line
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, started: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = run_file(tmp_path, "second", train="seed = 7")
+    assert run(["train", str(source), "--resume", str(started)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "saved with seed 0" in line
+
+
+def test_what_the_workers_refuse_leaves_the_former_files(started: Path) -> None:
+    before = {path: path.read_bytes() for path in started.iterdir()}
+
+    def refuse() -> None:
+        with kept_if_refused(started):
+            (started / "plan.json").write_text("{}")
+            (started / "run.toml").unlink()
+            raise InputError("other data")
+
+    with pytest.raises(InputError, match="other data"):
+        refuse()
+    assert {path: path.read_bytes() for path in started.iterdir()} == before
+
+
+def test_a_new_run_that_is_refused_leaves_what_it_wrote(tmp_path: Path) -> None:
+    def refuse() -> None:
+        with kept_if_refused(tmp_path):
+            (tmp_path / "plan.json").write_text("{}")
+            raise InputError("no data")
+
+    with pytest.raises(InputError, match="no data"):
+        refuse()
+    assert (tmp_path / "plan.json").read_text() == "{}"

@@ -1,0 +1,185 @@
+"""Runs from plan to accuracy and perplexity: the newest checkpoint is evaluated on the plan's ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pool import RankError, WorkerPool
+
+import weft
+from weft.api import prepared
+from weft.cli.main import run as command
+from weft.describe.summary import Summary
+from weft.errors import InputError
+from weft.run.launch.worker_start import WorkerContext
+from weft.training.evaluation.evaluate import evaluate
+from weft.training.evaluation.meter import Meter
+from weft.training.session import reopen
+from weft.training.tasks import make_task
+from weft.training.tasks.base import TaskSettings
+
+pytestmark = pytest.mark.processes
+
+RUN = """
+[model]
+preset = "{preset}"
+[task]
+kind = "{kind}"
+data = "{data}"
+{sequence}
+[train]
+global_batch = 64
+steps = {steps}
+precision = "fp32"
+[optimizer]
+learning_rate = 1e-3
+[plan]
+pp = {pp}
+micro_batch_size = 16
+"""
+
+
+def trained(folder: Path, steps: int, pp: int, kind: str = "image-classification") -> Path:
+    images = kind == "image-classification"
+    (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 200)
+    run_file = folder / "run.toml"
+    run_file.write_text(
+        RUN.format(
+            preset={"image-classification": "vit-digits", "masked-lm": "bert-1m", "causal-lm": "gpt-1m"}[
+                kind
+            ],
+            kind=kind,
+            data="digits" if images else "text.txt",
+            sequence="" if images else "sequence = 16",
+            steps=steps,
+            pp=pp,
+        )
+    )
+    weft.train(run_file, directory=folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_digits_are_learned_and_evaluated(tmp_path: Path) -> None:
+    run_dir = trained(tmp_path, steps=60, pp=2)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    Summary.model_validate(summary)
+    assert summary["final_loss"] < 0.8 * summary["first_loss"]
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["accuracy"] == summary["final_metrics"]["accuracy"] > 0.2 > events[0]["accuracy"]
+    before = (run_dir / "events.jsonl").read_bytes(), (run_dir / "measured.parquet").read_bytes()
+
+    result = weft.evaluate(run_dir)
+    assert json.loads((run_dir / "evaluation.json").read_text()) == result
+    assert (result["step"], result["samples"], result["held_out_samples"]) == (60, 128, 179)
+    assert "perplexity" not in result
+    loss, accuracy = alone(run_dir, range(128))
+    assert result["loss"] == pytest.approx(loss, rel=1e-5)
+    assert result["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    # An evaluation leaves the run as it was.
+    assert before == ((run_dir / "events.jsonl").read_bytes(), (run_dir / "measured.parquet").read_bytes())
+
+
+def alone(run_dir: Path, samples: range) -> tuple[float, float]:
+    """Loss and accuracy of the checkpoint's tensors in the whole model of one process."""
+    from safetensors.torch import load_file
+
+    from weft.run.stage.build import build_stage
+
+    job = reopen(run_dir)
+    model = build_stage(job.problem.model, range(job.problem.model.layers + 2), 0, torch.float32)
+    [newest] = (run_dir / "checkpoints").glob("step-*")
+    saved = {name: value for file in newest.glob("*.safetensors") for name, value in load_file(file).items()}
+    for name, parameter in model.named_parameters():
+        parameter.data = next(value for key, value in saved.items() if key.endswith(name))
+    task = make_task(
+        job.run.task.kind,
+        TaskSettings(
+            data="digits",
+            sequence=17,
+            vocabulary=10,
+            cache=run_dir.parent / "home" / "cache",
+            image_size=8,
+            channels=1,
+        ),
+    )
+    pixels, labels = task.batch(np.array(samples), held_out=True)
+    with torch.no_grad():
+        logits = model(pixels)
+    return task.loss(logits, labels).item(), task.metrics(logits, labels)["accuracy"]  # type: ignore[attr-defined]
+
+
+def test_a_language_model_is_told_its_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = trained(tmp_path, steps=2, pp=1, kind="causal-lm")
+    assert command(["eval", str(run_dir)]) == 0
+    result = json.loads((run_dir / "evaluation.json").read_text())
+    assert f"perplexity {result['perplexity']:.4g}" in " ".join(capsys.readouterr().out.split())
+    assert result["perplexity"] == math.exp(result["loss"])
+    assert "accuracy" not in result
+    # One token per byte, and one more for the end of each document.
+    assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=0.01)
+    assert result["bits_per_byte"] > result["loss"] / math.log(2)
+
+
+def test_a_masked_language_model_is_told_its_accuracy_too(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    run_dir = trained(tmp_path, steps=2, pp=1, kind="masked-lm")
+    results = worker_pool.run(evaluated, run_dir, ranks=reopen(run_dir).plan.ranks)
+    assert results == [json.loads((run_dir / "evaluation.json").read_text())] * len(results)
+    assert results[0]["perplexity"] == math.exp(results[0]["loss"])
+    assert 0.0 <= results[0]["accuracy"] <= 1.0
+    assert "bits_per_byte" not in results[0]
+
+
+def evaluated(rank: int, ranks: int, run_dir: Path) -> dict[str, float]:
+    return evaluate(reopen(run_dir), run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    (tmp_path / "run.toml").write_text(
+        RUN.format(
+            preset="vit-digits", kind="image-classification", data="digits", sequence="", steps=1, pp=1
+        )
+        + "dp = 1\n"
+    )
+    prepared(tmp_path / "run.toml", directory=tmp_path / "run")
+    with pytest.raises(RankError, match="it has no checkpoint to evaluate"):
+        worker_pool.run(evaluated, tmp_path / "run", ranks=1)
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it has no run\.toml"):
+        weft.evaluate(tmp_path)
+
+
+def metered(rank: int, ranks: int) -> dict[str, float]:
+    """Ranks count 1, 2, ... micro-batches; the loss of a closed meter counts nothing."""
+
+    class Levels:
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return outputs.mean()
+
+        def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+            return {"level": outputs.mean().item()}
+
+    meter = Meter(Levels())  # type: ignore[arg-type]
+    value = torch.tensor([float(rank + 1)])
+    meter(100 * value, value)
+    with meter.open():
+        for _ in range(rank + 1):
+            assert meter(value, value).item() == rank + 1
+    meter(100 * value, value)
+    return meter.collect()
+
+
+def test_a_meter_counts_every_micro_batch_of_every_rank_once(worker_pool: WorkerPool) -> None:
+    assert worker_pool.run(metered, ranks=3) == [{"level": (1 + 2 * 2 + 3 * 3) / 6}] * 3
