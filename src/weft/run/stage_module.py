@@ -16,7 +16,7 @@ from weft.run.context.divided_tokens import DividedTokens
 from weft.run.context.ranks import ContextRanks
 from weft.run.divided_logits import DividedLogits
 from weft.run.layers import LayerFunction
-from weft.run.pieces import Branch, Piece, PieceList
+from weft.run.pieces import Branch, PieceList, StagePiece
 from weft.run.randomness import counter_seed
 from weft.run.tensor_layers import DividedTable, Division, HeldByTensorRanks, enter_before, replace_rows
 from weft.run.tensor_parallel import TensorRanks
@@ -167,7 +167,7 @@ class StageModule(nn.Module, ABC):
         table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
         return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
 
-    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+    def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         """The stage cut at its borders."""
         found, divided = PieceList(), bool(self.token_table)
         if self.embeds and divided:
