@@ -2,8 +2,8 @@
 
     python docs/check_prose.py [FILE ...]
 
-Prints a line for each sentence that is too long, and for each docstring that does not begin as it should. Ruff
-checks verbs (D401), proselint words.
+Print a line for each long sentence, and for each docstring that begins with a clause. Ruff checks verbs,
+proselint words.
 """
 
 from __future__ import annotations
