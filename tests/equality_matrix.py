@@ -13,7 +13,7 @@ from itertools import combinations
 from equality_table import Row
 from methods.rows.auxiliary_head import Head
 from methods.rows.gradient_norm import Clips
-from tensor_jobs import divisible
+from small_plans import divisible
 
 from weft.describe.plan import RECOMPUTES, Sharding
 from weft.predict.cost.memory import SHARDINGS

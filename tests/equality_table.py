@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from equality_jobs import LOSSES, OPTIMIZERS, drop_out, samples
 from one_process import HELD_OUT, Method, Outcome, Part, Told, Training, stepped, tensors_of
-from small_jobs import SEED, make_plan, make_program
+from small_jobs import SEED
+from small_plans import make_plan, make_program
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig

@@ -11,7 +11,7 @@ from typing import Any
 import convolutional_jobs as convolutional
 import numpy as np
 import torch
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
 from weft.describe.catalogue import catalogue

@@ -8,82 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.describe.added_layers import trained_graph
-from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice, Plan, Replica, Stage
-from weft.planning.compile import compile_plan
+from weft.describe.plan import Plan
 from weft.program.program import Program
 from weft.program.rank_program import part_of
-from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline, placements
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import STEPPED
 
 LEARNING_RATE = 0.5
 SEED = 7
-
-
-def tiny(family: str = "gpt", *, layers: int = 6, tied: bool = False) -> ModelConfig:
-    return ModelConfig(
-        name=f"tiny-{family}",
-        family=family,
-        layers=layers,
-        hidden=16,
-        heads=2,
-        key_value_heads=2 if family == "gpt" else 1,
-        feed_forward=24,
-        vocabulary=19,
-        sequence=8,
-        tied_embeddings=tied,
-    )
-
-
-def make_plan(
-    config: ModelConfig,
-    *,
-    pp: int = 1,
-    dp: int = 1,
-    loops: int = 1,
-    schedule: str = "gpipe",
-    micro_batches: int = 4,
-    micro_batch_size: int = 2,
-    precision: str = "fp64",
-) -> Plan:
-    """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device."""
-    count, graph = pp * loops, layer_graph(config)
-    placement = placements(get_schedule(schedule), Pipeline(pp, count, micro_batches))
-    share = micro_batches // len(placement)
-    borders = [len(graph.layers) * stage // count for stage in range(count + 1)]
-    stages = tuple(
-        Stage(
-            layers=tuple(range(borders[stage], borders[stage + 1])),
-            replicas=tuple(
-                Replica(ranks=(pipeline * pp + device,), micro_batches=share)
-                for pipeline in range(dp)
-                for device in devices
-            ),
-        )
-        for stage, devices in enumerate(placement.T.tolist())
-    )
-    return Plan(
-        model=config.name,
-        model_fingerprint=graph.fingerprint,
-        cluster="test",
-        cluster_fingerprint="0" * 16,
-        sequence=config.sequence,
-        global_batch=dp * micro_batches * micro_batch_size,
-        micro_batch_size=micro_batch_size,
-        precision=precision,
-        mesh={"dp": dp, "pp": pp},
-        stages=stages,
-        schedule=Choice(name=schedule),
-    )
-
-
-def make_program(config: ModelConfig, plan: Plan) -> Program:
-    return compile_plan(plan, trained_graph(config, plan.methods))
 
 
 def batch_of(

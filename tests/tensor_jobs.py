@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
-from small_jobs import batch_of, tiny
+from small_jobs import batch_of
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.parallel.divided_logits import DividedLogits
-
-
-def divisible(family: str, *, sequence: int = 8, heads: int = 2, tied: bool = False) -> ModelConfig:
-    """Two blocks; a vocabulary that no number of ranks divides."""
-    config = replace(tiny(family, layers=2, tied=tied), sequence=sequence, heads=heads, key_value_heads=heads)
-    if family == "llama":
-        return replace(config, heads=2 * heads)
-    if family == "vit":
-        # Nine or four patches and the class token, of which two ranks divide ten and not five.
-        size = 6 if sequence % 2 == 0 else 4
-        return replace(
-            config, image_size=size, patch_size=2, channels=3, sequence=(size // 2) ** 2 + 1, vocabulary=5
-        )
-    return config
 
 
 def samples_of(

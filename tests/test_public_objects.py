@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel
-from small_jobs import loss_of, make_plan, tiny
+from small_jobs import loss_of
+from small_plans import make_plan, tiny
 
 import weft
 from weft.describe.cluster_file import parse_cluster

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 import convolutional_jobs as convolutional
 import pytest
 import torch
-from small_jobs import tiny
+from small_plans import tiny
 
 from weft.capture import doctor, layers
 from weft.capture.interference import measure_interference

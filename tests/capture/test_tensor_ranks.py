@@ -8,7 +8,7 @@ import pytest
 import torch
 from pool import WorkerPool
 from predict.cost.machines import CPU as DEVICE
-from tensor_jobs import divisible
+from small_plans import divisible
 
 from weft.capture import layers
 from weft.capture.layers import profile_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 
 from weft.describe.plan import Plan, Replica, Stage
 from weft.describe.plan_file import parse_plan

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from methods.rows.attention_window import Windows
 from pool import WorkerPool
 from small_jobs import SEED
+from small_plans import divisible
 from stopped_runs import text_run, through_and_stopped
-from tensor_jobs import divisible
 from transformers import MistralConfig, MistralForCausalLM
 
 from weft.errors import InputError

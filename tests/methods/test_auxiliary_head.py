@@ -9,7 +9,7 @@ import pytest
 import torch
 from asked_methods import with_head
 from program.mutations import twice, with_value, without_row
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.added_layers import trained_graph
 from weft.describe.cluster_file import parse_cluster

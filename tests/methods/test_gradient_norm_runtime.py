@@ -11,15 +11,8 @@ from asked_methods import CLIPS
 from equality_table import Row, train
 from methods.rows.gradient_norm import Clips
 from pool import RankError, WorkerPool
-from small_jobs import (
-    batch_of,
-    loss_of,
-    make_plan,
-    make_program,
-    make_runtime,
-    parameters_of,
-    tiny,
-)
+from small_jobs import batch_of, loss_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan

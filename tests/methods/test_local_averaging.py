@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from program.mutations import without_edge, without_row
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster

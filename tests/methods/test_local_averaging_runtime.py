@@ -8,15 +8,8 @@ import pytest
 import torch
 from pool import WorkerPool
 from safetensors.torch import load_file
-from small_jobs import (
-    SEED,
-    batch_of,
-    make_plan,
-    make_program,
-    make_runtime,
-    parameters_of,
-    tiny,
-)
+from small_jobs import SEED, batch_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan

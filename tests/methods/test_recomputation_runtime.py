@@ -11,7 +11,8 @@ from equality_table import Row
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import WorkerPool
-from small_jobs import batch_of, loss_of, make_program, make_runtime, tiny
+from small_jobs import batch_of, loss_of, make_runtime
+from small_plans import make_program, tiny
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.mutations import swap, twice, with_value, without_edge, without_row
-from small_jobs import make_program
-from tensor_jobs import divisible
+from small_plans import divisible, make_program
 from tensor_plans import tensor_plan
 
 import weft

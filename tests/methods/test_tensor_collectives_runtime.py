@@ -12,8 +12,9 @@ import pytest
 import torch
 from asked_methods import CLIPS
 from pool import WorkerPool
-from small_jobs import SEED, make_program, make_runtime
-from tensor_jobs import DividedLoss, divisible, samples_of
+from small_jobs import SEED, make_runtime
+from small_plans import divisible, make_program
+from tensor_jobs import DividedLoss, samples_of
 from tensor_plans import tensor_plan
 from torch import nn
 

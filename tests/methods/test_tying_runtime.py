@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_jobs import tiny
+from small_plans import tiny
 
 from weft.errors import InputError
 from weft.methods.tying.runtime import copies_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster

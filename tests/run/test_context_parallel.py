@@ -15,8 +15,9 @@ import torch.distributed as dist
 from equality_jobs import TokenLoss
 from equality_table import Row
 from pool import WorkerPool
-from small_jobs import SEED, descent, make_program, make_runtime, tiny
-from tensor_jobs import divisible, samples_of, whole_loss
+from small_jobs import SEED, descent, make_runtime
+from small_plans import divisible, make_program, tiny
+from tensor_jobs import samples_of, whole_loss
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph

@@ -21,8 +21,7 @@ from methods.rows.gradient_norm import Clips
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
-from small_jobs import make_program, tiny
-from tensor_jobs import divisible
+from small_plans import divisible, make_program, tiny
 
 from weft.describe.models import resolve_model
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS

@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
+from small_jobs import batch_of, make_runtime
+from small_plans import make_plan, make_program, tiny
 from torch import nn
 
 from weft.describe.model import ModelConfig

@@ -11,7 +11,8 @@ import pytest
 import torch
 from asked_methods import CLIPS
 from pool import WorkerPool
-from small_jobs import SEED, batch_of, descent, loss_of, make_plan, make_program, make_runtime, tiny
+from small_jobs import SEED, batch_of, descent, loss_of, make_runtime
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Plan, Sharding
 from weft.program.rank_program import part_of

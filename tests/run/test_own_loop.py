@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from equality_table import Row
-from small_jobs import make_plan, tiny
-from tensor_jobs import divisible
+from small_plans import divisible, make_plan, tiny
 
 import weft
 from weft.describe.models import resolve_model

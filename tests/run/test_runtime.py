@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import batch_of, loss_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from small_jobs import batch_of, loss_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 from torch import nn
 
 from weft.describe.families import layer_graph

@@ -12,7 +12,8 @@ import pytest
 import torch
 from equality_table import Row
 from pool import WorkerPool
-from small_jobs import SEED, batch_of, make_program, make_runtime, tiny
+from small_jobs import SEED, batch_of, make_runtime
+from small_plans import make_program, tiny
 from torch import nn
 
 from weft.describe.families import layer_graph

@@ -19,8 +19,8 @@ import torch
 from asked_methods import TELLS_NORMS
 from late_streams import late
 from pool import WorkerPool
-from small_jobs import batch_of, descent, make_plan, make_program, make_runtime, parameters_of, tiny
-from tensor_jobs import divisible
+from small_jobs import batch_of, descent, make_runtime, parameters_of
+from small_plans import divisible, make_plan, make_program, tiny
 from tensor_plans import tensor_plan
 from torch import nn
 

@@ -1,7 +1,7 @@
 """What a plan can say and the runtime does not execute is named before anything starts, one line each."""
 
 import pytest
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.errors import InputError
 from weft.program.rank_program import part_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pool import WorkerPool
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.errors import InputError
 from weft.program.rank_program import digests, part_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import training_program
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 from timeline.timelines import timeline_of, unit_durations
 
 from weft.describe.plan import Choice

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from pool import RankError, WorkerPool
 from safetensors.torch import load_file
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup

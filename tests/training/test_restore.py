@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import batch_of, make_plan, make_program, make_runtime, tiny
+from small_jobs import batch_of, make_runtime
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Plan
 from weft.run.runtime import RankRuntime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 from web.samples import HOSTILE
 
 import weft

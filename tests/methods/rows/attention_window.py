@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
 from one_process import Method
-from tensor_jobs import divisible
+from small_plans import divisible
 
 from weft.describe.plan import LayerChoice
 from weft.methods.attention_window.options import NAME

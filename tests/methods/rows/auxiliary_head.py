@@ -13,7 +13,7 @@ from methods.rows.gradient_norm import Clips
 from methods.rows.local_averaging import DenseAveraging
 from methods.rows.micro_batch_norms import TellsNorms
 from one_process import Copy, Method, Told, Values, count
-from small_jobs import tiny
+from small_plans import tiny
 
 from weft.describe.plan import Choice
 from weft.run.runtime import RankRuntime

@@ -12,7 +12,7 @@ import torch
 from asked_methods import CLIPS
 from equality_table import Row
 from one_process import Copy, Method, Told
-from small_jobs import tiny
+from small_plans import tiny
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from equality_table import Row
 from one_process import Copy, Method
-from small_jobs import tiny
+from small_plans import tiny
 from torch import nn
 
 from weft.describe.plan import Choice

@@ -10,7 +10,7 @@ import torch
 from asked_methods import TELLS_NORMS
 from equality_table import Row
 from one_process import Copy, Method, Told, count
-from tensor_jobs import divisible
+from small_plans import divisible
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from equality_table import Row
-from small_jobs import tiny
-from tensor_jobs import divisible
+from small_plans import divisible, tiny
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout, PartialLayout

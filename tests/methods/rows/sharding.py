@@ -7,7 +7,7 @@ from functools import partial
 
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
-from small_jobs import tiny
+from small_plans import tiny
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph

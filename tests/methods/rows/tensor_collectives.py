@@ -8,7 +8,7 @@ from equality_table import Row
 from methods.rows.gradient_norm import Clips
 from methods.rows.micro_batch_norms import TellsNorms
 from one_process import Method
-from tensor_jobs import divisible
+from small_plans import divisible
 
 from weft.describe.plan import Choice
 from weft.methods.tensor_collectives.program import NAME, Way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from equality_table import Row
-from small_jobs import tiny
+from small_plans import tiny
 
 GPT, LLAMA = (partial(Row, tiny(family, tied=True), steps=3) for family in ("gpt", "llama"))
 ROWS = (

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.program.rank_program import part_of
 from weft.run.launch.heartbeat import beating

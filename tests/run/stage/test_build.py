@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_jobs import tiny
+from small_plans import tiny
 from transformers import GPT2LMHeadModel, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_jobs import loss_of, make_plan, make_program, tiny
+from small_jobs import loss_of
+from small_plans import make_plan, make_program, tiny
 from torch import nn
 from torch._dynamo.utils import counters
 

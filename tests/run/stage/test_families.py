@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_jobs import SEED, tiny
+from small_jobs import SEED
+from small_plans import tiny
 from transformers import BertForMaskedLM, ViTForImageClassification
 
 from weft.describe.amount import Shape

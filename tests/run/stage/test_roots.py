@@ -12,17 +12,8 @@ from balanced_roots import NAME, WEIGHT, balanced, in_use
 from late_streams import late
 from pool import WorkerPool
 from program.mutations import twice, without_edge, without_row
-from small_jobs import (
-    SEED,
-    batch_of,
-    descent,
-    loss_of,
-    make_plan,
-    make_program,
-    make_runtime,
-    parameters_of,
-    tiny,
-)
+from small_jobs import SEED, batch_of, descent, loss_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan

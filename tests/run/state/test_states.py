@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from small_jobs import batch_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph

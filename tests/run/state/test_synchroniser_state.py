@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
-from small_jobs import SEED, batch_of, make_plan, make_program, make_runtime, parameters_of, tiny
+from small_jobs import SEED, batch_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
 
 from weft.run import resources
 from weft.sync.base import Meeting

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import WorkerPool
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pool import WorkerPool
 from recorded_files import Told, recorded, require_flushed_before_named
 from safetensors.torch import load_file
-from small_jobs import tiny
+from small_plans import tiny
 from torch import nn
 from torch.distributed import distributed_c10d
 

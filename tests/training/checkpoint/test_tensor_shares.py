@@ -21,8 +21,9 @@ from hugging_face_jobs import (
 )
 from pool import WorkerPool
 from safetensors.torch import load_file
-from small_jobs import make_program, make_runtime
-from tensor_jobs import DividedLoss, divisible, samples_of
+from small_jobs import make_runtime
+from small_plans import divisible, make_program
+from tensor_jobs import DividedLoss, samples_of
 
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model

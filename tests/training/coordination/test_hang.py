@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from program.rendezvous import stuck_rows
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Choice
 from weft.describe.run_tables.training import ReportTable

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from equality_table import Row
-from small_jobs import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, tiny
 
 from weft.describe.models import resolve_model
 from weft.errors import RunError

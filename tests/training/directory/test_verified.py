@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pool import WorkerPool
-from small_jobs import make_plan
+from small_plans import make_plan
 from training.test_loop import CONFIG, STEPS, job_of
 
 from weft.describe.plan import Plan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pool import RankError, WorkerPool
-from small_jobs import make_plan, tiny
+from small_plans import make_plan, tiny
 
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
