@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+PURE := .venv-pure
 BIN := $(VENV)/bin
 # Where there is no NVIDIA driver, constraints.txt pins the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.txt)
@@ -11,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test examples check bench docs pictures clean
+.PHONY: install demo test test-pure examples check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -24,8 +25,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	PYTHON=$(BIN)/python examples/demo/demo.sh
 
-test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+# The pure half is tested where there is no torch, the rest where there is.
+test: test-pure install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not pure and not examples"
+
+test-pure: $(PURE)/.installed
+	$(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
+
+$(PURE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PURE)
+	$(PURE)/bin/python -m pip install --quiet --upgrade "pip>=23.1"
+	$(PURE)/bin/python -m pip install --quiet $(CONSTRAINTS) -e ".[test]"
+	touch $@
 
 examples: install
 	$(BIN)/python -m pytest -m examples
@@ -47,4 +58,4 @@ pictures: install
 	$(BIN)/python docs/make_pictures.py
 
 clean:
-	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PURE) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

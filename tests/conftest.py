@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,57 @@ settings.register_profile("weft", deadline=None, derandomize=os.environ.get("CI"
 settings.load_profile("weft")
 
 
+TESTS = Path(__file__).parent
+PURE_ROOMS = {
+    "describe",
+    "doors",
+    "lab",
+    "methods",
+    "moves",
+    "planning",
+    "predict",
+    "program",
+    "scoring",
+    "timeline",
+}
+# Tests in these rooms that hold the pure half against torch or its libraries, or that train.
+WITH_TORCH = (
+    "describe/test_convolutional.py",
+    "describe/test_encoders.py",
+    "describe/test_families.py",
+    "describe/test_models.py",
+    "methods/test_*_runs.py",
+    "methods/test_*_runtime.py",
+    "methods/test_auxiliary_head.py",
+    "methods/test_tensor_collectives.py",
+    "planning/test_graph_models.py",
+    "program/schedules/test_torch_orders.py",
+    "program/test_exchange.py",
+)
+
+
+def is_pure(path: Path) -> bool:
+    """Return whether the tests of a file run without torch."""
+    place = path.relative_to(TESTS)
+    return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the tests that need torch where it is not installed."""
+    if find_spec("torch") is not None or not collection_path.name.startswith("test_"):
+        return None
+    return not is_pure(collection_path) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a room that start processes together, in their order, on one of two runners.
+    """Mark the tests of the pure half, and keep tests of a room that start processes on one of two runners.
 
     Each runner has one pool, and the other one's tests fill the time in which processes wait (pytest-xdist,
     `--dist loadgroup`).
     """
     for item in items:
+        if is_pure(item.path):
+            item.add_marker(pytest.mark.pure)
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
             item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
