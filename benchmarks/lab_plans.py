@@ -37,8 +37,7 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_part, compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
-from weft.planning.planners.amp.inputs import Degrees
-from weft.planning.planners.amp.profile import amp_inputs
+from weft.planning.planners.amp.inputs import Degrees, amp_inputs
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import Problem, measurements_for
 from weft.predict.predict import predict

@@ -17,7 +17,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.weft import WeftPlanner
-from weft.planning.planners.weft.ideal import ideal_step_s
+from weft.planning.planners.weft.estimates import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import problem_of

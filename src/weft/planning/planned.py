@@ -23,10 +23,9 @@ from weft.planning.compile import (
     compile_plan,
 )
 from weft.planning.decided import decided
-from weft.planning.goals import goal_value, goal_words
+from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
-from weft.planning.prices import require_prices
 from weft.planning.problem import Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties

@@ -26,8 +26,8 @@ from weft.predict.corrections_file import (
 from weft.predict.predict import PredictedStep, predict
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Program
+from weft.timeline.figures import prediction_error
 from weft.timeline.medians import Seconds, from_step, instructions
-from weft.timeline.prediction_error import prediction_error
 from weft.timeline.timeline import Timeline
 
 # A part is made this much slower to see how much of the step it makes.

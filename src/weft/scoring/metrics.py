@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.timeline.prediction_error import prediction_error
+from weft.timeline.figures import prediction_error
 
 Floats = npt.NDArray[np.float64]
 

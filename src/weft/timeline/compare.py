@@ -13,6 +13,7 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
+from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.medians import (
     Instructions,
     Seconds,
@@ -24,9 +25,7 @@ from weft.timeline.medians import (
     typical_step_s,
     waits_s,
 )
-from weft.timeline.prediction_error import error_text, prediction_error
-from weft.timeline.streams import label
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, label
 
 WARM_UP_STEPS = 5
 PREDICTED = "predicted"

@@ -1,8 +1,10 @@
-"""Figures of a timeline: how busy the ranks were and what they were busy with."""
+"""Figures of a timeline: how busy ranks were, what they were busy with, how far a prediction is off."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,3 +69,16 @@ def peak_in_flight(program: Program) -> list[int]:
         held = np.where(np.isin(program.columns.stage, trained), held, 0)
     starts = program.rank_starts
     return [int(np.cumsum(held[start:end]).max(initial=0)) for start, end in pairwise(starts)]
+
+
+_Values = TypeVar("_Values", float, npt.NDArray[np.float64])
+
+
+def prediction_error(predicted: _Values, measured: _Values) -> _Values:
+    """The relative error of a prediction, predicted / measured - 1: negative where it was too short."""
+    return predicted / measured - 1.0
+
+
+def error_text(error: float) -> str:
+    """The figure as people read it, with its sign; "-" where nothing was measured."""
+    return f"{error:+.1%}" if math.isfinite(error) else "-"

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.one_line import one_line
-from weft.program.program import Ids, Ints
+from weft.program.kinds import KINDS, all_kinds
+from weft.program.program import NONE, Ids, Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +76,14 @@ TIMELINE_COLUMNS = (
     "start_ns",
     "end_ns",
 )
+
+
+def stream_names() -> tuple[str, ...]:
+    """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
+    return tuple(dict.fromkeys(kind.stream for kind in all_kinds()))
+
+
+def label(kind: int, stage: int, micro_batch: int) -> str:
+    """A short name such as ``F2.1``."""
+    text = KINDS[kind].symbol + ("" if stage == NONE else str(stage))
+    return text if micro_batch == NONE else f"{text}.{micro_batch}"

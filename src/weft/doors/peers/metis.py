@@ -20,7 +20,7 @@ from weft.doors.peers.program import PeerProgram
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.degrees import require_closed_form
-from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.simulated import rank_by_estimate
 from weft.planning.problem import Problem
 
 SCRIPT = "cost_het_cluster.py"

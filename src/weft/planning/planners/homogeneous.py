@@ -24,11 +24,11 @@ from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse
+from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import filled, prepare, simulated
 from weft.planning.planners.space import layouts
-from weft.planning.prices import cost_of
 from weft.planning.problem import Problem
 
 

@@ -12,8 +12,8 @@ from weft.describe.units import format_bytes
 from weft.errors import InputError
 from weft.moves.layout import build_plan, pipeline_of
 from weft.planning.long_steps import predict_long_with
-from weft.planning.planners.base import Candidate, Verdict
-from weft.planning.planners.bounds import Holding
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
 from weft.predict.engine import load_compiled_engine
 
@@ -75,3 +75,25 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
     if pipeline.devices == 1:
         return f"{each}, no pipeline"
     return f"{each}, devices wait {waiting:.0%} of the step"
+
+
+def rank_by_estimate(
+    problem: Problem, candidates: Sequence[Candidate], bounds: Bounds, finalists: int
+) -> Ranking:
+    """Simulate candidates, least `estimate_s` first, until so many fit.
+
+    All keep the order of their estimates, equal ones that in which they come, whatever the simulator says.
+    Those that stay `PRUNED` come after those that were simulated, refused ones last.
+    """
+    estimated = [one for one in candidates if one.estimate_s is not None]
+    refused = [one for one in candidates if one.estimate_s is None]
+    estimated.sort(key=lambda one: one.estimate_s or 0.0)
+    judged: list[Candidate] = []
+    fitting = 0
+    for one in estimated:
+        if fitting < finalists:
+            one = simulated(problem, one, bounds.layer_seconds(one.chain))
+            fitting += one.verdict is Verdict.FITS
+        judged.append(one)
+    judged.sort(key=lambda one: one.verdict is Verdict.REFUSED)
+    return Ranking(problem=problem, candidates=(*judged, *refused))

@@ -16,9 +16,13 @@ import numpy as np
 from weft.program.kinds import FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.options import count_option, refuse_count
-from weft.program.schedules.ring import refuse_idle_devices, ring_placement
-from weft.program.schedules.turns import take_turns
+from weft.program.schedules.ring import (
+    count_option,
+    refuse_count,
+    refuse_idle_devices,
+    ring_placement,
+    take_turns,
+)
 
 
 class DepthFirst:

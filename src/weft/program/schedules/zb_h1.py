@@ -14,8 +14,7 @@ import numpy as np
 
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.ring import refuse_loops, ring_placement
-from weft.program.schedules.turns import take_split_turns
+from weft.program.schedules.ring import refuse_loops, ring_placement, take_split_turns
 
 
 class ZeroBubbleH1:

@@ -22,8 +22,7 @@ from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.space import layouts
-from weft.planning.planners.weft.estimates import LIGHT, StepEstimates
-from weft.planning.planners.weft.ideal import ideal_step_s
+from weft.planning.planners.weft.estimates import LIGHT, StepEstimates, ideal_step_s
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
