@@ -18,7 +18,7 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.moves.layout import parts_of, pipeline_of
 from weft.moves.sharers import sharers_of
-from weft.planning.planners.layer_costs import LeastCosts
+from weft.planning.planners.layer_times import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import (
