@@ -24,6 +24,7 @@ from weft.planning.problem import Problem
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     SHARDINGS,
+    buffered_bytes,
     resident_bytes,
     state_bytes,
     with_slack,
@@ -153,12 +154,10 @@ class Bounds:
         """What each layer holds on a rank of the layout, allocator's slack included."""
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
-        parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
-        each = sum(size / (sharers if level >= first else 1) for size, first in parts)
+        each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
         slack = 1.0 + ALLOCATOR_SLACK
         arriving = states.gradients if sharers > 1 else 0
-        buffered = sum((states.gradients, states.weights)[: max(level - 1, 0)])
-        buffers = arriving + buffered * min(layout.loops, SHARDED_BUFFERS)
+        buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
             states=slack * each * layers.parameters,
             left=slack * layers.left(layout.recompute),
