@@ -22,8 +22,8 @@ from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
 from weft.planning.planners.amp.planner import degrees_of_layout, profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
 from weft.planning.planners.simulated import rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
 # A step that is longer by this fraction is accepted with probability 1/e at the start.

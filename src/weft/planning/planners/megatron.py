@@ -18,8 +18,8 @@ from weft.errors import InputError
 from weft.moves.layout import pipeline_of, refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
 from weft.planning.planners.simulated import filled, rank_by_estimate
+from weft.planning.planners.space import by_count, degree_layouts, require_closed_form
 from weft.planning.problem import Problem
 
 

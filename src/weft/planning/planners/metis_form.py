@@ -29,9 +29,9 @@ from weft.planning.planners.amp.inputs import AmpInputs
 from weft.planning.planners.amp.planner import profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.simulated import rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,13 @@ import numpy as np
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.breadth_first import BreadthFirst
-from weft.program.schedules.ring import count_option, refuse_count, refuse_idle_devices, ring_placement
+from weft.program.schedules.ring import (
+    count_option,
+    divisors,
+    refuse_count,
+    refuse_idle_devices,
+    ring_placement,
+)
 
 
 class Hybrid:
@@ -35,7 +41,7 @@ class Hybrid:
         depth = depth_of(pipeline, options)
         if pipeline.micro_batches % depth == 0:
             return None
-        nearest = min(_divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
+        nearest = min(divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
         return (
             f"hybrid cannot split {pipeline.micro_batches} micro-batches into {depth} equal rounds; "
             f"nearest depth: {nearest}"
@@ -56,15 +62,8 @@ class Hybrid:
         )
 
 
-def _divisors(count: int) -> list[int]:
-    return [divisor for divisor in range(1, count + 1) if count % divisor == 0]
-
-
 def depth_of(pipeline: Pipeline, options: Options) -> int:
     """Rounds of a step."""
-    full = [
-        divisor
-        for divisor in _divisors(pipeline.micro_batches)
-        if pipeline.micro_batches // divisor >= pipeline.devices
-    ]
+    breadths = ((one, pipeline.micro_batches // one) for one in divisors(pipeline.micro_batches))
+    full = [rounds for rounds, breadth in breadths if breadth >= pipeline.devices]
     return count_option("depth", options, max(full, default=1))

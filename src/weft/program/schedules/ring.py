@@ -38,6 +38,11 @@ def refuse_loops(name: str, pipeline: Pipeline) -> str | None:
     return f"{name} runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
 
 
+def divisors(number: int) -> list[int]:
+    """Rising."""
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
 def refuse_count(name: str, option: str, options: Options) -> str | None:
     """Why this option is not a whole number of at least 1, or None; an absent one is fine."""
     value = options.get(option, 1)

@@ -15,10 +15,11 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.device import PRECISION_BYTES
 from weft.errors import InputError, Violation
-from weft.planning.planners.degrees import beside_blocks, divisors
 from weft.planning.planners.layer_times import ProblemLayerTimes
+from weft.planning.planners.space import beside_blocks
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import state_bytes
+from weft.program.schedules.ring import divisors
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

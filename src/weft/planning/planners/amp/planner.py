@@ -15,8 +15,8 @@ from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import AmpInputs, Degrees, amp_inputs
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
 from weft.planning.planners.simulated import rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
 
