@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
 from weft.describe.plan import Choice, Plan
-from weft.errors import InputError, Violation, nearest
+from weft.errors import InputError, Violation
 from weft.installed import installed
 from weft.moves.move import Context, Move, Purpose
 from weft.moves.parallelism import ONE_UNIT_MOVES, PARALLELISM_MOVES
@@ -80,16 +80,3 @@ def _of_others() -> Iterator[Move]:
     yield from parts_of(Move, others())
     for _, named in installed("weft.moves"):
         yield from named()
-
-
-def get_move(name: str) -> Move:
-    """The move of that name.
-
-    Raises:
-        InputError: when there is none, with the nearest name.
-    """
-    table = all_moves()
-    if name not in table:
-        known = ", ".join(sorted(table))
-        raise InputError(Violation("moves", f"{name!r} is not one of {known}", nearest(name, table)))
-    return table[name]
