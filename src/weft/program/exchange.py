@@ -53,7 +53,7 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
 
 
 def program_orders(program: Program) -> list[ComputeOrder]:
-    """What each rank of a program computes, in order; micro-batches keep their numbers in the global batch."""
+    """What each rank of a program computes, in order; micro-batches count over the global batch."""
     columns, wanted = program.columns, np.isin(program.columns.kind, list(LETTERS))
     rows = [
         np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())

@@ -70,30 +70,6 @@ class GroupTable:
     table: Ints
 
 
-def _one_step(asked: Any) -> int:
-    return 1
-
-
-def _as_it_is(pipeline: LoweredPipeline, layout: PipelineLayout, asked: Any) -> LoweredPipeline:
-    return pipeline
-
-
-def _no_problems(layout: PipelineLayout, asked: Any, others: Mapping[str, Any]) -> Sequence[Violation]:
-    return ()
-
-
-def _no_groups(layout: PipelineLayout, asked: Any) -> Sequence[GroupTable]:
-    return ()
-
-
-def _nothing_owed(layout: PipelineLayout, asked: Any) -> None:
-    return None
-
-
-def _no_check(program: Program, owed: Any) -> Sequence[Violation]:
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pass(Generic[Asked]):
     """What a method does to programs; `Asked` is the type of what a plan asks of it.
@@ -118,17 +94,23 @@ class Pass(Generic[Asked]):
 
     name: str
     asked: Callable[[Plan, LayerGraph], Asked | None]
-    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
-    cycle: Callable[[Asked], int] = _one_step
-    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
+    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
+        lambda pipeline, layout, asked: pipeline
+    )
+    cycle: Callable[[Asked], int] = lambda asked: 1
+    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
+        lambda pipeline, layout, asked: pipeline
+    )
     default: Asked | None = None
     after: tuple[str, ...] = ()
     last: bool = False
     evaluates: bool = False
-    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = _no_problems
-    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = _no_groups
-    owes: Callable[[PipelineLayout, Asked], Owed | None] = _nothing_owed
-    check: Callable[[Program, Any], Sequence[Violation]] = _no_check
+    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = (
+        lambda layout, asked, others: ()
+    )
+    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = lambda *_: ()
+    owes: Callable[[PipelineLayout, Asked], Owed | None] = lambda *_: None
+    check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
     # A Timeline is of a room above this one.
     decide: Callable[[Plan, Program, Any], Plan] | None = None
 

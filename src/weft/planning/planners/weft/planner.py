@@ -35,10 +35,6 @@ from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.problem import Problem
 
 
-def untold(text: str) -> None:
-    """Progress that nobody is told."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeftPlanner:
     """See the module.
@@ -62,7 +58,7 @@ class WeftPlanner:
     mixed: int = 8
     seeded_to: int = 32
     budget_s: float | None = None
-    tell: Callable[[str], None] = untold
+    tell: Callable[[str], None] = lambda text: None
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """The degrees and choices; on unlike devices each is given stages, shares and places."""
