@@ -12,19 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.breadth_first import BreadthFirst
 from weft.program.schedules.ring import (
+    OnRing,
     count_option,
     divisors,
     refuse_count,
-    refuse_idle_devices,
-    ring_placement,
 )
 
 
-class Hybrid:
+class Hybrid(OnRing):
     """A `depth`-th of breadth-first's activations for `depth` times its bubble."""
 
     name: ClassVar[str] = "hybrid"
@@ -35,7 +33,7 @@ class Hybrid:
     }
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        reason = refuse_idle_devices(self.name, pipeline) or refuse_count(self.name, "depth", options)
+        reason = super().refuse(pipeline, options) or refuse_count(self.name, "depth", options)
         if reason is not None:
             return reason
         depth = depth_of(pipeline, options)
@@ -46,9 +44,6 @@ class Hybrid:
             f"hybrid cannot split {pipeline.micro_batches} micro-batches into {depth} equal rounds; "
             f"nearest depth: {nearest}"
         )
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         depth = depth_of(pipeline, options)

@@ -5,11 +5,34 @@ In the ring stage s lives on device s mod P; the last loop may be ragged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import Options, Pipeline
+
+
+class OnRing:
+    """What schedules on the ring say alike, whatever their order."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        return refuse_idle_devices(self.name, pipeline)
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return ring_placement(pipeline)
+
+
+class OneStagePerDevice(OnRing):
+    """Schedules without loops."""
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        return refuse_loops(self.name, pipeline)
 
 
 def ring_placement(pipeline: Pipeline) -> Ints:
