@@ -24,10 +24,11 @@ from weft.predict.corrections_file import (
     save_residuals,
 )
 from weft.predict.predict import PredictedStep, predict
+from weft.program.arrays import Floats
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Program
 from weft.timeline.figures import prediction_error
-from weft.timeline.medians import Seconds, from_step, instructions
+from weft.timeline.medians import from_step, instructions
 from weft.timeline.timeline import Timeline
 
 # A part is made this much slower to see how much of the step it makes.
@@ -172,7 +173,7 @@ def _ratios(job: PlannedJob, bare: PredictedStep, measured: Timeline) -> dict[Ke
     return found
 
 
-def _ratio(predicted_s: Seconds, measured_s: Seconds) -> float | None:
+def _ratio(predicted_s: Floats, measured_s: Floats) -> float | None:
     predicted, measured = float(predicted_s.sum()), float(measured_s.sum())
     return measured / predicted if predicted > 0.0 and measured > 0.0 else None
 

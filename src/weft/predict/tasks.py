@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.predict.costs import Costs
 from weft.predict.cycle.state import UNPOSTED, Tasks
+from weft.program.arrays import Floats, Mask
 from weft.program.codes import codes, distinct_rows
 from weft.program.kinds import is_collective, is_compute, is_send
 from weft.program.program import NONE, Ints, Program
@@ -110,10 +110,6 @@ def _alike(on: Ints, link: Ints) -> Ints:
     for routes in np.split(order, ends):
         number[link[routes[0]]] = known.setdefault(on[routes].tobytes(), len(known))
     return number[link]
-
-
-Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

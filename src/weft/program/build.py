@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import InputError, Violation, nearest
+from weft.program.arrays import Mask
 from weft.program.assemble import LoweredLayout, assemble
 from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
@@ -121,7 +121,7 @@ def _collectives(pipeline: LoweredPipeline) -> Ints:
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 
-def _forward_order(here: npt.NDArray[np.bool_], micro_batches: int) -> ComputeOrder:
+def _forward_order(here: Mask, micro_batches: int) -> ComputeOrder:
     """Forwards of the stages that are here, shape (paths, stages), stage by stage; each path has so many."""
     stages, paths = np.nonzero(here.T)
     number = np.arange(micro_batches, dtype=np.int64)

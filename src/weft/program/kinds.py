@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.bundles import bundles, parts
 from weft.errors import InputError, Violation
 from weft.program import places
+from weft.program.arrays import Ints, Mask
 from weft.program.values import VALUES, Read, Use, ValueRegistry
 
 
@@ -201,26 +201,22 @@ def kinds_writing(*values: str) -> tuple[int, ...]:
     )
 
 
-_Codes = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
-
-
-def is_compute(kind: _Codes) -> _Mask:
+def is_compute(kind: Ints) -> Mask:
     """Which kind codes run on the compute stream."""
     return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
 
 
-def is_collective(kind: _Codes) -> _Mask:
+def is_collective(kind: Ints) -> Mask:
     """Which kind codes all ranks of a group take part in."""
     return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
 
 
-def is_send(kind: _Codes) -> _Mask:
+def is_send(kind: Ints) -> Mask:
     """Which kind codes send a message."""
     return is_any_of(kind, [send for send, _ in MESSAGES])
 
 
-def is_any_of(kind: _Codes, wanted: Sequence[int]) -> _Mask:
+def is_any_of(kind: Ints, wanted: Sequence[int]) -> Mask:
     """Which kind codes are among the wanted ones; there are few kinds, so that a table tells fastest."""
     table = np.zeros(len(KINDS), dtype=np.bool_)
     table[list(wanted)] = True

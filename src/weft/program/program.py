@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.one_line import one_line
+from weft.program.arrays import Ids as Ids
+from weft.program.arrays import Ints as Ints
 from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
-
-Ints = npt.NDArray[np.int64]
-Ids = npt.NDArray[np.uint64]
 
 # The ranks of each group.
 Groups = tuple[tuple[int, ...], ...]
@@ -86,7 +85,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+    def take(self, rows: Ints) -> Columns:
         return Columns(**{name: getattr(self, name)[rows] for name in COLUMN_NAMES})
 
     @classmethod

@@ -12,11 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Floats
 from weft.timeline.figures import prediction_error
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

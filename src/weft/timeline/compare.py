@@ -11,12 +11,12 @@ import numpy as np
 from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
+from weft.program.arrays import Floats
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.medians import (
     Instructions,
-    Seconds,
     cycle_of,
     from_step,
     instructions,
@@ -268,7 +268,7 @@ def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
     return predicted.run, measured.run
 
 
-def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
+def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
     """One pair per (stage, kind), of the instructions of so many steps."""
     code = (stage + 1) * len(KINDS) + rows.kind
     codes, first_median = median_by(code, rows.duration_s)
@@ -300,7 +300,7 @@ def _wait_pairs(predicted: Timeline, measured: Timeline) -> tuple[WaitPair, ...]
     )
 
 
-def _worst(rows: Instructions, measured_s: Seconds) -> tuple[InstructionPair, ...]:
+def _worst(rows: Instructions, measured_s: Floats) -> tuple[InstructionPair, ...]:
     order = np.argsort(-np.abs(measured_s - rows.duration_s), kind="stable")[:_WORST]
     return tuple(
         InstructionPair(

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Floats
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS, is_compute
 from weft.program.program import Program
 from weft.timeline.timeline import Timeline
@@ -21,7 +21,7 @@ def makespan_s(timeline: Timeline) -> float:
     return float(timeline.end_ns.max() - timeline.start_ns.min()) / 1e9
 
 
-def busy_s(timeline: Timeline) -> npt.NDArray[np.float64]:
+def busy_s(timeline: Timeline) -> Floats:
     """Seconds each rank computed, one value per rank that occurs, ascending."""
     compute = is_compute(timeline.kind)
     ranks, rank = np.unique(timeline.rank, return_inverse=True)
@@ -29,7 +29,7 @@ def busy_s(timeline: Timeline) -> npt.NDArray[np.float64]:
     return np.bincount(rank[compute], weights=duration, minlength=len(ranks)) / 1e9
 
 
-def busy_fraction(timeline: Timeline) -> npt.NDArray[np.float64]:
+def busy_fraction(timeline: Timeline) -> Floats:
     """Share of the makespan that each rank computed, one value per rank that occurs, ascending."""
     makespan = makespan_s(timeline)
     return busy_s(timeline) / makespan if makespan else np.zeros_like(busy_s(timeline))
@@ -71,7 +71,7 @@ def peak_in_flight(program: Program) -> list[int]:
     return [int(np.cumsum(held[start:end]).max(initial=0)) for start, end in pairwise(starts)]
 
 
-_Values = TypeVar("_Values", float, npt.NDArray[np.float64])
+_Values = TypeVar("_Values", float, Floats)
 
 
 def prediction_error(predicted: _Values, measured: _Values) -> _Values:

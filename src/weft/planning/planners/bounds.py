@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
@@ -30,12 +29,12 @@ from weft.predict.cost.memory import (
     with_slack,
 )
 from weft.predict.cost.residency import kept_changes
+from weft.program.arrays import Floats
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.program import Ints
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
-Floats = npt.NDArray[np.float64]
 # Shape of a micro-batch, stages, and their layers: what decides where the layers are cut.
 _CutKey = tuple[Shape, int, tuple[int, ...] | None]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
@@ -18,8 +17,7 @@ from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.keeping import keeping_of
 from weft.predict.cost.memory import stage_product_bytes
-
-Floats = npt.NDArray[np.float64]
+from weft.program.arrays import Floats
 
 
 class PassSeconds(NamedTuple):

@@ -16,7 +16,6 @@ from itertools import accumulate, islice, permutations
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import Layout
@@ -33,9 +32,7 @@ from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.simulated import rank_by_estimate
 from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 
 class MetisForm(NamedTuple):

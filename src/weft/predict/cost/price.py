@@ -18,10 +18,11 @@ from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import PlacedPlan
-from weft.predict.cost.pricing import Pricing, Seconds
+from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
 from weft.predict.profile import LayerProfile, MachineMeasurement
+from weft.program.arrays import Floats
 from weft.program.kinds import KINDS
 from weft.program.program import Ints, Program
 
@@ -147,5 +148,5 @@ def _codes(program: Program) -> list[int]:
     return codes
 
 
-def _ticks(seconds: Seconds) -> Ints:
+def _ticks(seconds: Floats) -> Ints:
     return np.rint(seconds / TICK_S).astype(np.int64)

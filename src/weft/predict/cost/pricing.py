@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.bundles import parts
 from weft.describe.device import Device
@@ -114,9 +113,6 @@ def segmented_times(program: Program) -> SegmentedTimes | None:
     return SegmentedTimes(owed=owed, priced=priced)
 
 
-Seconds = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pricing:
     """A program in front of its cost models; `placed` is its plan on the cluster."""
@@ -133,7 +129,7 @@ class Pricing:
         return self.placed.model
 
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
-        """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
+        """Floats of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
 
     def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Mask
 from weft.program.kinds import is_send
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import Columns, Edges, Ints
-
-Mask = npt.NDArray[np.bool_]
 
 
 def insert(

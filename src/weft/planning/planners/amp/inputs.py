@@ -9,7 +9,6 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
@@ -19,10 +18,8 @@ from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.space import beside_blocks
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import state_bytes
+from weft.program.arrays import Floats, Ints
 from weft.program.schedules.ring import divisors
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Degrees(NamedTuple):

@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.layout import Layout
 from weft.moves.sharers import sharers_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
 from weft.planning.problem import Problem
+from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], pace_of_rank: Ints) -> float:
@@ -48,8 +45,6 @@ def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], 
     computing = (micro_batches - layout.dp * filling) / places
     return float(fastest.sum() * (computing + filling))
 
-
-Ints = npt.NDArray[np.int64]
 
 # States that every rank holds, or shares out with little to exchange for it.
 LIGHT = ("zero-0", "zero-1")

@@ -8,13 +8,11 @@ from itertools import accumulate, islice, permutations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import Layout
 from weft.planning.problem import Problem
-
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Ints
 
 
 class Placement(NamedTuple):

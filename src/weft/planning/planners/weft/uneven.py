@@ -10,7 +10,6 @@ from itertools import groupby
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute, shared_out
@@ -26,9 +25,7 @@ from weft.planning.planners.weft.estimates import LIGHT, StepEstimates, ideal_st
 from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
 from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 # The orders that are searched over, with one stage per device and with several; others are tried on what is
 # found.
