@@ -106,15 +106,7 @@ class PlannedJob:
 
     @cached_property
     def predicted(self) -> PredictedStep:
-        return predict(
-            self.plan,
-            self.program,
-            self.problem.job.graph,
-            self.problem.job.cluster,
-            machine=self.problem.machine,
-            profile=self.problem.profile,
-            correction=self.problem.correction,
-        )
+        return predict(self.problem.cost_model, self.plan, self.program)
 
     @property
     def prediction(self) -> Prediction:

@@ -6,7 +6,7 @@ Files of measured steps are read again as lessons: what they say of predictions 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -128,16 +128,7 @@ def _lesson(path: Path, residuals: Residuals, observations: tuple[Observation, .
 
 
 def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
-    problem = job.problem
-    return predict(
-        job.plan,
-        job.program,
-        problem.job.graph,
-        problem.job.cluster,
-        machine=problem.machine,
-        profile=problem.profile,
-        correction=correction,
-    )
+    return predict(replace(job.problem, correction=correction).cost_model, job.plan, job.program)
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:

@@ -15,7 +15,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.long_steps import predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
@@ -176,7 +176,7 @@ def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]
 
 
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
-    prediction = predict_long_with(subject.cost_model, subject.plan).prediction
+    prediction = predict_long(subject.cost_model, subject.plan).prediction
     usable_bytes = subject.cost_model.network.places.usable_bytes.tolist()
     held = zip(prediction.peak_bytes, usable_bytes, strict=False)
     peak, room = min(held, key=lambda one: one[1] - one[0])

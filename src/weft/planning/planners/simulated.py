@@ -11,7 +11,7 @@ from weft.describe.layout import Layout
 from weft.describe.units import format_bytes
 from weft.errors import InputError
 from weft.moves.layout import build_plan, pipeline_of
-from weft.planning.long_steps import predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
@@ -35,7 +35,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     job = problem.job
     plan = build_plan(job, candidate.chain, layer_seconds)
     try:
-        step = predict_long_with(problem.cost_model, plan)
+        step = predict_long(problem.cost_model, plan)
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
