@@ -100,9 +100,6 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
     position = firsts[ranks[pipeline, devices, lane]] + within
     touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
-    source, target, distance = (
-        getattr(one.edges, name)[touching] for name in ("source", "target", "distance")
-    )
     stages = {
         pipeline * layout.paths + path: np.flatnonzero(homes == device)
         for path, homes in enumerate(layout.placement)
@@ -114,7 +111,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         steps_per_cycle=passes.steps_per_cycle,
         first_row=int(firsts[rank]),
         columns=columns,
-        edges=Edges(source=position[source], target=position[target], distance=distance),
+        edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
         obligations=_obligations(lowered, stages, passes.owed(layout)),
     )

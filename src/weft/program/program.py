@@ -141,8 +141,15 @@ class Edges:
         names = ("source", "target", "distance")
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Edges:
+        return Edges(source=self.source[rows], target=self.target[rows], distance=self.distance[rows])
+
+    def at(self, position: Ints) -> Edges:
+        """The same edges between rows that lie elsewhere now; `position` is where each row is."""
+        return Edges(source=position[self.source], target=position[self.target], distance=self.distance)
+
     @classmethod
-    def of(cls, source: npt.ArrayLike, target: npt.ArrayLike, distance: int = 0) -> Edges:
+    def of(cls, source: npt.ArrayLike, target: npt.ArrayLike, distance: npt.ArrayLike = 0) -> Edges:
         source = np.asarray(source, dtype=np.int64)
         target = np.asarray(target, dtype=np.int64)
         return cls(source=source, target=target, distance=np.full(len(source), distance, dtype=np.int64))

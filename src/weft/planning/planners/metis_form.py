@@ -19,7 +19,6 @@ import numpy as np
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import Layout
-from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse, shares_of
 from weft.moves.pipeline_partition import pipeline_partition
@@ -29,7 +28,7 @@ from weft.planning.planners.amp.planner import profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import ProblemLayerTimes
-from weft.planning.planners.simulated import rank_by_estimate
+from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate
 from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
@@ -111,24 +110,18 @@ def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemL
 
 
 def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> Candidate:
-    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     try:
         work_s, cut_s, grid = _tables(problem, layout, inputs, times)
     except InputError as error:
         # A profile that was not measured at this micro-batch size refuses to guess.
-        return replace(refused, reason=str(error.violations[0]))
+        return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     if layout.pp > np.count_nonzero(work_s[0, 0]):
-        reason = f"pp {layout.pp} leaves a stage without layers that compute"
-        return replace(refused, reason=reason)
+        return empty_stage(layout)
     found = metis_form(work_s, cut_s, sum(shares_of(problem.job, layout)))
     estimate_s = found.pipeline_s + reduction_s(inputs, grid, found.layers_per_stage)
     uneven = found.micro_batches if len(set(found.micro_batches)) > 1 else None
-    return Candidate(
-        layout=with_layers(replace(layout, micro_batches_per_replica=uneven), found.layers_per_stage),
-        verdict=Verdict.PRUNED,
-        reason=f"estimated {format_seconds(estimate_s)}, others less",
-        estimate_s=estimate_s,
-    )
+    shared = replace(layout, micro_batches_per_replica=uneven)
+    return estimated(with_layers(shared, found.layers_per_stage), estimate_s)
 
 
 def metis_form_s(problem: Problem, layout: Layout) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_bytes
+from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import build_plan, pipeline_of
 from weft.planning.long_steps import predict_long
@@ -75,6 +75,28 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
     if pipeline.devices == 1:
         return f"{each}, no pipeline"
     return f"{each}, devices wait {waiting:.0%} of the step"
+
+
+def estimated(layout: Layout, estimate_s: float) -> Candidate:
+    """A layout that a planner's own formula has looked at; `PRUNED` until it is simulated."""
+    reason = f"estimated {format_seconds(estimate_s)}, others less"
+    return Candidate(layout=layout, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)
+
+
+def empty_stage(layout: Layout) -> Candidate:
+    """A layout with more stages than layers that compute."""
+    reason = f"pp {layout.pp} leaves a stage without layers that compute"
+    return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
+
+
+def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
+    """Too big by the states and the activations that its order keeps, if it is."""
+    holding = bounds.holding(candidate.chain)
+    over = holding.total - bounds.largest_memory_bytes
+    if over <= 0:
+        return None
+    reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
+    return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
 
 
 def rank_by_estimate(

@@ -44,9 +44,7 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
     source, target, distance = (np.tile(one, steps) for one in (edges.source, edges.target, edges.distance))
     step = np.repeat(np.arange(steps, dtype=np.int64), len(edges))
     later = step + distance
-    reaching = Edges(
-        source=source + step * rows, target=target + later % steps * rows, distance=later // steps
-    )
+    reaching = Edges.of(source + step * rows, target + later % steps * rows, later // steps)
     return LoweredPipeline(copies.take(order), renumber(reaching, order))
 
 

@@ -31,11 +31,7 @@ def insert(
 
 def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
     """The pipeline without the edges of the mask, shape (edges,)."""
-    edges, kept = pipeline.edges, ~dropped
-    return LoweredPipeline(
-        pipeline.columns,
-        Edges(source=edges.source[kept], target=edges.target[kept], distance=edges.distance[kept]),
-    )
+    return LoweredPipeline(pipeline.columns, pipeline.edges.take(~dropped))
 
 
 def after_sends(columns: Columns, rows: Ints) -> Ints:
