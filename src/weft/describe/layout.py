@@ -185,6 +185,11 @@ class Layout:
 USUAL: Mapping[str, object] = {one.name: one.default for one in fields(Layout) if one.default is not MISSING}
 
 
+def rank_order_of(devices: Sequence[int]) -> tuple[int, ...] | None:
+    """Devices in the order of their ranks, as layouts say it; None where each has the rank of its number."""
+    return None if list(devices) == list(range(len(devices))) else tuple(devices)
+
+
 def _place(name: str) -> int:
     return _RECORDED.index(name) if name in _RECORDED else len(_RECORDED)
 

@@ -22,7 +22,7 @@ from weft.planning.compile import (
     compile_part,
     compile_plan,
 )
-from weft.planning.decided import decided
+from weft.planning.decisions import decided
 from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each

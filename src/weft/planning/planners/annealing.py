@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.describe.layout import Layout
+from weft.describe.layout import Layout, rank_order_of
 from weft.moves.layout import refuse
 from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
 from weft.planning.planners.amp.planner import degrees_of_layout, profiled
@@ -168,8 +168,7 @@ class _Walk:
         return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
 
     def _candidate(self, number: int, order: tuple[int, ...], strategy: AmpStrategy) -> Candidate:
-        in_order = order == tuple(range(len(order)))
-        layout = replace(self._layouts[number], rank_order=None if in_order else order)
+        layout = replace(self._layouts[number], rank_order=rank_order_of(order))
         return estimated(with_layers(layout, strategy.layers_per_stage), strategy.seconds)
 
 

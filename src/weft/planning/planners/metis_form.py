@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from weft.describe.cluster import Cluster
-from weft.describe.layout import Layout
+from weft.describe.layout import Layout, rank_order_of
 from weft.errors import InputError
 from weft.moves.layout import refuse, shares_of
 from weft.moves.pipeline_partition import pipeline_partition
@@ -59,9 +59,8 @@ class MetisFormPlanner:
                 yield layout
                 continue
             for order in islice(permutations(range(len(problem.job.cluster.groups))), self.orders):
-                devices = _devices_of(problem.job.cluster, order)
-                in_order = devices == tuple(range(len(devices)))
-                yield replace(layout, rank_order=None if in_order else devices)
+                devices = devices_in_turn(problem.job.cluster, order)
+                yield replace(layout, rank_order=rank_order_of(devices.tolist()))
 
     def search(self, problem: Problem) -> Ranking:
         """Give every layout its stages and shares, and simulate those with the lowest estimates.
@@ -82,11 +81,10 @@ class MetisFormPlanner:
         return rank_by_estimate(problem, judged, Bounds(problem), self.finalists)
 
 
-def _devices_of(cluster: Cluster, order: Sequence[int]) -> tuple[int, ...]:
-    """The devices of all groups in that order."""
-    sizes = [group.count * group.devices for group in cluster.groups]
-    firsts = list(accumulate(sizes, initial=0))
-    return tuple(device for group in order for device in range(firsts[group], firsts[group + 1]))
+def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
+    """The devices of all groups of nodes in that order, shape (ranks,)."""
+    firsts = list(accumulate((group.count * group.devices for group in cluster.groups), initial=0))
+    return np.concatenate([np.arange(firsts[group], firsts[group + 1]) for group in order])
 
 
 class _Tables(NamedTuple):

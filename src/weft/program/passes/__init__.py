@@ -87,7 +87,7 @@ class Pass(Generic[Asked]):
         owes: what a program owes the method.
         check: everything that keeps a program from what it owes; None where it owes nothing.
         decide: the plan with what the method decides from its program and predicted step (a Timeline), kept
-            among the method's options; None where it decides nothing. See `weft.planning.decided`.
+            among the method's options; None where it decides nothing. See `weft.planning.decisions`.
     """
 
     name: str

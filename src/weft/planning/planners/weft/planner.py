@@ -28,7 +28,7 @@ from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
-from weft.planning.planners.weft.found import Found
+from weft.planning.planners.weft.findings import Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
@@ -102,7 +102,7 @@ class _Search:
         self._unlike = unlike_devices(problem.job.cluster)
         self._bounds = Bounds(problem)
         self._space = MixedSpace(problem, self._bounds)
-        self.found = Found(problem, planner.tell)
+        self.found = Findings(problem, planner.tell)
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
     def estimate(self) -> None:

@@ -18,7 +18,7 @@ NEAR = 1.1
 _Key = tuple[str, tuple[int, ...] | None]
 
 
-class Found:
+class Findings:
     """Candidates of one problem. `tell` is told of each better one, in words.
 
     Estimates and bounds on unlike devices are only compared among layouts with one stage per device, or with
