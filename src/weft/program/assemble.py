@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.codes import numbered
 from weft.program.kinds import is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
@@ -198,7 +199,6 @@ def _in_each_step(rows: Ints, steps: int) -> Ints:
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
     """Rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
-    counts = splits[stages] * micro_batches
-    stage = np.repeat(stages, counts)
-    within = np.arange(len(stage), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    index, within = numbered(splits[stages] * micro_batches)
+    stage = stages[index]
     return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)

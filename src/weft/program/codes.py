@@ -25,6 +25,12 @@ def codes(*columns: Ints) -> Ints:
     return code
 
 
+def numbered(counts: Ints) -> tuple[Ints, Ints]:
+    """(index, number): as many rows for each index as its count says, numbered from 0."""
+    index = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return index, np.arange(len(index), dtype=np.int64) - (np.cumsum(counts) - counts)[index]
+
+
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """(a row of each combination that occurs, the combination of every row), in order of combinations."""
     most = len(columns[0]) * _MARKED_CODES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weft.program.arrays import Ints, Mask
-from weft.program.codes import codes
+from weft.program.codes import codes, numbered
 
 if TYPE_CHECKING:
     from weft.program.program import Program
@@ -121,8 +121,7 @@ def _crossing(program: Program, rows: Ints, coordinate: str, links: Ints) -> Pla
         return places
     here, there = splits[program.columns.stage[places.rows]], splits[places.moved[coordinate]]
     count = np.maximum(here, there) // here
-    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
-    within = np.arange(len(which), dtype=np.int64) - (np.cumsum(count) - count)[which]
+    which, within = numbered(count)
     number = program.columns.micro_batch[places.rows][which] * count[which] + within
     if coordinate == "stage":
         number //= (np.maximum(here, there) // there)[which]
@@ -140,9 +139,8 @@ def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
     order = np.argsort(known, kind="stable")
     first = np.searchsorted(known[order], values, side="left")
     count = np.searchsorted(known[order], values, side="right") - first
-    mine = np.repeat(np.arange(len(values), dtype=np.int64), count)
-    step = np.arange(len(mine), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
-    return mine, order[np.repeat(first, count) + step]
+    mine, step = numbered(count)
+    return mine, order[first[mine] + step]
 
 
 def is_stepped(program: Program, rows: Ints) -> Mask:

@@ -12,6 +12,7 @@ from weft.program.arrays import Mask
 from weft.program.checks.order import Order
 from weft.program.checks.report import name, violations
 from weft.program.checks.uses import EACH, FIRST, LAST, Uses
+from weft.program.codes import numbered
 from weft.program.program import Ints, Program
 from weft.program.values import ValueKind
 
@@ -158,9 +159,7 @@ def _numbered(chosen: Mask) -> tuple[Ints, Ints]:
 
 def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """All numbers of the ranges [begin, end), and the index of the range of each."""
-    count = np.maximum(end - begin, 0)
-    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
-    step = np.arange(len(which), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
+    which, step = numbered(np.maximum(end - begin, 0))
     return which, begin[which] + step
 
 
