@@ -37,10 +37,10 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_part, compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
-from weft.planning.planners.amp.inputs import Degrees
-from weft.planning.planners.amp.profile import amp_inputs
+from weft.planning.planners.amp.inputs import Degrees, amp_inputs
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import Problem, measurements_for
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.run.launch.workers import launch_workers
 from weft.scoring.metrics import Figures, Point, figures_of
@@ -158,7 +158,11 @@ def predictions_of(problem: Problem, layout: Layout) -> Mapping[str, Point]:
     """Seconds of a step by each predictor; none is measured yet."""
     job = problem.job
     plan = build_plan(job, layout, flops_per_layer(job))
-    found = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster, profile=problem.profile)
+    found = predict(
+        CostModel(graph=job.graph, cluster=job.cluster, profile=problem.profile),
+        plan,
+        compile_plan(plan, job.graph),
+    )
     step = found.prediction
     seconds = {"amp": amp_s(problem, layout), "metis": metis_form_s(problem, layout)}
     points = {

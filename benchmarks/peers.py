@@ -24,8 +24,8 @@ from weft.doors.peers.program import PeerProgram
 from weft.doors.peers.said import Question
 from weft.moves.layout import build_plan, refuse
 from weft.planning.planners import PLANNERS, Candidate, Ranking, Verdict
-from weft.planning.planners.degrees import by_count, degree_layouts
 from weft.planning.planners.simulated import simulated
+from weft.planning.planners.space import by_count, degree_layouts
 from weft.planning.problem import Problem, problem_of
 from weft.scoring.measurements import Measurement, read_measurements
 from weft.scoring.metrics import spearman

@@ -17,6 +17,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_folded, compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.price import price
 from weft.predict.costs import Costs
 from weft.predict.simulator import simulate
@@ -128,7 +129,7 @@ def one_step(what: str, cluster: Cluster, *, folded: bool, target_s: float, targ
     mark("write the plan down")
     program = compile_folded(plan, graph, cluster) if folded else compile_plan(plan, graph)
     mark(f"compile it to {len(program)} instructions of {len(np.unique(program.columns.rank))} ranks")
-    priced = price(program, plan, graph, cluster)
+    priced = price(CostModel(graph=graph, cluster=cluster), program, plan)
     mark("price")
     simulation = simulate(program, priced.costs)
     mark(f"simulate {simulation.cycles} cycles")

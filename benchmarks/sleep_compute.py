@@ -25,7 +25,7 @@ from sleeping import Case, Sleepers, StageSeconds
 from weft.predict.abstract import simulate_schedule
 from weft.program.kinds import STEP, is_compute
 from weft.run.launch.worker_start import start_worker
-from weft.timeline.prediction_error import prediction_error
+from weft.timeline.figures import prediction_error
 
 # One micro-batch on all stages of a device; no stage sleeps for less than 20 ms.
 FORWARD_S, BACKWARD_S = 0.080, 0.160

@@ -45,6 +45,7 @@ from sleeping import LAYER_KIND, Case, Sleepers, StageSeconds
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.kinds import STEP
@@ -149,7 +150,9 @@ def predicted_s(sleepers: Sleepers, cluster: Cluster) -> float:
     profile = LayerProfile(
         model_fingerprint=graph.fingerprint, sequence=1, precision="fp32", timings=(asleep,), spread=0.0
     )
-    return predict(sleepers.plan, sleepers.program, graph, cluster, profile=profile).prediction.step_s
+    return predict(
+        CostModel(graph=graph, cluster=cluster, profile=profile), sleepers.plan, sleepers.program
+    ).prediction.step_s
 
 
 def measured_s(sleepers: Sleepers, folder: Path, generation: int) -> float:

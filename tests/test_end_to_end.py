@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.cli.main import run
-from weft.describe.summary import Summary
+from weft.describe.schema import Summary
 from weft.timeline.store import read_timeline
 
 RUN = """

@@ -38,6 +38,7 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.program import Program
 from weft.program.rank_program import part_of
@@ -118,12 +119,14 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Pred
     plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
     program = compile_plan(plan, problem.job.graph)
     expected = predict(
+        CostModel(
+            graph=problem.job.graph,
+            cluster=problem.job.cluster,
+            machine=problem.machine,
+            profile=problem.profile,
+        ),
         plan,
         program,
-        problem.job.graph,
-        problem.job.cluster,
-        machine=problem.machine,
-        profile=problem.profile,
     )
     return problem, plan, program, expected.prediction
 

@@ -19,6 +19,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.curve import model_flops_utilisation
 from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 
 PIPELINE, TENSOR = 8, 8
@@ -38,7 +39,7 @@ def efficiency(job: Job, schedule: str, loops: int) -> float:
         schedule=schedule,
     )
     plan = build_plan(job, layout, flops_per_layer(job))
-    predicted = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster)
+    predicted = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph))
     return model_flops_utilisation(job, predicted.prediction.step_s)
 
 

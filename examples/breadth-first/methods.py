@@ -20,7 +20,7 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.planning.curve import Curve, curve, gains, least_memory
 from weft.planning.methods import BREADTH_FIRST, METHODS
 from weft.planning.problem import Problem, problem_of
-from weft.planning.simulated import with_ranks
+from weft.planning.simulation_record import with_ranks
 from weft.web.curve import share_text, utilisation_table
 
 MODELS = ("gpt-52b", "gpt-6.6b")

@@ -27,6 +27,7 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.long_steps import predict_long
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.engine import load_compiled_engine
 
 VOCABULARY = 128_000
@@ -174,7 +175,7 @@ def sweep(case: Case, chosen: Iterable[Choice], accumulation: Accumulation = "fu
         plan = _plan(job, choice, weights)
         if plan is None:
             continue
-        step = predict_long(plan, job.graph, cluster).prediction
+        step = predict_long(CostModel(graph=job.graph, cluster=cluster), plan).prediction
         room = cluster.device_of(0).usable_bytes
         work = case.flops_per_token * TOKENS / (case.devices * PEAK_FLOPS)
         peak = max(step.peak_bytes)

@@ -80,7 +80,7 @@ def test_everything_that_a_cluster_says_is_read():
         (RUN_READS, "training/loop.py", "run.job.run.checkpoint.keep", "2", "CheckpointTable.keep"),
         (RUN_READS, "training/optimizer/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),
         (CLUSTER_READS, "describe/cluster_file.py", "table.launch", "None", "DeviceTable.launch"),
-        (PART_READS, "planning/prices.py", "group.device.price_per_hour", "price", "Device.price_per_hour"),
+        (PART_READS, "planning/goals.py", "group.device.price_per_hour", "price", "Device.price_per_hour"),
     ],
 )
 def test_a_key_whose_reader_is_gone_is_found(reads, path, reader, instead, found):

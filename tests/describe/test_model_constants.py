@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.describe.model_constants import read_constants
+from weft.describe.model import read_constants
 
 numbers = st.floats(min_value=1e-12, max_value=1e12)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from weft.describe.toml_text import value_text
+from weft.describe.toml_table import value_text
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

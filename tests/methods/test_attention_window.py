@@ -22,6 +22,7 @@ from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.compile import compile_plan
 from weft.planning.planned import given_plan, plan_run
 from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 
@@ -42,7 +43,9 @@ def plan_of(problem: Problem, layout: Layout = LAYOUT) -> Plan:
 def step_s(problem: Problem, layout: Layout = LAYOUT) -> float:
     job, plan = problem.job, plan_of(problem, layout)
     program = compile_plan(plan, job.graph)
-    return predict(plan, program, job.graph, job.cluster, profile=problem.profile).prediction.step_s
+    return predict(
+        CostModel(graph=job.graph, cluster=job.cluster, profile=problem.profile), plan, program
+    ).prediction.step_s
 
 
 @settings(max_examples=40, deadline=None)

@@ -25,6 +25,7 @@ from weft.methods.auxiliary_head.layers import add_head
 from weft.planning.compile import compile_evaluation
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import own_parameters, plan_states, stage_parameters, with_slack
 from weft.predict.cost.price import price
 from weft.program.kinds import BACKWARD, FORWARD
@@ -80,7 +81,7 @@ def test_the_stage_that_has_it_pays_for_it(recompute: str) -> None:
     graphs = [trained_graph(config, plan.methods) for plan in (with_it, without)]
     programs = [make_program(config, plan) for plan in (with_it, without)]
     more, less = (
-        price(one, plan, graph, CLUSTER).costs
+        price(CostModel(graph=graph, cluster=CLUSTER), one, plan).costs
         for one, plan, graph in zip(programs, (with_it, without), graphs, strict=True)
     )
     columns = programs[0].columns

@@ -17,6 +17,7 @@ from weft.describe.plan import Choice, Plan
 from weft.errors import InputError
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
 from weft.program.program import Columns, Program
@@ -154,8 +155,8 @@ def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
     steps = {}
     for every in (1, 4):
         plan = averaging(every)
-        whole = predict(plan, make_program(CONFIG, plan), graph, cluster)
-        folded = predict(plan, compile_folded(plan, graph, cluster), graph, cluster)
+        whole = predict(CostModel(graph=graph, cluster=cluster), plan, make_program(CONFIG, plan))
+        folded = predict(CostModel(graph=graph, cluster=cluster), plan, compile_folded(plan, graph, cluster))
         assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-6)
         assert len(np.unique(whole.simulation.timeline.step)) == every
         steps[every] = whole.prediction.step_s
@@ -165,7 +166,7 @@ def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
 def test_an_outer_step_keeps_two_more_of_every_weight() -> None:
     graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
     plain, outer = (
-        predict(plan, make_program(CONFIG, plan), graph, cluster).prediction
+        predict(CostModel(graph=graph, cluster=cluster), plan, make_program(CONFIG, plan)).prediction
         for plan in (averaging(2), averaging(2, outer_momentum=0.9))
     )
     shape = Shape(1, CONFIG.sequence)

@@ -19,6 +19,7 @@ from weft.methods.micro_batch_norms.kinds import MICRO_BATCH_NORMS
 from weft.methods.micro_batch_norms.report import SECTION, norms_of
 from weft.planning.compile import compile_plan
 from weft.planning.report_sections import Section
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
@@ -70,23 +71,27 @@ def test_norms_cost_a_look_at_each_gradient_and_a_meeting(schedule: str, kind: i
     plan = plan_of(GRAPH, where, pp=2, dp=2, schedule=schedule).model_copy(update={"sharding": "zero-1"})
     told = plan.model_copy(update={"methods": TELLS_NORMS})
     plain_s, told_s = (
-        predict(one, compile_plan(one, GRAPH), GRAPH, where).prediction.step_s for one in (plan, told)
+        predict(CostModel(graph=GRAPH, cluster=where), one, compile_plan(one, GRAPH)).prediction.step_s
+        for one in (plan, told)
     )
     assert plain_s < told_s < 1.1 * plain_s
     without, program = compile_plan(plan, GRAPH), compile_plan(told, GRAPH)
-    costs = price(program, told, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, told).costs
     meeting_s = (
         Network(cluster=where, machine=None).all_reduce(tuple(range(4)), 8 * plan.micro_batches).seconds
     )
     rows = program.columns.kind == MICRO_BATCH_NORMS
     assert costs.occupancy[rows] == pytest.approx(meeting_s * 1e9, abs=1)
-    before = price(without, plan, GRAPH, where).costs.occupancy[without.columns.kind == kind]
+    before = price(CostModel(graph=GRAPH, cluster=where), without, plan).costs.occupancy[
+        without.columns.kind == kind
+    ]
     added = costs.occupancy[program.columns.kind == kind] - before
     assert (added > 0).all()
     other = np.isin(without.columns.kind, [kind], invert=True)
     kept = program.columns.kind != MICRO_BATCH_NORMS
     assert np.array_equal(
-        price(without, plan, GRAPH, where).costs.occupancy[other], costs.occupancy[kept][other]
+        price(CostModel(graph=GRAPH, cluster=where), without, plan).costs.occupancy[other],
+        costs.occupancy[kept][other],
     )
 
 

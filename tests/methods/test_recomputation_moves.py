@@ -8,12 +8,12 @@ from weft.moves.job import job_of
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context
-from weft.moves.registry import get_move
+from weft.moves.registry import all_moves
 
 
 def test_every_stage_recomputes_and_only_that_changes():
     before = context()
-    move = get_move("recompute activations")
+    move = all_moves()["recompute activations"]
     assert move.applies(before) is None
     plan = move.apply(before)
     assert {stage.recompute for stage in plan.stages} == {"full"}
@@ -25,7 +25,7 @@ def test_every_stage_recomputes_and_only_that_changes():
 
 def test_what_is_recomputed_selectively_can_be_recomputed_fully_and_not_back():
     before = context()
-    selectively, fully = get_move("recompute selectively"), get_move("recompute activations")
+    selectively, fully = all_moves()["recompute selectively"], all_moves()["recompute activations"]
     assert selectively.applies(before) is None
     plan = selectively.apply(before)
     assert {stage.recompute for stage in plan.stages} == {"selective"}
@@ -40,6 +40,6 @@ def test_a_model_that_does_not_know_its_products_keeps_or_recomputes_fully():
     job = replace(job_of(known), graph=replace(known.graph, layers=layers))
     plan = build_plan(job, layout_of(known.plan), flops_per_layer(job))
     before = Context(plan=plan, graph=job.graph, cluster=known.cluster)
-    reason = get_move("recompute selectively").applies(before)
+    reason = all_moves()["recompute selectively"].applies(before)
     assert "the model does not say what its products leave" in (reason or "")
-    assert get_move("recompute activations").applies(before) is None
+    assert all_moves()["recompute activations"].applies(before) is None

@@ -16,10 +16,10 @@ from weft.errors import InputError
 from weft.methods.sharding.kinds import FREE, GATHER, REDUCE
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
 from weft.program.build import build_evaluation_program
+from weft.program.exchange import program_orders
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, COMPUTATIONS, FORWARD, MESSAGES, STEP
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
-from weft.program.table import compute_orders
 from weft.program.verify import verify
 
 LEVELS = ("zero-0", "zero-1", "zero-2", "zero-3")
@@ -37,7 +37,7 @@ small = pipelines(max_devices=3).map(replicated)
 
 
 def orders_of(program: Program) -> list[ComputeOrder]:
-    return compute_orders(program, COMPUTATIONS)
+    return program_orders(program)
 
 
 def count(program: Program, rank: int, kind: int) -> int:

@@ -7,7 +7,7 @@ from moves.contexts import context
 
 from weft.describe.plan_file import check_plan
 from weft.moves.move import Context
-from weft.moves.registry import get_move
+from weft.moves.registry import all_moves
 
 RISING = ("shard optimizer states", "shard gradients", "shard weights")
 
@@ -15,25 +15,25 @@ RISING = ("shard optimizer states", "shard gradients", "shard weights")
 def test_each_move_shares_out_more_than_the_one_before():
     before = context()
     for level, name in enumerate(RISING, start=1):
-        move = get_move(name)
+        move = all_moves()[name]
         assert move.applies(before) is None
         plan = move.apply(before)
         assert plan.sharding == f"zero-{level}"
         assert plan.stages == before.plan.stages
         before = Context(plan=plan, graph=before.graph, cluster=before.cluster)
-    assert get_move(RISING[0]).applies(before) == "the plan already shares them out"
+    assert all_moves()[RISING[0]].applies(before) == "the plan already shares them out"
 
 
 @pytest.mark.parametrize("name", RISING)
 def test_one_replica_has_nobody_to_share_with(name):
-    assert "dp is 1" in (get_move(name).applies(context(dp=1)) or "")
+    assert "dp is 1" in (all_moves()[name].applies(context(dp=1)) or "")
 
 
 def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
     before = context()
     blocked = before.plan.model_copy(update={"blocking": ("reductions",)})
     reasons = [
-        get_move(name).applies(Context(plan=blocked, graph=before.graph, cluster=before.cluster))
+        all_moves()[name].applies(Context(plan=blocked, graph=before.graph, cluster=before.cluster))
         for name in RISING
     ]
     assert reasons[0] is None
@@ -56,7 +56,7 @@ def on_two_nodes(**changes):
 
 
 def test_replicas_of_a_node_become_an_island():
-    move = get_move("shard inside nodes")
+    move = all_moves()["shard inside nodes"]
     before = on_two_nodes(sharding="zero-3")
     assert move.applies(before) is None
     plan = move.apply(before)
@@ -73,4 +73,4 @@ def test_replicas_of_a_node_become_an_island():
     ],
 )
 def test_an_island_needs_states_to_share_and_a_node(before, expected):
-    assert expected in (get_move("shard inside nodes").applies(before) or "")
+    assert expected in (all_moves()["shard inside nodes"].applies(before) or "")

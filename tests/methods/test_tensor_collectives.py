@@ -26,6 +26,7 @@ from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWAR
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.report_sections import sections_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import PredictedStep, predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
@@ -67,7 +68,7 @@ def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
 
 
 def predicted(config: ModelConfig, plan: Plan, on: Cluster) -> PredictedStep:
-    return predict(plan, make_program(config, plan), layer_graph(config), on)
+    return predict(CostModel(graph=layer_graph(config), cluster=on), plan, make_program(config, plan))
 
 
 @pytest.mark.parametrize("way", AS_INSTRUCTIONS)
@@ -245,11 +246,13 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
 def test_a_folded_program_is_predicted_alike() -> None:
     on, graph = cluster(20), layer_graph(CONFIG)
     plan = run_by(tensor_plan(CONFIG, dp=2), "overlapped")
-    whole = predict(plan, make_program(CONFIG, plan), graph, on).prediction
+    whole = predict(CostModel(graph=graph, cluster=on), plan, make_program(CONFIG, plan)).prediction
     folded = compile_folded(plan, graph, on)
     assert len(folded) * 4 == len(make_program(CONFIG, plan))
     assert not verify(folded)
-    assert predict(plan, folded, graph, on).prediction.step_s == pytest.approx(whole.step_s)
+    assert predict(CostModel(graph=graph, cluster=on), plan, folded).prediction.step_s == pytest.approx(
+        whole.step_s
+    )
 
 
 def test_time_follows_the_expected_bytes_and_room_the_most() -> None:
@@ -257,7 +260,10 @@ def test_time_follows_the_expected_bytes_and_room_the_most() -> None:
     program = make_program(CONFIG, plan)
     columns = program.columns
     roomy = replace(program, columns=replace(columns, most_bytes=4 * columns.most_bytes))
-    one, two = (predict(plan, each, layer_graph(CONFIG), cluster(0)) for each in (program, roomy))
+    one, two = (
+        predict(CostModel(graph=layer_graph(CONFIG), cluster=cluster(0)), plan, each)
+        for each in (program, roomy)
+    )
     assert one.prediction.step_s == two.prediction.step_s
     crossing = int(columns.bytes[_collective(program)])
     more = np.array(two.prediction.peak_bytes) - np.array(one.prediction.peak_bytes)

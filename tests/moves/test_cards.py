@@ -16,7 +16,7 @@ from weft.moves.job import Job, job_of
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context
-from weft.moves.registry import all_moves, get_move
+from weft.moves.registry import all_moves
 from weft.planning.compile import compile_plan
 from weft.program.verify import verify
 
@@ -120,11 +120,6 @@ def test_an_impossible_layout_says_why(changes, expected):
     assert expected in (refuse(job, wanted) or "")
     with pytest.raises(InputError):
         build_plan(job, wanted, flops_per_layer(job))
-
-
-def test_an_unknown_move_is_refused_with_the_nearest():
-    with pytest.raises(InputError, match="nearest valid: more loops"):
-        get_move("more loop")
 
 
 def uneven(**changes):

@@ -18,6 +18,7 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.verify import verify
 
@@ -116,7 +117,9 @@ def test_programs_of_uneven_layouts_verify_and_can_be_simulated(wanted):
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
     program = compile_plan(plan, JOB.graph)
     assert verify(program) == []
-    predicted = predict(plan, compile_folded(plan, JOB.graph, CLUSTER), JOB.graph, CLUSTER)
+    predicted = predict(
+        CostModel(graph=JOB.graph, cluster=CLUSTER), plan, compile_folded(plan, JOB.graph, CLUSTER)
+    )
     assert len(predicted.prediction.peak_bytes) == wanted.ranks
 
 

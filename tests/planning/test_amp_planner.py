@@ -12,7 +12,7 @@ from weft.describe.cluster_file import cluster_of
 from weft.describe.layout import PartialLayout
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.amp import amp_search, degrees_of
-from weft.planning.planners.amp.profile import amp_inputs, node_bandwidths
+from weft.planning.planners.amp.inputs import amp_inputs, node_bandwidths
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.network import Network

@@ -16,10 +16,10 @@ from weft.moves.pipeline_partition import pipeline_partition
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import by_count
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import MetisFormPlanner, metis_form, metis_form_s, shared_by_speed
 from weft.planning.planners.simulated import simulated
+from weft.planning.planners.space import by_count
 from weft.planning.problem import Problem, problem_of
 
 

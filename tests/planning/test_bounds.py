@@ -14,6 +14,7 @@ from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.fold import fold_lanes
@@ -64,7 +65,7 @@ def simulated(layout: Layout) -> Prediction:
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
     program = fold_lanes(compile_plan(plan, job.graph, only_replica=0))
-    return predict(plan, program, job.graph, job.cluster).prediction
+    return predict(CostModel(graph=job.graph, cluster=job.cluster), plan, program).prediction
 
 
 @settings(max_examples=80, deadline=None)
@@ -130,7 +131,7 @@ def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
     program = compile_folded(plan, job.graph, job.cluster)
-    prediction = predict(plan, program, job.graph, job.cluster).prediction
+    prediction = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, program).prediction
     assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
     assert BOUNDS.resident_bytes(layout) <= BOUNDS.holding(layout).total <= max(prediction.peak_bytes)
 
@@ -163,6 +164,8 @@ def test_what_tensor_ranks_exchange_is_counted_once_where_a_profile_contains_it(
     )
     plan = build_plan(job, layout, bounds.layer_seconds(layout))
     program = compile_folded(plan, job.graph, job.cluster)
-    step_s = predict(plan, program, job.graph, job.cluster, profile=profile).prediction.step_s
+    step_s = predict(
+        CostModel(graph=job.graph, cluster=job.cluster, profile=profile), plan, program
+    ).prediction.step_s
     assert step_s == pytest.approx(16 * 6 * 3e-6)
     assert bounds.step_s(layout) == pytest.approx(step_s)

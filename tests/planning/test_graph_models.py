@@ -17,6 +17,7 @@ from weft.planning.compile import compile_folded, pipeline_layout
 from weft.planning.planners import get_planner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 
 PROBLEM = problem_of(model="own_models:diamond", on="4xa100-40gb", global_batch=32)
@@ -47,7 +48,7 @@ def test_no_step_is_shorter_than_its_bound(layout: Layout) -> None:
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
     assert check_plan(plan, job.graph, job.cluster) == []
     prediction = predict(
-        plan, compile_folded(plan, job.graph, job.cluster), job.graph, job.cluster
+        CostModel(graph=job.graph, cluster=job.cluster), plan, compile_folded(plan, job.graph, job.cluster)
     ).prediction
     assert prediction.step_s >= BOUNDS.step_s(layout) * (1 - 1e-6)
     # What split micro-batches keep is rounded to whole bytes each.

@@ -13,6 +13,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.program.verify import verify
 
 SEARCH = get_planner("homogeneous").search
@@ -81,10 +82,9 @@ def test_folding_replicas_predicts_what_the_whole_program_predicts():
 
     for candidate in SEARCH(problem).fitting:
         whole = predict(
+            CostModel(graph=problem.job.graph, cluster=problem.job.cluster),
             candidate.plan,
             compile_plan(candidate.plan, problem.job.graph),
-            problem.job.graph,
-            problem.job.cluster,
         )
         assert whole.prediction.step_s == pytest.approx(candidate.step_s, rel=1e-9)
         assert whole.prediction.peak_bytes == candidate.prediction.peak_bytes

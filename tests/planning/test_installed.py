@@ -13,7 +13,7 @@ from weft.describe.layout import Layout, PartialLayout
 from weft.describe.run_keywords import run_of_keywords
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
-from weft.planning.long_steps import predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.planning.planned import plan_run
 from weft.planning.planners import PLANNERS, Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
@@ -22,6 +22,7 @@ from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
 from weft.planning.smallest_change import SmallestChange, SmallestChanges
 from weft.planning.what_if import what_if
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 
 LAST_IN_FIRST_OUT = "last-in-first-out"
@@ -118,8 +119,10 @@ def test_the_bound_of_a_schedule_of_others_is_below_its_step(
 def test_a_long_step_of_a_schedule_of_others_is_simulated_whole(weft_example: Path) -> None:
     asked, layout = problem("2xa100-80gb", batch=128), one_replica("in-twos", 2)
     plan = build_plan(asked.job, layout, Bounds(asked).layer_seconds(layout))
-    long = predict_long_with(asked.cost_model, plan).prediction
-    whole = predict(plan, compile_plan(plan, asked.job.graph), asked.job.graph, asked.job.cluster).prediction
+    long = predict_long(asked.cost_model, plan).prediction
+    whole = predict(
+        CostModel(graph=asked.job.graph, cluster=asked.job.cluster), plan, compile_plan(plan, asked.job.graph)
+    ).prediction
     assert (long.step_s, long.peak_bytes) == (whole.step_s, whole.peak_bytes)
 
 

@@ -14,6 +14,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.space import layouts
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.verify import verify
 
@@ -85,7 +86,10 @@ def step_s(layout, posed):
     program = compile_plan(plan, job.graph)
     assert verify(program) == []
     folded = compile_folded(plan, job.graph, job.cluster)
-    whole, kept = (predict(plan, one, job.graph, job.cluster).prediction for one in (program, folded))
+    whole, kept = (
+        predict(CostModel(graph=job.graph, cluster=job.cluster), plan, one).prediction
+        for one in (program, folded)
+    )
     if layout.island:
         assert kept.peak_bytes == whole.peak_bytes
         assert kept.step_s == pytest.approx(whole.step_s, rel=1e-6)

@@ -12,6 +12,7 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.timeline.figures import bubble_fraction
 
@@ -77,8 +78,8 @@ def require_whole(layout: Layout, micro_batches: int) -> None:
     """The long step is that of the whole simulation."""
     job = Job(graph=GRAPH, cluster=CLUSTER, global_batch=4 * micro_batches, sequence=256, precision="bf16")
     plan = build_plan(job, layout, [1.0] * len(GRAPH.layers))
-    simulated = predict(plan, compile_folded(plan, GRAPH, CLUSTER), GRAPH, CLUSTER)
-    whole, step = simulated.prediction, predict_long(plan, GRAPH, CLUSTER)
+    simulated = predict(CostModel(graph=GRAPH, cluster=CLUSTER), plan, compile_folded(plan, GRAPH, CLUSTER))
+    whole, step = simulated.prediction, predict_long(CostModel(graph=GRAPH, cluster=CLUSTER), plan)
     found = step.prediction
     assert step.waiting == pytest.approx(bubble_fraction(simulated.simulation.timeline), abs=2e-3)
     assert step.resident_bytes == tuple(simulated.priced.costs.base_bytes.tolist())

@@ -25,6 +25,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
 from weft.predict.stage_times import PassTimes
@@ -126,7 +127,9 @@ def test_calculons_tables_and_no_overlap_give_calculons_step(case: calculon.Case
     job = Job(graph=graph, cluster=where, global_batch=batch, sequence=case.s, precision="bf16")
     plan = build_plan(job, layout, ())
     program = compile_plan(plan, graph)
-    step_s = predict(plan, program, graph, where, machine=TABLES).prediction.first_step_s
+    step_s = predict(
+        CostModel(graph=graph, cluster=where, machine=TABLES), plan, program
+    ).prediction.first_step_s
     assert step_s == pytest.approx(calculon.step_s(case), rel=0.01)
 
 

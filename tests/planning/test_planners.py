@@ -15,6 +15,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners import PLANNERS, Ranking, Verdict, get_planner
 from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
 from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.verify import verify
 
@@ -69,7 +70,9 @@ def test_unlike_replicas_are_priced_like_the_whole_program(name: str) -> None:
         plan, prediction = candidate.plan, candidate.prediction
         assert plan is not None
         assert prediction is not None
-        whole = predict(plan, compile_plan(plan, job.graph), job.graph, job.cluster).prediction
+        whole = predict(
+            CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph)
+        ).prediction
         # Where pipelines leave their nodes over unlike links, one stands for the others' messages.
         assert prediction.step_s == pytest.approx(whole.step_s, rel=1e-2)
         assert prediction.peak_bytes == whole.peak_bytes

@@ -10,8 +10,8 @@ import pytest
 from weft.cli.main import run
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
+from weft.planning.goals import cost_of, price_per_hour
 from weft.planning.planners import Candidate, get_planner
-from weft.planning.prices import cost_of, price_per_hour
 from weft.planning.problem import problem_of
 
 

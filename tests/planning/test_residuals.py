@@ -21,6 +21,7 @@ from weft.planning.what_if import on_cluster
 from weft.predict.corrections import Correction, Observation
 from weft.predict.corrections_file import residual_files
 from weft.predict.cost.calibration import save_profile
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import MESSAGES
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
@@ -64,7 +65,7 @@ def step_s(one: PlannedJob, correction: Correction | None) -> float:
 def measured(one: PlannedJob, correction: Correction, steps: int = 3) -> tuple[Timeline, float]:
     """A run that takes what `correction` says, but for its first step, which takes ten times as long."""
     graph, where = one.problem.job.graph, one.problem.job.cluster
-    found = predict(one.plan, one.program, graph, where, correction=correction)
+    found = predict(CostModel(graph=graph, cluster=where, correction=correction), one.plan, one.program)
     line = found.simulation.timeline
     columns = {name: getattr(line, name) for name in TIMELINE_COLUMNS}
     edges, start = one.program.edges, line.start_ns.copy()

@@ -19,6 +19,7 @@ from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import stage_parameters, state_bytes
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
@@ -77,13 +78,13 @@ def test_prices_know_the_copy() -> None:
     cluster = parse_cluster("8xa100-80gb")
     plan = plan_of(pp=2, schedule="1f1b")
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, cluster).costs
+    costs = price(CostModel(graph=GRAPH, cluster=cluster), program, plan).costs
     columns = program.columns
     reductions = np.flatnonzero(columns.kind == REDUCE_TIED)
     bandwidth_bound = 4 * TABLE / 600e9
     assert (costs.occupancy[reductions] * costs.tick_s > bandwidth_bound).all()
     plain = compile_plan(plan, UNTIED)
-    untied = price(plain, plan, UNTIED, cluster).costs
+    untied = price(CostModel(graph=UNTIED, cluster=cluster), plain, plan).costs
     more = costs.base_bytes - untied.base_bytes
     assert more[0] == 0
     assert more[1] == pytest.approx(TABLE * state_bytes("fp32").total * 1.03, rel=0.01)
@@ -101,7 +102,7 @@ def test_copies_are_whole_at_every_level() -> None:
     for sharding, shared in (("zero-1", states.optimizer), ("zero-2", states.optimizer + states.gradients)):
         plan = whole.model_copy(update={"sharding": sharding})
         bases = [
-            price(compile_plan(plan, graph), plan, graph, cluster).costs.base_bytes
+            price(CostModel(graph=graph, cluster=cluster), compile_plan(plan, graph), plan).costs.base_bytes
             for graph in (GRAPH, UNTIED)
         ]
         more = (bases[0] - bases[1])[:2]
@@ -114,7 +115,9 @@ def test_copies_are_whole_at_every_level() -> None:
 def test_all_holders_reduce_at_the_same_time(schedule: str) -> None:
     plan = plan_of(pp=2, dp=2, schedule=schedule)
     program = compile_plan(plan, GRAPH)
-    simulated = simulate(program, price(program, plan, GRAPH, parse_cluster("8xa100-80gb")).costs)
+    simulated = simulate(
+        program, price(CostModel(graph=GRAPH, cluster=parse_cluster("8xa100-80gb")), program, plan).costs
+    )
     assert simulated.steady
     timeline = simulated.timeline
     tied = timeline.kind == REDUCE_TIED
@@ -140,7 +143,9 @@ def test_bounds_stay_below_what_the_simulator_finds(pp: int, dp: int, sharding: 
     plan = build_plan(problem.job, layout, bounds.layer_seconds(layout))
     program = compile_plan(plan, problem.job.graph)
     require_valid(program)
-    prediction = predict(plan, program, problem.job.graph, problem.job.cluster).prediction
+    prediction = predict(
+        CostModel(graph=problem.job.graph, cluster=problem.job.cluster), plan, program
+    ).prediction
     assert prediction is not None
     assert bounds.holding(layout).total <= max(prediction.peak_bytes) * (1 + 1e-4)
     assert bounds.step_s(layout) <= prediction.step_s * (1 + 1e-6)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.layout import Layout, PartialLayout
+from weft.describe.layout import Layout, PartialLayout, rank_order_of
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.weft import WeftPlanner
-from weft.planning.planners.weft.ideal import ideal_step_s
-from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of, rank_order_of
+from weft.planning.planners.weft.estimates import ideal_step_s
+from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import problem_of
 from weft.program.verify import verify
@@ -235,7 +235,7 @@ def test_placements_use_every_device_once():
         devices = devices_of(problem.job.cluster, layout, placement)
         assert devices.shape == (2, 2, 2)
         assert sorted(devices.ravel().tolist()) == list(range(8))
-        order = rank_order_of(devices)
+        order = rank_order_of(devices.ravel().tolist())
         assert order is None or sorted(order) == list(range(8))
 
 

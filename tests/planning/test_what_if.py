@@ -10,9 +10,9 @@ import pytest
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.run_keywords import run_of_keywords
 from weft.errors import InputError
+from weft.planning.goals import price_per_hour
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
-from weft.planning.prices import price_per_hour
 from weft.planning.problem import problem_of_run
 from weft.planning.what_if import TOGETHER, Forecast, on_cluster, what_if
 from weft.predict.profile import MachineMeasurement

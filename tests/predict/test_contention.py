@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of, random_programs
 
 from weft.predict.costs import Costs
-from weft.predict.routes import Routes, where_they_meet
 from weft.predict.simulator import simulate
+from weft.predict.tasks import Routes, where_they_meet
 from weft.program.kinds import FORWARD, SEND_ACTIVATION
 from weft.program.program import Program
 

@@ -10,6 +10,7 @@ from predict.programs import by_hand, costs_of
 
 from weft.describe.families import layer_graph
 from weft.planning.compile import compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.live_bytes import live_curve, peak_live_bytes
 from weft.predict.predict import predict
 from weft.program.kinds import FORWARD
@@ -48,7 +49,7 @@ def test_curves_begin_and_end_with_the_base_and_reach_the_peak(schedule: str) ->
     where = cluster()
     plan = plan_of(GRAPH, where, pp=2, schedule=schedule)
     program = compile_plan(plan, GRAPH)
-    predicted = predict(plan, program, GRAPH, where)
+    predicted = predict(CostModel(graph=GRAPH, cluster=where), plan, program)
     for rank in range(2):
         curve = live_curve(program, predicted, rank)
         base = int(predicted.priced.costs.base_bytes[rank])

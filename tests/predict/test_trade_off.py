@@ -14,7 +14,6 @@ from weft.predict.trade_off import (
     cheapest,
     critical_batch_tokens,
     samples_to_target,
-    steps_to_target,
     trade_offs,
 )
 
@@ -38,19 +37,9 @@ def test_the_golden_of_the_paper_s_model(devices: int, samples_per_device: float
     assert best.time == best.cost / devices
 
 
-@given(batch=COUNTS, critical_batch=COUNTS, least_samples=COUNTS)
-def test_steps_times_batch_are_the_samples(batch: float, critical_batch: float, least_samples: float) -> None:
-    steps = steps_to_target(batch, critical_batch, least_samples=least_samples)
-    samples = samples_to_target(batch, critical_batch, least_samples=least_samples)
-    assert math.isclose(steps * batch, samples, rel_tol=1e-12)
-    least_steps = least_samples / critical_batch
-    assert math.isclose(steps, least_steps * (1 + critical_batch / batch), rel_tol=1e-9)
-
-
 @given(critical_batch=COUNTS)
-def test_at_the_critical_batch_samples_and_steps_are_twice_the_least(critical_batch: float) -> None:
+def test_at_the_critical_batch_samples_are_twice_the_least(critical_batch: float) -> None:
     assert samples_to_target(critical_batch, critical_batch) == 2.0
-    assert math.isclose(steps_to_target(critical_batch, critical_batch) * critical_batch, 2.0)
 
 
 @given(

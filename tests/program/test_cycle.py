@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.program.cycle import repeated
 from weft.program.kinds import FORWARD, STEP
 from weft.program.lower import LoweredPipeline
+from weft.program.passes import repeated
 from weft.program.program import Columns, Edges
 
 

@@ -16,6 +16,7 @@ from weft.describe.plan import Sharding
 from weft.errors import InputError
 from weft.methods.sharding.kinds import REDUCE
 from weft.program.build import build_evaluation_program, build_training_program
+from weft.program.exchange import program_orders
 from weft.program.kinds import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -28,7 +29,6 @@ from weft.program.kinds import (
 )
 from weft.program.program import Program
 from weft.program.schedules import get_schedule
-from weft.program.table import compute_orders
 from weft.program.verify import verify
 from weft.timeline.figures import peak_in_flight
 
@@ -57,7 +57,7 @@ def test_what_is_computed_is_the_trained_program_less_the_backwards_of_frozen_st
     program = program_of(case, count)
     assert verify(program) == []
     assert stuck_rows(program) == set()
-    for whole, less in zip(compute_orders(program_of(case, 0)), compute_orders(program), strict=True):
+    for whole, less in zip(program_orders(program_of(case, 0)), program_orders(program), strict=True):
         kept = (whole.kind == FORWARD) | (whole.stage >= count)
         for column, left in zip(whole, less, strict=True):
             assert np.array_equal(column[kept], left)

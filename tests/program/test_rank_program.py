@@ -15,11 +15,12 @@ from program.layouts import LOOPED, asked, pipelines, schedule_layout
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 from weft.methods.tying.program import Tied, TiedWeights
+from weft.program.assemble import assemble_part
 from weft.program.build import (
-    build_evaluation_part,
     build_evaluation_program,
-    build_training_part,
     build_training_program,
+    lowered_evaluation,
+    lowered_training,
 )
 from weft.program.layout import PipelineLayout
 from weft.program.program import COLUMN_NAMES, Obligations, Program
@@ -99,12 +100,12 @@ def test_the_part_of_every_rank_is_that_of_the_whole_program(
     name, layout, given_methods = case
     schedule, options = get_schedule(name), {"methods": given_methods}
     if refused(lambda: build_training_program(layout, schedule, {}, **options)):
-        assert refused(lambda: build_training_part(layout, schedule, {}, rank=0, **options))
+        assert refused(lambda: assemble_part(lowered_training(layout, schedule, {}, **options), 0))
         return
     whole = build_training_program(layout, schedule, {}, **options)
     told = digests(whole).tolist()
     for rank in range(layout.ranks):
-        part = build_training_part(layout, schedule, {}, rank=rank, **options)
+        part = assemble_part(lowered_training(layout, schedule, {}, **options), rank)
         assert_same(part, part_of(whole, rank))
         assert part.digest == told[rank]
 
@@ -117,7 +118,9 @@ def test_the_part_of_an_evaluation_is_that_of_the_whole_program(
     _, layout, given_methods = case
     whole = build_evaluation_program(layout, methods=given_methods)
     for rank in range(layout.ranks):
-        assert_same(build_evaluation_part(layout, rank=rank, methods=given_methods), part_of(whole, rank))
+        assert_same(
+            assemble_part(lowered_evaluation(layout, methods=given_methods), rank), part_of(whole, rank)
+        )
 
 
 @settings(deadline=None, max_examples=50)
@@ -185,4 +188,4 @@ def test_other_members_of_a_group_have_another_digest() -> None:
 def test_a_rank_that_holds_nothing_is_refused() -> None:
     _, layout = whole_and_layout()
     with pytest.raises(InputError, match="8 holds no stage; ranks 0 to 7 do"):
-        build_training_part(layout, get_schedule("breadth-first"), {}, rank=8)
+        assemble_part(lowered_training(layout, get_schedule("breadth-first"), {}), 8)

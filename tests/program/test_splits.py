@@ -12,7 +12,8 @@ from program.layouts import asked, placed_layout
 from program.mutations import twice, without_edge
 
 from weft.errors import InputError
-from weft.program.build import build_evaluation_program, build_training_part, build_training_program
+from weft.program.assemble import assemble_part
+from weft.program.build import build_evaluation_program, build_training_program, lowered_training
 from weft.program.kinds import FORWARD, MESSAGES, SEND_ACTIVATION, SEND_GRADIENT
 from weft.program.layout import PipelineLayout
 from weft.program.program import Program
@@ -62,7 +63,7 @@ def test_every_graph_has_a_valid_program(case: tuple[str, PipelineLayout]) -> No
     assert verify(program) == []
     assert verify(build_evaluation_program(layout)) == []
     for rank in range(program.ranks):
-        part = build_training_part(layout, get_schedule(name), {}, rank=rank)
+        part = assemble_part(lowered_training(layout, get_schedule(name), {}), rank)
         assert part.digest == part_of(program, rank).digest
         assert part.micro_batches == part_of(program, rank).micro_batches == sum(layout.micro_batches)
 

@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from program.layouts import training_program
 
-from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline
-from weft.program.table import compute_orders, format_grid, format_program
-
-
-def test_the_grid_shows_the_order_by_rank() -> None:
-    assert format_grid(training_program("1f1b", 2, 2, (3,))) == (
-        "rank 0 | F0.0 F0.1 B0.0 F0.2 B0.1 B0.2 O0\nrank 1 | F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 O1"
-    )
-
-
-def test_the_grid_takes_orders_that_are_no_program_yet() -> None:
-    pipeline = Pipeline(devices=1, stages=2, micro_batches=10)
-    orders = [get_schedule("breadth-first").order(pipeline, 0, {})]
-    assert format_grid(orders).startswith("rank 0 | F0.0 F0.1")
-    assert format_grid([]) == ""
-
-
-def test_orders_of_a_program_are_the_schedules() -> None:
-    (order,) = compute_orders(training_program("gpipe", 1, 1, (2,)))
-    assert order.micro_batch.tolist() == [0, 1, 0, 1, -1]
+from weft.program.table import format_program
 
 
 def test_every_instruction_has_a_line_with_its_id_and_dependencies() -> None:

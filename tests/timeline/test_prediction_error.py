@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.scoring.metrics import Point, figures_of
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.timeline.figures import error_text, prediction_error
 
 
 def test_a_prediction_that_is_too_short_has_a_negative_error():

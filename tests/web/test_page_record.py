@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web.samples import sample_program, sample_report, simulated_step
 
-from weft.timeline.streams import stream_names
+from weft.timeline.timeline import stream_names
 from weft.web import page_record as module
 from weft.web.page_record import page_record, thin, timeline_record
 from weft.web.report_data import ReportData

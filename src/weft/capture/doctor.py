@@ -14,7 +14,7 @@ from weft.describe.this_machine import this_machine
 from weft.describe.units import format_bytes
 from weft.predict.cost.calibration import load_machine
 from weft.predict.ledger import Ledger
-from weft.timeline.prediction_error import error_text
+from weft.timeline.figures import error_text
 
 TORCH_EXTRA = 'pip install "weft[torch]"'
 PACKAGES = (

@@ -14,7 +14,7 @@ from weft.cli.output import Json, console, print_json
 from weft.cli.progress import Progress
 from weft.describe.units import format_seconds
 from weft.errors import InputError, RunError, Violation
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE
 

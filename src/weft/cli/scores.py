@@ -13,7 +13,7 @@ from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.ledger import STEP, Ledger
 from weft.scoring.score import score as score_file
-from weft.timeline.prediction_error import error_text
+from weft.timeline.figures import error_text
 from weft.web.calibration import ledger_page
 from weft.web.score import score_page, score_table
 

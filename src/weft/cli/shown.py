@@ -17,7 +17,7 @@ from weft.files import write_whole
 from weft.planning.plan_file_job import plan_file_job
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.problem import problem_of_run
-from weft.planning.simulated import simulation_record, with_ranks
+from weft.planning.simulation_record import simulation_record, with_ranks
 from weft.program.table import format_program
 from weft.training.session import reopen
 from weft.web.breakdown import breakdown_text

@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_expression import MOST_DEVICES
 from weft.describe.device import Device
-from weft.describe.toml_table import TomlTable, Word
-from weft.describe.toml_text import Value, key_text, table_text
+from weft.describe.toml_table import TomlTable, Value, Word, key_text, table_text
 from weft.describe.units import (
     BYTES,
     BYTES_PER_SECOND,

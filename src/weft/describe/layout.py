@@ -17,8 +17,7 @@ from weft.describe.layout_text import counts_text, order_text, recomputes_text
 from weft.describe.one_line import one_line
 from weft.describe.plan import RECOMPUTES, Blocking, Recompute, Sharding, shared_out
 from weft.describe.replica_grid import ReplicaGrid
-from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word
-from weft.describe.toml_text import value_text
+from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word, value_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -184,6 +183,11 @@ class Layout:
 
 # What layouts have where nothing is said.
 USUAL: Mapping[str, object] = {one.name: one.default for one in fields(Layout) if one.default is not MISSING}
+
+
+def rank_order_of(devices: Sequence[int]) -> tuple[int, ...] | None:
+    """Devices in the order of their ranks, as layouts say it; None where each has the rank of its number."""
+    return None if list(devices) == list(range(len(devices))) else tuple(devices)
 
 
 def _place(name: str) -> int:

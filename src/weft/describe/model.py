@@ -5,11 +5,14 @@ The planner reads the `LayerGraph` built from it, the runtime builds the real `t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from weft.describe.one_line import one_line
+from weft.describe.units import shown
+from weft.errors import Violation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +83,34 @@ def model_from(record: Mapping[str, Any]) -> ModelConfig:
 def image_tokens(image_size: int, patch_size: int) -> int:
     """Tokens of an image: its patches and the class token."""
     return (image_size // patch_size) ** 2 + 1
+
+
+# The fields of `ModelConfig` and the keys of `config.json`, by family.
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "gpt": {"norm_epsilon": "layer_norm_epsilon"},
+    "llama": {"norm_epsilon": "rms_norm_eps", "rotary_base": "rope_theta"},
+    "bert": {"norm_epsilon": "layer_norm_eps"},
+    "vit": {"norm_epsilon": "layer_norm_eps"},
+}
+# Where newer versions of `transformers` keep the keys of rotary positions.
+_ROTARY = "rope_parameters"
+
+
+def read_constants(
+    record: Mapping[str, Any], family: str, where: str
+) -> tuple[dict[str, float], list[Violation]]:
+    """The constants that a model configuration gives, and what is wrong with them."""
+    constants: dict[str, float] = {}
+    problems: list[Violation] = []
+    rotary = record.get(_ROTARY)
+    for name, key in _KEYS.get(family, {}).items():
+        value = record.get(key)
+        if value is None and isinstance(rotary, Mapping):
+            value = rotary.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            problems.append(Violation(f"{where}: {key}", f"{shown(value)}: must be a number above 0"))
+        else:
+            constants[name] = float(value)
+    return constants, problems

@@ -12,8 +12,7 @@ from typing import Any
 
 from weft.describe.convolutional_models import RESNET, convolutional_config, read_resnet
 from weft.describe.families.own import FAMILY, own_config
-from weft.describe.model import ModelConfig, image_tokens
-from weft.describe.model_constants import read_constants
+from weft.describe.model import ModelConfig, image_tokens, read_constants
 from weft.describe.reading import read_json
 from weft.describe.toml_table import is_importable
 from weft.describe.units import shown

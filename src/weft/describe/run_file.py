@@ -30,8 +30,7 @@ from weft.describe.run_tables.training import (
     TaskTable,
     TrainTable,
 )
-from weft.describe.toml_table import TomlTable
-from weft.describe.toml_text import table_text
+from weft.describe.toml_table import TomlTable, table_text
 from weft.errors import InputError, Violation
 
 

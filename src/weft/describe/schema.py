@@ -1,18 +1,53 @@
-"""JSON Schema of the files that people and tools write and read, for editors and for validation."""
+"""JSON Schema of the files that people and tools write and read; `Summary`, the outcome of a run, is one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
-from weft.describe.summary import Summary
 from weft.errors import require_choice
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Summary(BaseModel):
+    """What `summary.json` of a run directory holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: str = Field(description="path of the plan, relative to the run directory")
+    plan_id: str
+    world_size: Count
+    steps: Count
+    predicted_step_s: Positive
+    predicted_step_low_s: Positive
+    predicted_step_high_s: Positive
+    predicted_peak_bytes: tuple[int, ...] = Field(description="of each rank")
+    measured_step_s: Positive = Field(
+        description="median after 5 warm-up steps; of a shorter run, the last step"
+    )
+    first_loss: float = Field(description="before the first step, nats per target on held-out samples")
+    final_loss: float = Field(description="after the last step, nats per target on held-out samples")
+    final_metrics: dict[str, float] = Field(
+        default_factory=dict, description="means over held-out samples after the last step, such as accuracy"
+    )
+    tokens_per_s: Positive
+    max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
+    checkpoints: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="completed, by all starts of the run"
+    )
+    checkpoint_stall_s: float = Field(default=0.0, description="how long training stood still for them")
+    checkpoint_write_s: float = Field(
+        default=0.0, description="how long they were written while training went on"
+    )
+
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -33,10 +33,6 @@ class Wire:
 AS_IT_IS = Wire()
 
 
-def _as_it_is(options: Any) -> Wire:
-    return AS_IT_IS
-
-
 @dataclass(frozen=True, kw_only=True)
 class SyncMethod:
     """One word of `sync.method`.
@@ -51,7 +47,7 @@ class SyncMethod:
     name: str
     table: type[TomlTable]
     local_gradients: bool = False
-    wire: Callable[[Any], Wire] = _as_it_is
+    wire: Callable[[Any], Wire] = lambda options: AS_IT_IS
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:

@@ -21,7 +21,7 @@ from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
 from weft.moves.sharers import among_replicas
-from weft.planning.long_steps import predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
 from weft.program.schedules import get_schedule
@@ -203,7 +203,7 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
     # Refused before anything is priced, which may not be possible then.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    return PredictedPlan(plan, predict_long_with(problem.cost_model, plan).prediction)
+    return PredictedPlan(plan, predict_long(problem.cost_model, plan).prediction)
 
 
 def _cluster(configuration: Configuration, told: Told) -> Cluster:

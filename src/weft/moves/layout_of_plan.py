@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
+from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout, rank_order_of
 from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, ranks_of
@@ -94,5 +94,4 @@ def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
                 if order.setdefault(place, rank) != rank:
                     stages = f"stages of device {devices[path]} of its pipelines"
                     raise InputError(Violation("plan", f"{stages} lie on ranks {order[place]} and {rank}"))
-    devices_in_order = tuple(order[place] for place in sorted(order))
-    return None if devices_in_order == tuple(range(len(order))) else devices_in_order
+    return rank_order_of([order[place] for place in sorted(order)])

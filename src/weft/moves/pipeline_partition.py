@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import InputError, Violation
-
-Floats = npt.NDArray[np.float64]
+from weft.program.arrays import Floats
 
 # Sums of the same layers that differ only in their rounding are equal.
 ROUNDING = 1e-12

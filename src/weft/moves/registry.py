@@ -10,13 +10,35 @@ from collections.abc import Iterator, Mapping
 
 from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
-from weft.errors import InputError, Violation, nearest
+from weft.describe.plan import Choice, Plan
+from weft.errors import InputError, Violation
 from weft.installed import installed
-from weft.moves.move import Move, Purpose
-from weft.moves.one_unit import ONE_UNIT_MOVES
-from weft.moves.parallelism import PARALLELISM_MOVES
+from weft.moves.move import Context, Move, Purpose
+from weft.moves.parallelism import ONE_UNIT_MOVES, PARALLELISM_MOVES
 from weft.moves.schedules import schedule_moves
-from weft.moves.synchronisation import SYNCHRONISATION_MOVES
+
+
+def _dense_applies(context: Context) -> str | None:
+    return "the plan already synchronises densely" if context.plan.sync.name == "dense" else None
+
+
+def _dense_apply(context: Context) -> Plan:
+    return context.plan.model_copy(update={"sync": Choice(name="dense")})
+
+
+SYNCHRONISATION_MOVES: tuple[Move, ...] = (
+    Move(
+        name="sync dense",
+        contract=Contract.EXACT,
+        summary="Every replica adds the full gradients of all others, stage by stage, during backward.",
+        source="Li et al., PyTorch Distributed, arXiv 2006.15704",
+        verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
+        applies=_dense_applies,
+        apply=_dense_apply,
+        purposes=frozenset(),
+        asked_by=("sync.method", "dense"),
+    ),
+)
 
 
 def moves_for(purpose: Purpose, contract: Contract) -> tuple[Move, ...]:
@@ -58,16 +80,3 @@ def _of_others() -> Iterator[Move]:
     yield from parts_of(Move, others())
     for _, named in installed("weft.moves"):
         yield from named()
-
-
-def get_move(name: str) -> Move:
-    """The move of that name.
-
-    Raises:
-        InputError: when there is none, with the nearest name.
-    """
-    table = all_moves()
-    if name not in table:
-        known = ", ".join(sorted(table))
-        raise InputError(Violation("moves", f"{name!r} is not one of {known}", nearest(name, table)))
-    return table[name]

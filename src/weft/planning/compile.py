@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +12,8 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.places import ClusterPlaces
-from weft.program.build import (
-    build_evaluation_part,
-    build_evaluation_program,
-    build_training_part,
-    build_training_program,
-)
+from weft.program.assemble import LoweredLayout, assemble, assemble_part
+from weft.program.build import build_evaluation_program, lowered_evaluation, lowered_training
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.passes import asked_by
@@ -40,7 +34,7 @@ def compile_plan(
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
     """
-    return _training_program(plan, _layout(plan, graph, micro_batches), asked_by(plan, graph), only_replica)
+    return assemble(_lowered(plan, graph, _layout(plan, graph, micro_batches)), only_replica)
 
 
 def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
@@ -49,25 +43,12 @@ def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
     Raises:
         InputError: as `compile_plan` does, and when the plan has no such rank.
     """
-    return build_training_part(
-        pipeline_layout(plan, graph),
-        get_schedule(plan.schedule.name),
-        plan.schedule.options,
-        rank=rank,
-        methods=asked_by(plan, graph),
-    )
+    return assemble_part(_lowered(plan, graph, pipeline_layout(plan, graph)), rank)
 
 
-def _training_program(
-    plan: Plan, layout: PipelineLayout, methods: Mapping[str, Any], only_replica: int | None
-) -> Program:
-    return build_training_program(
-        layout,
-        get_schedule(plan.schedule.name),
-        plan.schedule.options,
-        methods=methods,
-        only_replica=only_replica,
-    )
+def _lowered(plan: Plan, graph: LayerGraph, layout: PipelineLayout) -> LoweredLayout:
+    schedule = get_schedule(plan.schedule.name)
+    return lowered_training(layout, schedule, plan.schedule.options, asked_by(plan, graph))
 
 
 def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> PipelineLayout:
@@ -95,7 +76,7 @@ def compile_folded(
     layout.require_valid()
     places, ranks = ClusterPlaces(cluster), np.stack(layout.rank_tables)
     foldable = len(set(layout.micro_batches)) == 1 and _one_is_slowest(plan, places, ranks)
-    program = _training_program(plan, layout, asked_by(plan, graph), 0 if foldable else None)
+    program = assemble(_lowered(plan, graph, layout), 0 if foldable else None)
     equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
     return fold_lanes(program) if equal else program
 
@@ -125,7 +106,7 @@ def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankPro
     Raises:
         InputError: when the plan has no such rank.
     """
-    return build_evaluation_part(pipeline_layout(plan, graph), rank=rank, methods=asked_by(plan, graph))
+    return assemble_part(lowered_evaluation(pipeline_layout(plan, graph), asked_by(plan, graph)), rank)
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:

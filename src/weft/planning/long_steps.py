@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
-from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price_placed
 from weft.predict.predict import predict_priced
-from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.program.program import Program
 from weft.program.schedules import SCHEDULES
 from weft.program.schedules.base import Pipeline
@@ -46,26 +42,8 @@ class LongStep:
     waiting: float
 
 
-def predict_long(
-    plan: Plan,
-    graph: LayerGraph,
-    cluster: Cluster,
-    *,
-    machine: MachineMeasurement | None = None,
-    profile: LayerProfile | None = None,
-    correction: Correction | None = None,
-) -> LongStep:
+def predict_long(model: CostModel, plan: Plan) -> LongStep:
     """Predict a step of a plan; exact where it is short.
-
-    Raises:
-        InputError: as `predict` does.
-    """
-    model = CostModel(graph=graph, cluster=cluster, machine=machine, profile=profile, correction=correction)
-    return predict_long_with(model, plan)
-
-
-def predict_long_with(model: CostModel, plan: Plan) -> LongStep:
-    """As `predict_long`, with a cost model that may have priced other plans.
 
     Raises:
         InputError: as `predict` does.

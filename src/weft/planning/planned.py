@@ -22,11 +22,10 @@ from weft.planning.compile import (
     compile_part,
     compile_plan,
 )
-from weft.planning.decided import decided
-from weft.planning.goals import goal_value, goal_words
+from weft.planning.decisions import decided
+from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
-from weft.planning.prices import require_prices
 from weft.planning.problem import Problem, problem_of_run
 from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
@@ -107,15 +106,7 @@ class PlannedJob:
 
     @cached_property
     def predicted(self) -> PredictedStep:
-        return predict(
-            self.plan,
-            self.program,
-            self.problem.job.graph,
-            self.problem.job.cluster,
-            machine=self.problem.machine,
-            profile=self.problem.profile,
-            correction=self.problem.correction,
-        )
+        return predict(self.problem.cost_model, self.plan, self.program)
 
     @property
     def prediction(self) -> Prediction:

@@ -36,10 +36,6 @@ class Section(NamedTuple):
     chart: SectionChart | None = None
 
 
-def _no_chart(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportSection:
     """A section of the report; a method contributes it.
@@ -54,7 +50,9 @@ class ReportSection:
     name: str
     title: str
     rows: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Rows]
-    chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], SectionChart | None] = _no_chart
+    chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], SectionChart | None] = (
+        lambda planned, metrics: None
+    )
 
 
 def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:

@@ -6,7 +6,7 @@ Files of measured steps are read again as lessons: what they say of predictions 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -24,10 +24,11 @@ from weft.predict.corrections_file import (
     save_residuals,
 )
 from weft.predict.predict import PredictedStep, predict
+from weft.program.arrays import Floats
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Program
-from weft.timeline.medians import Seconds, from_step, instructions
-from weft.timeline.prediction_error import prediction_error
+from weft.timeline.figures import prediction_error
+from weft.timeline.medians import from_step, instructions
 from weft.timeline.timeline import Timeline
 
 # A part is made this much slower to see how much of the step it makes.
@@ -127,16 +128,7 @@ def _lesson(path: Path, residuals: Residuals, observations: tuple[Observation, .
 
 
 def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
-    problem = job.problem
-    return predict(
-        job.plan,
-        job.program,
-        problem.job.graph,
-        problem.job.cluster,
-        machine=problem.machine,
-        profile=problem.profile,
-        correction=correction,
-    )
+    return predict(replace(job.problem, correction=correction).cost_model, job.plan, job.program)
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:
@@ -172,7 +164,7 @@ def _ratios(job: PlannedJob, bare: PredictedStep, measured: Timeline) -> dict[Ke
     return found
 
 
-def _ratio(predicted_s: Seconds, measured_s: Seconds) -> float | None:
+def _ratio(predicted_s: Floats, measured_s: Floats) -> float | None:
     predicted, measured = float(predicted_s.sum()), float(measured_s.sum())
     return measured / predicted if predicted > 0.0 and measured > 0.0 else None
 

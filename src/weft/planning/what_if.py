@@ -16,10 +16,10 @@ from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
 from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
+from weft.planning.goals import price_per_hour
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
-from weft.planning.prices import price_per_hour
 from weft.planning.problem import Problem, measurements_for, sources_of
 from weft.planning.ties import break_ties
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from weft.describe.one_line import one_line
+from weft.program.arrays import Floats, Mask
 from weft.program.program import Ints
 
 
@@ -44,16 +42,16 @@ class Costs:
     occupancy: Ints
     latency: Ints
     tick_s: float
-    synchronous: npt.NDArray[np.bool_]
+    synchronous: Mask
     live_bytes: Ints
     base_bytes: Ints
     links: Ints | None = None
     group_links: tuple[tuple[int, ...], ...] | None = None
-    demand: npt.NDArray[np.float64] | None = None
+    demand: Floats | None = None
     lead: Ints | None = None
     rest: Ints | None = None
-    compute_slowdown: npt.NDArray[np.float64] | None = None
-    communication_slowdown: npt.NDArray[np.float64] | None = None
+    compute_slowdown: Floats | None = None
+    communication_slowdown: Floats | None = None
 
     def __repr__(self) -> str:
         return one_line(self, f"of {len(self.occupancy)} instructions on {len(self.base_bytes)} ranks")

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
-from weft.timeline.prediction_error import prediction_error
+from weft.timeline.figures import prediction_error
 
 BUSY_TIMEOUT_S = 30.0
 # The quantity that every run enters: seconds of a steady step.

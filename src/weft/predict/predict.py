@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.predict.corrections import Correction
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.price import Priced, price
-from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.predict.simulator import Simulation, simulate
 from weft.program.program import Ints, Program
 
@@ -29,17 +26,7 @@ class PredictedStep:
         return one_line(self, f"of {self.simulation.instructions} instructions: {self.prediction}")
 
 
-def predict(
-    plan: Plan,
-    program: Program,
-    graph: LayerGraph,
-    cluster: Cluster,
-    *,
-    machine: MachineMeasurement | None = None,
-    profile: LayerProfile | None = None,
-    correction: Correction | None = None,
-    run_name: str = "",
-) -> PredictedStep:
+def predict(model: CostModel, plan: Plan, program: Program, *, run_name: str = "") -> PredictedStep:
     """Predict one steady step of a plan.
 
     A folded program gives the peaks of all ranks: a rank without instructions holds what the rank that
@@ -48,8 +35,7 @@ def predict(
     Raises:
         InputError: as `price` and `simulate` do.
     """
-    priced = price(program, plan, graph, cluster, machine=machine, profile=profile, correction=correction)
-    return predict_priced(program, priced, run_name=run_name, plan_id=plan.plan_id)
+    return predict_priced(program, price(model, program, plan), run_name=run_name, plan_id=plan.plan_id)
 
 
 def predict_priced(

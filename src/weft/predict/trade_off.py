@@ -48,23 +48,14 @@ class TradeOff:
         return self.cost / self.devices
 
 
-def samples_to_target(batch: float, critical_batch: float, *, least_samples: float = 1.0) -> float:
-    """E(B): samples that reach the target loss with `batch` samples per step.
+def samples_to_target(batch: float, critical_batch: float) -> float:
+    """E(B) / E_min: samples over the least that reach the target loss with `batch` samples per step.
 
     Raises:
         InputError: when a count is not positive.
     """
-    _require_positive(batch=batch, critical_batch=critical_batch, least_samples=least_samples)
-    return least_samples * (1.0 + batch / critical_batch)
-
-
-def steps_to_target(batch: float, critical_batch: float, *, least_samples: float = 1.0) -> float:
-    """K(B) = E(B) / B: optimizer steps that reach the target loss; K_min is `least_samples / critical_batch`.
-
-    Raises:
-        InputError: when a count is not positive.
-    """
-    return samples_to_target(batch, critical_batch, least_samples=least_samples) / batch
+    _require_positive(batch=batch, critical_batch=critical_batch)
+    return 1.0 + batch / critical_batch
 
 
 def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: float) -> TradeOff:

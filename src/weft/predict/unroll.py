@@ -9,17 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
 from weft.predict.tasks import tasks_of
+from weft.program.arrays import Mask
 from weft.program.checks.messages import collective_codes
 from weft.program.codes import codes
 from weft.program.kinds import KINDS, is_collective, is_compute
 from weft.program.program import NONE, Edges, Ints, Program
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

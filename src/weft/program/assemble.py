@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.codes import numbered
 from weft.program.kinds import is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
@@ -100,9 +101,6 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
     position = firsts[ranks[pipeline, devices, lane]] + within
     touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
-    source, target, distance = (
-        getattr(one.edges, name)[touching] for name in ("source", "target", "distance")
-    )
     stages = {
         pipeline * layout.paths + path: np.flatnonzero(homes == device)
         for path, homes in enumerate(layout.placement)
@@ -114,7 +112,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         steps_per_cycle=passes.steps_per_cycle,
         first_row=int(firsts[rank]),
         columns=columns,
-        edges=Edges(source=position[source], target=position[target], distance=distance),
+        edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
         obligations=_obligations(lowered, stages, passes.owed(layout)),
     )
@@ -201,7 +199,6 @@ def _in_each_step(rows: Ints, steps: int) -> Ints:
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
     """Rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
-    counts = splits[stages] * micro_batches
-    stage = np.repeat(stages, counts)
-    within = np.arange(len(stage), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    index, within = numbered(splits[stages] * micro_batches)
+    stage = stages[index]
     return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)

@@ -1,4 +1,4 @@
-"""From a layout and a schedule to a Program, or to one rank's part of it.
+"""From a layout and a schedule to a Program, or to what one rank's part of it is assembled from.
 
 One pipeline is lowered with devices in place of ranks; every pipeline and tensor lane is a copy of it with
 its own ranks and micro-batches (`weft.program.assemble`).
@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import InputError, Violation, nearest
-from weft.program.assemble import LoweredLayout, assemble, assemble_part
+from weft.program.arrays import Mask
+from weft.program.assemble import LoweredLayout, assemble
 from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
 from weft.program.program import NONE, Ints, Program
-from weft.program.rank_program import RankProgram
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 from weft.program.splits import split_order
 
@@ -42,23 +41,7 @@ def build_training_program(
         InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, a method
             does not go with it, or pipelines with unequal shares of the batch would meet otherwise.
     """
-    return assemble(_lowered_training(layout, schedule, options, methods), only_replica)
-
-
-def build_training_part(
-    layout: PipelineLayout,
-    schedule: Schedule,
-    options: Options,
-    *,
-    rank: int,
-    methods: Mapping[str, Any] | None = None,
-) -> RankProgram:
-    """One rank's part of what `build_training_program` builds, without the rest.
-
-    Raises:
-        InputError: as `build_training_program` does, and when there is no such rank.
-    """
-    return assemble_part(_lowered_training(layout, schedule, options, methods), rank)
+    return assemble(lowered_training(layout, schedule, options, methods), only_replica)
 
 
 def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, Any] | None = None) -> Program:
@@ -69,23 +52,17 @@ def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, An
     Raises:
         InputError: when the layout is broken, or a method does not go with it.
     """
-    return assemble(_lowered_evaluation(layout, methods))
+    return assemble(lowered_evaluation(layout, methods))
 
 
-def build_evaluation_part(
-    layout: PipelineLayout, *, rank: int, methods: Mapping[str, Any] | None = None
-) -> RankProgram:
-    """One rank's part of what `build_evaluation_program` builds, without the rest.
+def lowered_training(
+    layout: PipelineLayout, schedule: Schedule, options: Options, methods: Mapping[str, Any] | None = None
+) -> LoweredLayout:
+    """The pipelines of `build_training_program`, of which `assemble_part` makes the part of one rank.
 
     Raises:
-        InputError: as `build_evaluation_program` does, and when there is no such rank.
+        InputError: as `build_training_program` does.
     """
-    return assemble_part(_lowered_evaluation(layout, methods), rank)
-
-
-def _lowered_training(
-    layout: PipelineLayout, schedule: Schedule, options: Options, methods: Mapping[str, Any] | None
-) -> LoweredLayout:
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=True)
     pipelines: dict[int, LoweredPipeline] = {}
@@ -99,7 +76,8 @@ def _lowered_training(
     )
 
 
-def _lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None) -> LoweredLayout:
+def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None = None) -> LoweredLayout:
+    """The pipelines of `build_evaluation_program`; otherwise as `lowered_training`."""
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=False)
     pipelines: dict[int, LoweredPipeline] = {}
@@ -143,7 +121,7 @@ def _collectives(pipeline: LoweredPipeline) -> Ints:
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 
-def _forward_order(here: npt.NDArray[np.bool_], micro_batches: int) -> ComputeOrder:
+def _forward_order(here: Mask, micro_batches: int) -> ComputeOrder:
     """Forwards of the stages that are here, shape (paths, stages), stage by stage; each path has so many."""
     stages, paths = np.nonzero(here.T)
     number = np.arange(micro_batches, dtype=np.int64)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-_Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Ints
 
 # Up to so many possible codes for each row, marking those that occur is faster than sorting the rows.
 _MARKED_CODES = 16
 
 
-def codes(*columns: _Ints) -> _Ints:
+def codes(*columns: Ints) -> Ints:
     """One integer per row that is equal exactly where all columns are equal."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     largest = 0
@@ -26,7 +25,13 @@ def codes(*columns: _Ints) -> _Ints:
     return code
 
 
-def distinct_rows(*columns: _Ints) -> tuple[_Ints, _Ints]:
+def numbered(counts: Ints) -> tuple[Ints, Ints]:
+    """(index, number): as many rows for each index as its count says, numbered from 0."""
+    index = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return index, np.arange(len(index), dtype=np.int64) - (np.cumsum(counts) - counts)[index]
+
+
+def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """(a row of each combination that occurs, the combination of every row), in order of combinations."""
     most = len(columns[0]) * _MARKED_CODES
     # A column of few values far apart, such as bytes, would waste most codes.
@@ -42,9 +47,9 @@ def distinct_rows(*columns: _Ints) -> tuple[_Ints, _Ints]:
     return row_of[occurring], number[code]
 
 
-def _range(column: _Ints) -> int:
+def _range(column: Ints) -> int:
     return int(column.max() - column.min()) if len(column) else 0
 
 
-def _ranked(column: _Ints) -> _Ints:
+def _ranked(column: Ints) -> Ints:
     return np.searchsorted(np.unique(column), column).astype(np.int64)

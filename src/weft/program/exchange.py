@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from weft.errors import InputError, Violation
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
-from weft.program.table import compute_orders
 
 LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
 KIND_OF_LETTER = {letter: kind for kind, letter in LETTERS.items()}
@@ -53,8 +53,12 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
 
 
 def program_orders(program: Program) -> list[ComputeOrder]:
-    """What each rank of a program computes, in order; the number of micro-batches is that of the program."""
-    return compute_orders(program, list(LETTERS))
+    """What each rank of a program computes, in order; micro-batches count over the global batch."""
+    columns, wanted = program.columns, np.isin(program.columns.kind, list(LETTERS))
+    rows = [
+        np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
+    ]
+    return [ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine]) for mine in rows]
 
 
 def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.program import NONE, Edges, Ints, Program
+from weft.program.program import NONE, Ints, Program
 
 
 def fold_lanes(program: Program) -> Program:
@@ -39,11 +39,7 @@ def fold_lanes(program: Program) -> Program:
     return replace(
         program,
         columns=program.columns.take(np.flatnonzero(kept)),
-        edges=Edges(
-            source=position[edges.source[inside]],
-            target=position[edges.target[inside]],
-            distance=edges.distance[inside],
-        ),
+        edges=edges.take(inside).at(position),
         obligations=replace(
             program.obligations, owners={place: ranks[:1] for place, ranks in owners.items()}
         ),

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.bundles import bundles, parts
 from weft.errors import InputError, Violation
 from weft.program import places
+from weft.program.arrays import Ints, Mask
 from weft.program.values import VALUES, Read, Use, ValueRegistry
 
 
@@ -125,94 +125,45 @@ _OUTPUT_GRADIENT = Read(
 )
 _SAVED = Read("saved", consumes=True)
 _SAVED_FOR_WEIGHT = Read("saved_for_weight", consumes=True)
+_BACK = (_SAVED, _OUTPUT_GRADIENT, "weights")
+_BEFORE = Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous))
+_STEPPED = Read("reduced_gradient", consumes=True, otherwise=Read("weight_gradient", consumes=True))
 
-FORWARD = KINDS.register(
-    Kind(
-        name="forward",
-        symbol="F",
-        stream="compute",
-        reads=(
-            Read("activation", at=places.from_previous, otherwise=Read("output", at=places.of_previous)),
-            "weights",
-        ),
-        writes=("output", Use("saved", at=places.trained)),
-        tensor_reduced=True,
+
+def computation(
+    name: str, symbol: str, reads: Sequence[str | Read], writes: Sequence[str | Use], *, reduced: bool = False
+) -> int:
+    """Register a kind that computes on its rank; `reduced` as `Kind.tensor_reduced`."""
+    return KINDS.register(
+        Kind(
+            name=name,
+            symbol=symbol,
+            stream="compute",
+            reads=tuple(reads),
+            writes=tuple(writes),
+            tensor_reduced=reduced,
+        )
     )
+
+
+def _message(name: str, symbol: str, read: Read, written: str) -> int:
+    """Register an end of a message, which has a stream of its own."""
+    return KINDS.register(Kind(name=name, symbol=symbol, stream=name, reads=(read,), writes=(written,)))
+
+
+FORWARD = computation(
+    "forward", "F", (_BEFORE, "weights"), ("output", Use("saved", at=places.trained)), reduced=True
 )
-BACKWARD = KINDS.register(
-    Kind(
-        name="backward",
-        symbol="B",
-        stream="compute",
-        reads=(_SAVED, _OUTPUT_GRADIENT, "weights"),
-        writes=("input_gradient", "weight_gradient"),
-        tensor_reduced=True,
-    )
+BACKWARD = computation("backward", "B", _BACK, ("input_gradient", "weight_gradient"), reduced=True)
+BACKWARD_INPUT = computation(
+    "backward_input", "I", _BACK, ("input_gradient", "saved_for_weight"), reduced=True
 )
-BACKWARD_INPUT = KINDS.register(
-    Kind(
-        name="backward_input",
-        symbol="I",
-        stream="compute",
-        reads=(_SAVED, _OUTPUT_GRADIENT, "weights"),
-        writes=("input_gradient", "saved_for_weight"),
-        tensor_reduced=True,
-    )
-)
-BACKWARD_WEIGHT = KINDS.register(
-    Kind(
-        name="backward_weight",
-        symbol="W",
-        stream="compute",
-        reads=(_SAVED_FOR_WEIGHT,),
-        writes=("weight_gradient",),
-    )
-)
-SEND_ACTIVATION = KINDS.register(
-    Kind(
-        name="send_activation",
-        symbol="SF",
-        stream="send_activation",
-        reads=(Read("output", at=places.of_sent),),
-        writes=("message",),
-    )
-)
-RECEIVE_ACTIVATION = KINDS.register(
-    Kind(
-        name="receive_activation",
-        symbol="RF",
-        stream="receive_activation",
-        reads=(_ARRIVED,),
-        writes=("activation",),
-    )
-)
-SEND_GRADIENT = KINDS.register(
-    Kind(
-        name="send_gradient",
-        symbol="SB",
-        stream="send_gradient",
-        reads=(Read("input_gradient", at=places.of_sent),),
-        writes=("message",),
-    )
-)
-RECEIVE_GRADIENT = KINDS.register(
-    Kind(
-        name="receive_gradient",
-        symbol="RB",
-        stream="receive_gradient",
-        reads=(_ARRIVED,),
-        writes=("output_gradient",),
-    )
-)
-STEP = KINDS.register(
-    Kind(
-        name="step",
-        symbol="O",
-        stream="compute",
-        reads=(Read("reduced_gradient", consumes=True, otherwise=Read("weight_gradient", consumes=True)),),
-        writes=("weights",),
-    )
-)
+BACKWARD_WEIGHT = computation("backward_weight", "W", (_SAVED_FOR_WEIGHT,), ("weight_gradient",))
+SEND_ACTIVATION = _message("send_activation", "SF", Read("output", at=places.of_sent), "message")
+RECEIVE_ACTIVATION = _message("receive_activation", "RF", _ARRIVED, "activation")
+SEND_GRADIENT = _message("send_gradient", "SB", Read("input_gradient", at=places.of_sent), "message")
+RECEIVE_GRADIENT = _message("receive_gradient", "RB", _ARRIVED, "output_gradient")
+STEP = computation("step", "O", (_STEPPED,), ("weights",))
 
 # A send and the receive that takes its message.
 MESSAGES: tuple[tuple[int, int], ...] = (
@@ -250,26 +201,22 @@ def kinds_writing(*values: str) -> tuple[int, ...]:
     )
 
 
-_Codes = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
-
-
-def is_compute(kind: _Codes) -> _Mask:
+def is_compute(kind: Ints) -> Mask:
     """Which kind codes run on the compute stream."""
     return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
 
 
-def is_collective(kind: _Codes) -> _Mask:
+def is_collective(kind: Ints) -> Mask:
     """Which kind codes all ranks of a group take part in."""
     return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
 
 
-def is_send(kind: _Codes) -> _Mask:
+def is_send(kind: Ints) -> Mask:
     """Which kind codes send a message."""
     return is_any_of(kind, [send for send, _ in MESSAGES])
 
 
-def is_any_of(kind: _Codes, wanted: Sequence[int]) -> _Mask:
+def is_any_of(kind: Ints, wanted: Sequence[int]) -> Mask:
     """Which kind codes are among the wanted ones; there are few kinds, so that a table tells fastest."""
     table = np.zeros(len(KINDS), dtype=np.bool_)
     table[list(wanted)] = True

@@ -16,7 +16,6 @@ from itertools import accumulate
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.layout_problems import problems_of
 from weft.program.program import Ints
 
 
@@ -138,3 +137,129 @@ class PipelineLayout:
     @cached_property
     def _problems(self) -> list[Violation]:
         return problems_of(self)
+
+
+def problems_of(layout: PipelineLayout) -> list[Violation]:
+    """One for everything that is wrong with the layout; none where a program can be built for it."""
+    if not layout.stages or not layout.micro_batches:
+        return [Violation("layout", "needs at least one stage and one pipeline replica")]
+    lanes = max((len(ranks) for ranks in layout.stages[0].replicas[:1]), default=1) or 1
+    problems = [
+        Violation(f"stage {stage}", problem)
+        for stage, one in enumerate(layout.stages)
+        for problem in _stage_problems(one, layout.replicas, lanes)
+    ]
+    problems += [
+        Violation(f"pipeline replica {replica}", f"has {count} micro-batches; at least 1 is allowed", "1")
+        for replica, count in enumerate(layout.micro_batches)
+        if count < 1
+    ]
+    problems += [*_graph_problems(layout), *_path_problems(layout), *_frozen_problems(layout)]
+    # Sharing of devices is only meaningful among stages that are well-formed by themselves.
+    return problems or _device_problems(layout)
+
+
+def _graph_problems(layout: PipelineLayout) -> list[Violation]:
+    """Edges that do not join stages."""
+    return [
+        Violation("layout", f"edge {edge} must go from a stage to a later one of {len(layout.stages)}")
+        for edge in layout.edges
+        if not 0 <= edge[0] < edge[1] < len(layout.stages)
+    ] or _split_problems(layout)
+
+
+def _split_problems(layout: PipelineLayout) -> list[Violation]:
+    """Stages whose micro-batches are no parts of each other."""
+    problems = [
+        Violation(f"stage {stage}", f"splits micro-batches in {one.splits}; at least 1 is allowed", "1")
+        for stage, one in enumerate(layout.stages)
+        if one.splits < 1
+    ]
+    return problems or [
+        Violation(
+            f"stages {producer} and {consumer}",
+            f"split micro-batches in {fewer} and {more}; one must be a multiple of the other",
+            f"{fewer} and {max(1, more // fewer) * fewer}",
+        )
+        for producer, consumer in layout.edges
+        for fewer, more in [sorted((layout.stages[producer].splits, layout.stages[consumer].splits))]
+        if more % fewer
+    ]
+
+
+def _path_problems(layout: PipelineLayout) -> list[Violation]:
+    if layout.paths < 1 or layout.replicas % layout.paths:
+        problem = f"{layout.replicas} replicas are not whole pipelines of {layout.paths} paths each"
+        return [Violation("layout", problem)]
+    shares = [
+        layout.micro_batches[first : first + layout.paths]
+        for first in range(0, layout.replicas, layout.paths)
+    ]
+    return [
+        Violation(f"pipeline {pipeline}", f"its paths must have equal micro-batches, not {list(share)}")
+        for pipeline, share in enumerate(shares)
+        if len(set(share)) > 1
+    ]
+
+
+def _frozen_problems(layout: PipelineLayout) -> list[Violation]:
+    last = len(layout.stages) - 1
+    if 0 <= layout.frozen_stages <= last:
+        return []
+    problem = f"{layout.frozen_stages} is not one of 0..{last}; one stage must train"
+    return [Violation("frozen stages", problem, str(min(max(layout.frozen_stages, 0), last)))]
+
+
+def _device_problems(layout: PipelineLayout) -> list[Violation]:
+    placement, table = layout.placement, layout.rank_table()
+    if _devices_are_shared_rightly(layout, placement, table):
+        return []
+    problems = [
+        Violation(f"stage {stage}", "has two paths on one device; a device holds a stage once")
+        for stage, devices in enumerate(placement.T.tolist())
+        if len(set(devices)) < layout.paths
+    ]
+    users: dict[int, tuple[int, int, int]] = {}
+    for stage, one in enumerate(layout.stages):
+        for replica, ranks in enumerate(one.replicas):
+            where = f"stage {stage}, replica {replica}"
+            pipeline, path = divmod(replica, layout.paths)
+            device = int(placement[path, stage])
+            for lane, rank in enumerate(ranks):
+                place = (pipeline, device, lane)
+                if users.setdefault(rank, place) != place:
+                    problem = f"rank {rank} already has another place in the pipelines"
+                    problems.append(Violation(where, problem))
+            if tuple(table[pipeline, device].tolist()) != ranks:
+                problem = "stages that share a device in one pipeline must share it in all"
+                problems.append(Violation(where, problem))
+    return problems
+
+
+def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: Ints) -> bool:
+    """Whether no rank has two places, and stages have the devices of the table."""
+    return len(np.unique(table)) == table.size and all(
+        len(set(devices)) == layout.paths
+        and all(
+            np.array_equal(table[:, device], layout.rank_tables[stage][path :: layout.paths])
+            for path, device in enumerate(devices)
+        )
+        for stage, devices in enumerate(placement.T.tolist())
+    )
+
+
+def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
+    problems = []
+    if len(stage.replicas) != replicas:
+        problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
+    if all(len(ranks) == lanes for ranks in stage.replicas):
+        # All at once, for there may be thousands of them.
+        ordered = np.sort(np.array(stage.replicas, dtype=np.int64).reshape(-1, lanes), axis=1)
+        if not (ordered < 0).any() and (np.diff(ordered) > 0).all():
+            return problems
+    for replica, ranks in enumerate(stage.replicas):
+        if len(ranks) != lanes:
+            problems.append(f"replica {replica} has {len(ranks)} ranks; all must have {lanes}")
+        if len(set(ranks)) != len(ranks) or min(ranks, default=0) < 0:
+            problems.append(f"replica {replica}: ranks {list(ranks)} must be different and not negative")
+    return problems

@@ -289,4 +289,4 @@ def renumber(edges: Edges, order: Ints) -> Edges:
     """The same edges after rows were put in `order`."""
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order), dtype=np.int64)
-    return Edges(source=position[edges.source], target=position[edges.target], distance=edges.distance)
+    return edges.at(position)

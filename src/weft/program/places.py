@@ -11,36 +11,33 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.program.codes import codes
+from weft.program.arrays import Ints, Mask
+from weft.program.codes import codes, numbered
 
 if TYPE_CHECKING:
     from weft.program.program import Program
-
-_Ints = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
 
 
 class Places(NamedTuple):
     """Rows, one for each use, and the coordinates in which a use is not at its row's own."""
 
-    rows: _Ints
-    moved: Mapping[str, _Ints] = MappingProxyType({})
+    rows: Ints
+    moved: Mapping[str, Ints] = MappingProxyType({})
 
-    def take(self, kept: _Mask) -> Places:
+    def take(self, kept: Mask) -> Places:
         return Places(self.rows[kept], {name: values[kept] for name, values in self.moved.items()})
 
 
-At = Callable[["Program", _Ints], Places]
+At = Callable[["Program", Ints], Places]
 
 
-def own(program: Program, rows: _Ints) -> Places:
+def own(program: Program, rows: Ints) -> Places:
     """At the coordinates of the instruction."""
     return Places(rows)
 
 
-def there(program: Program, rows: _Ints) -> Places:
+def there(program: Program, rows: Ints) -> Places:
     """At the other end of the instruction's message."""
     columns = program.columns
     return Places(
@@ -54,42 +51,42 @@ def there(program: Program, rows: _Ints) -> Places:
     )
 
 
-def from_previous(program: Program, rows: _Ints) -> Places:
+def from_previous(program: Program, rows: Ints) -> Places:
     """Once for all that crosses from each stage whose output the instruction's stage reads."""
     return _crossing(program, rows, "part", _stage_links(program)[:, ::-1])
 
 
-def of_previous(program: Program, rows: _Ints) -> Places:
+def of_previous(program: Program, rows: Ints) -> Places:
     """Likewise, at each such stage."""
     return _crossing(program, rows, "stage", _stage_links(program)[:, ::-1])
 
 
-def from_next(program: Program, rows: _Ints) -> Places:
+def from_next(program: Program, rows: Ints) -> Places:
     """Once for all that crosses from each stage that reads the output of the instruction's stage."""
     return _crossing(program, rows, "part", _stage_links(program))
 
 
-def of_next(program: Program, rows: _Ints) -> Places:
+def of_next(program: Program, rows: Ints) -> Places:
     """Likewise, at each such stage."""
     return _crossing(program, rows, "stage", _stage_links(program))
 
 
-def of_sent(program: Program, rows: _Ints) -> Places:
+def of_sent(program: Program, rows: Ints) -> Places:
     """At the micro-batch of the sending stage that has what the instruction sends."""
     columns, splits = program.columns, np.array(program.obligations.splits, dtype=np.int64)
     if (splits == 1).all():
         return Places(rows)
     here = splits[columns.stage[rows]]
-    finer: _Ints = np.maximum(here, splits[columns.part[rows]])
+    finer: Ints = np.maximum(here, splits[columns.part[rows]])
     return Places(rows, {"micro_batch": columns.micro_batch[rows] // (finer // here)})
 
 
-def trained(program: Program, rows: _Ints) -> Places:
+def trained(program: Program, rows: Ints) -> Places:
     """Where the instruction's stage is stepped."""
     return Places(rows[is_stepped(program, rows)])
 
 
-def stepped_on_rank(program: Program, rows: _Ints) -> Places:
+def stepped_on_rank(program: Program, rows: Ints) -> Places:
     """At each stage that the instruction's rank steps."""
     owed, owners = program.obligations.step, program.obligations.owners
     links = [
@@ -102,56 +99,54 @@ def stepped_on_rank(program: Program, rows: _Ints) -> Places:
     return Places(rows[mine], {"stage": table[link, 1], "replica": table[link, 2]})
 
 
-def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> _Ints:
+def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> Ints:
     """The rows as an array, also where there are none; shape (rows, width)."""
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
-def _stage_links(program: Program) -> _Ints:
+def _stage_links(program: Program) -> Ints:
     """Pairs (producer, consumer)."""
     return table_of(program.obligations.stage_edges)
 
 
-def _crossing(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> Places:
+def _crossing(program: Program, rows: Ints, coordinate: str, links: Ints) -> Places:
     """One place for all that crosses between a row's stage and the other of each of its links (stage, other).
 
     `coordinate` is the other there: as the "stage", with its own micro-batches, or as the "part", with those
     that cross.
     """
     places = of_links(program, rows, coordinate, links)
-    splits: _Ints = np.array(program.obligations.splits, dtype=np.int64)
+    splits: Ints = np.array(program.obligations.splits, dtype=np.int64)
     if (splits == 1).all():
         return places
     here, there = splits[program.columns.stage[places.rows]], splits[places.moved[coordinate]]
     count = np.maximum(here, there) // here
-    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
-    within = np.arange(len(which), dtype=np.int64) - (np.cumsum(count) - count)[which]
+    which, within = numbered(count)
     number = program.columns.micro_batch[places.rows][which] * count[which] + within
     if coordinate == "stage":
         number //= (np.maximum(here, there) // there)[which]
     return Places(places.rows[which], {coordinate: places.moved[coordinate][which], "micro_batch": number})
 
 
-def of_links(program: Program, rows: _Ints, coordinate: str, links: _Ints) -> Places:
+def of_links(program: Program, rows: Ints, coordinate: str, links: Ints) -> Places:
     """One place for each of the links (stage, other) of a row's stage; `coordinate` is the other there."""
     mine, link = join(program.columns.stage[rows], links[:, 0])
     return Places(rows[mine], {coordinate: links[link, 1]})
 
 
-def join(values: _Ints, known: _Ints) -> tuple[_Ints, _Ints]:
+def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
     """Indices of all pairs of equal entries of `values` and `known`, in order of the values."""
     order = np.argsort(known, kind="stable")
     first = np.searchsorted(known[order], values, side="left")
     count = np.searchsorted(known[order], values, side="right") - first
-    mine = np.repeat(np.arange(len(values), dtype=np.int64), count)
-    step = np.arange(len(mine), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
-    return mine, order[np.repeat(first, count) + step]
+    mine, step = numbered(count)
+    return mine, order[first[mine] + step]
 
 
-def is_stepped(program: Program, rows: _Ints) -> _Mask:
+def is_stepped(program: Program, rows: Ints) -> Mask:
     """Whether each row's stage is stepped in its replica and step."""
     columns, owed = program.columns, program.obligations.step
     here = columns.stage[rows], columns.replica[rows], columns.iteration[rows]
     both = codes(*(np.concatenate(pair) for pair in zip(owed.T, here, strict=True)))
-    found: _Mask = np.isin(both[len(owed) :], both[: len(owed)])
+    found: Mask = np.isin(both[len(owed) :], both[: len(owed)])
     return found

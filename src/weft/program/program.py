@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.one_line import one_line
+from weft.program.arrays import Ids as Ids
+from weft.program.arrays import Ints as Ints
 from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
-
-Ints = npt.NDArray[np.int64]
-Ids = npt.NDArray[np.uint64]
 
 # The ranks of each group.
 Groups = tuple[tuple[int, ...], ...]
@@ -86,7 +85,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+    def take(self, rows: Ints) -> Columns:
         return Columns(**{name: getattr(self, name)[rows] for name in COLUMN_NAMES})
 
     @classmethod
@@ -142,8 +141,15 @@ class Edges:
         names = ("source", "target", "distance")
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Edges:
+        return Edges(source=self.source[rows], target=self.target[rows], distance=self.distance[rows])
+
+    def at(self, position: Ints) -> Edges:
+        """The same edges between rows that lie elsewhere now; `position` is where each row is."""
+        return Edges(source=position[self.source], target=position[self.target], distance=self.distance)
+
     @classmethod
-    def of(cls, source: npt.ArrayLike, target: npt.ArrayLike, distance: int = 0) -> Edges:
+    def of(cls, source: npt.ArrayLike, target: npt.ArrayLike, distance: npt.ArrayLike = 0) -> Edges:
         source = np.asarray(source, dtype=np.int64)
         target = np.asarray(target, dtype=np.int64)
         return cls(source=source, target=target, distance=np.full(len(source), distance, dtype=np.int64))

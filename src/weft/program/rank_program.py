@@ -108,9 +108,7 @@ def part_of(program: Program, rank: int) -> RankProgram:
         steps_per_cycle=program.steps_per_cycle,
         first_row=first,
         columns=columns,
-        edges=Edges(
-            source=edges.source[touching], target=edges.target[touching], distance=edges.distance[touching]
-        ),
+        edges=edges.take(touching),
         groups={group: program.groups[group] for group in met.tolist() if group != NONE},
         obligations=replace(
             owed,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.program import places
-from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.kinds import AddedUses, computation
 from weft.program.places import Places
 from weft.program.program import Ints, Owed, Program
 from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
@@ -142,52 +142,17 @@ _BACK = (
     _CROSSED_BACK,
 )
 
-FORWARD_SEGMENT = KINDS.register(
-    Kind(
-        name="forward_segment",
-        symbol="Fs",
-        stream="compute",
-        reads=(
-            Read(
-                "activation",
-                at=lambda program, rows: places.from_previous(program, _first(program, rows)),
-                otherwise=Read(
-                    "output", at=lambda program, rows: places.of_previous(program, _first(program, rows))
-                ),
-            ),
-            "weights",
-            _CROSSED,
-        ),
-        writes=("segment_output",),
-    )
+_BEFORE = Read(
+    "activation",
+    at=lambda program, rows: places.from_previous(program, _first(program, rows)),
+    otherwise=Read("output", at=lambda program, rows: places.of_previous(program, _first(program, rows))),
 )
-BACKWARD_SEGMENT = KINDS.register(
-    Kind(
-        name="backward_segment",
-        symbol="Bs",
-        stream="compute",
-        reads=_BACK,
-        writes=(Use("segment_gradient", at=border_ahead), "weight_gradient"),
-    )
-)
-INPUT_SEGMENT = KINDS.register(
-    Kind(
-        name="input_segment",
-        symbol="Is",
-        stream="compute",
-        reads=_BACK,
-        writes=(Use("segment_gradient", at=border_ahead), "segment_for_weight"),
-    )
-)
-WEIGHT_SEGMENT = KINDS.register(
-    Kind(
-        name="weight_segment",
-        symbol="Ws",
-        stream="compute",
-        reads=(Read("segment_for_weight", consumes=True),),
-        writes=("weight_gradient",),
-    )
-)
+_AHEAD = Use("segment_gradient", at=border_ahead)
+_FOR_WEIGHT = Read("segment_for_weight", consumes=True)
+FORWARD_SEGMENT = computation("forward_segment", "Fs", (_BEFORE, "weights", _CROSSED), ("segment_output",))
+BACKWARD_SEGMENT = computation("backward_segment", "Bs", _BACK, (_AHEAD, "weight_gradient"))
+INPUT_SEGMENT = computation("input_segment", "Is", _BACK, (_AHEAD, "segment_for_weight"))
+WEIGHT_SEGMENT = computation("weight_segment", "Ws", (_FOR_WEIGHT,), ("weight_gradient",))
 
 # What a method that cuts stages contributes: what completes a pass reads what crossed the last border.
 USES = (

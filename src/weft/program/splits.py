@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.program.codes import numbered
 from weft.program.kinds import MESSAGES, is_any_of
 from weft.program.program import NONE, Columns, Ints
 from weft.program.schedules.base import ComputeOrder
@@ -34,9 +35,7 @@ def crossings(splits: Ints, edges: Ints, micro_batches: int) -> Crossings:
     """All that crosses; `splits` of all stages, `edges` of shape (edges, 2), `micro_batches` of the batch."""
     here, there = splits[edges[:, 0]], splits[edges[:, 1]]
     finer = np.maximum(here, there)
-    edge = np.repeat(np.arange(len(edges), dtype=np.int64), finer * micro_batches)
-    starts = np.cumsum(finer * micro_batches) - finer * micro_batches
-    number = np.arange(len(edge), dtype=np.int64) - starts[edge]
+    edge, number = numbered(finer * micro_batches)
     return Crossings(edge, number, *(number // (finer // own)[edge] for own in (here, there)))
 
 
@@ -44,10 +43,8 @@ def split_order(order: ComputeOrder, splits: Ints) -> ComputeOrder:
     """The order in which stages compute each micro-batch of the batch as several of their own."""
     if (splits == 1).all():
         return order
-    count = splits[order.stage]
-    first = np.cumsum(count) - count
-    within = np.arange(count.sum(), dtype=np.int64) - np.repeat(first, count)
-    kind, stage, micro_batch = (np.repeat(column, count) for column in order)
+    row, within = numbered(splits[order.stage])
+    kind, stage, micro_batch = (column[row] for column in order)
     return ComputeOrder(kind, stage, micro_batch * splits[stage] + within)
 
 

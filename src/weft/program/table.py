@@ -1,15 +1,10 @@
-"""Programs in plain text: the full table (`program.txt`) and a compact picture of the compute order."""
+"""Programs in plain text: the table of `program.txt`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 
-from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints, Program
-from weft.program.schedules.base import ComputeOrder
 
 _HEADING = "position  id                kind               stage micro-batch   peer        bytes  after"
 
@@ -83,41 +78,3 @@ def _line(program: Program, row: int, incoming: Ints) -> str:
 
 def _or_dash(value: int) -> str:
     return "-" if value == NONE else str(value)
-
-
-def compute_orders(program: Program, kinds: Sequence[int] | None = None) -> list[ComputeOrder]:
-    """What each rank computes, in order; micro-batches keep their numbers in the global batch.
-
-    `kinds` takes instructions of these kinds only; all of the compute stream when not given.
-    """
-    if kinds is None:
-        kinds = [code for code, kind in enumerate(KINDS) if kind.stream == "compute"]
-    columns, wanted = program.columns, np.isin(program.columns.kind, kinds)
-    rows = [
-        np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
-    ]
-    return [ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine]) for mine in rows]
-
-
-def format_grid(orders: Program | Sequence[ComputeOrder]) -> str:
-    """The compute order by rank: one line per rank, one cell per instruction, such as ``F0.3`` and ``B2.3``.
-
-    Columns count instructions, not time.
-    """
-    if isinstance(orders, Program):
-        orders = compute_orders(orders)
-    rows = [
-        [
-            KINDS[kind].symbol + str(stage) + ("" if micro_batch == NONE else f".{micro_batch}")
-            for kind, stage, micro_batch in zip(
-                order.kind.tolist(), order.stage.tolist(), order.micro_batch.tolist(), strict=True
-            )
-        ]
-        for order in orders
-    ]
-    width = max((len(cell) for cells in rows for cell in cells), default=0)
-    label = len(str(max(len(rows) - 1, 0)))
-    return "\n".join(
-        f"rank {rank:>{label}} | " + " ".join(cell.ljust(width) for cell in cells).rstrip()
-        for rank, cells in enumerate(rows)
-    )

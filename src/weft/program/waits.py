@@ -11,13 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Mask
 from weft.program.checks.messages import collective_codes, matched
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
 from weft.program.program import Ints, Program
-
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class Standstill:
     holding: tuple[int, ...]
 
 
-def standstill(program: Program, ended: _Mask, absent: Collection[int] = ()) -> Standstill:
+def standstill(program: Program, ended: Mask, absent: Collection[int] = ()) -> Standstill:
     """Who waits, and who holds up the others, when these rows of a step have ended and no other one does.
 
     What several ranks do together, a collective or a message under way, is held up by all of them that have
@@ -61,7 +59,7 @@ def standstill(program: Program, ended: _Mask, absent: Collection[int] = ()) -> 
     return Standstill(at=at, holding=tuple(np.unique(rank[holds]).tolist()))
 
 
-def _sent(program: Program, ended: _Mask) -> _Mask:
+def _sent(program: Program, ended: Mask) -> Mask:
     """Receives of which the send has ended."""
     found = np.zeros(len(program), dtype=np.bool_)
     for send, receive in MESSAGES:
@@ -70,7 +68,7 @@ def _sent(program: Program, ended: _Mask) -> _Mask:
     return found
 
 
-def _first_of_ranks(program: Program, rows: _Mask) -> dict[int, int]:
+def _first_of_ranks(program: Program, rows: Mask) -> dict[int, int]:
     """The first of these rows of each rank that has one; of a rank that has any, the first computation."""
     rank = program.columns.rank
     chosen: dict[int, int] = {}

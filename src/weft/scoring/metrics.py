@@ -12,11 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.timeline.prediction_error import prediction_error
-
-Floats = npt.NDArray[np.float64]
+from weft.program.arrays import Floats
+from weft.timeline.figures import prediction_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +45,18 @@ class Figures:
     """
 
     n: int
-    mape: float | None
-    mape_scaled: float | None
-    median_ape: float | None
-    max_ape: float | None
+    mape: float | None = None
+    mape_scaled: float | None = None
+    median_ape: float | None = None
+    max_ape: float | None = None
     spearman: float | None
     kendall: float | None
-    regret: float | None
+    regret: float | None = None
     oom_accuracy: float | None
     oom_missed: int
     oom_false: int
-    coverage: float | None
-    half_width: float | None
+    coverage: float | None = None
+    half_width: float | None = None
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,18 +75,11 @@ def figures_of(points: Sequence[Point]) -> Figures:
     refused = sum(point.measured_s is not None and not point.fits for point in points)
     found = Figures(
         n=len(timed),
-        mape=None,
-        mape_scaled=None,
-        median_ape=None,
-        max_ape=None,
         spearman=spearman(predicted, measured),
         kendall=kendall(predicted, measured),
-        regret=None,
         oom_accuracy=1.0 - (missed + refused) / len(points) if points else None,
         oom_missed=missed,
         oom_false=refused,
-        coverage=None,
-        half_width=None,
     )
     if not timed:
         return found

@@ -11,13 +11,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.describe.cluster import Cluster
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.long_steps import predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine
-from weft.scoring.baseline import plain_step_s
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
 from weft.scoring.subject import Subject, Subjects
+
+# A prediction that knows nothing of layouts, which a cost model has to beat: a step takes
+# 6 operations per parameter and token at 45 % of the peaks of all devices, as people reckon on paper.
+BASELINE = "6N at 45 %"
+FLOPS_PER_PARAMETER = 6
+UTILISATION = 0.45
+
+
+def plain_step_s(plan: Plan, graph: LayerGraph, cluster: Cluster) -> float:
+    """Seconds of a step whose devices have the plan's precision."""
+    flops = FLOPS_PER_PARAMETER * graph.parameters() * plan.global_batch * plan.sequence
+    peak = sum(cluster.device_of(rank).flops_per_s[plan.precision] for rank in range(plan.ranks))
+    return flops / (UTILISATION * peak)
+
 
 UNGROUPED = "all"
 # From so many rows on the compiled engine is worth loading.
@@ -30,7 +46,7 @@ class ScoredRow:
     """What weft says of a row; seconds of a step with the ends of the 90 % interval, bytes of a rank's peak.
 
     `room_bytes` is the memory of the device that has the least left, `plain_s` is what
-    `weft.scoring.baseline` says of the step.
+    `plain_step_s` says of the step.
     """
 
     row: Measurement
@@ -160,7 +176,7 @@ def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]
 
 
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
-    prediction = predict_long_with(subject.cost_model, subject.plan).prediction
+    prediction = predict_long(subject.cost_model, subject.plan).prediction
     usable_bytes = subject.cost_model.network.places.usable_bytes.tolist()
     held = zip(prediction.peak_bytes, usable_bytes, strict=False)
     peak, room = min(held, key=lambda one: one[1] - one[0])

@@ -11,11 +11,12 @@ import numpy as np
 from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
+from weft.program.arrays import Floats
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
+from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.medians import (
     Instructions,
-    Seconds,
     cycle_of,
     from_step,
     instructions,
@@ -24,9 +25,7 @@ from weft.timeline.medians import (
     typical_step_s,
     waits_s,
 )
-from weft.timeline.prediction_error import error_text, prediction_error
-from weft.timeline.streams import label
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, label
 
 WARM_UP_STEPS = 5
 PREDICTED = "predicted"
@@ -269,7 +268,7 @@ def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
     return predicted.run, measured.run
 
 
-def _kind_pairs(rows: Instructions, measured_s: Seconds, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
+def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
     """One pair per (stage, kind), of the instructions of so many steps."""
     code = (stage + 1) * len(KINDS) + rows.kind
     codes, first_median = median_by(code, rows.duration_s)
@@ -301,7 +300,7 @@ def _wait_pairs(predicted: Timeline, measured: Timeline) -> tuple[WaitPair, ...]
     )
 
 
-def _worst(rows: Instructions, measured_s: Seconds) -> tuple[InstructionPair, ...]:
+def _worst(rows: Instructions, measured_s: Floats) -> tuple[InstructionPair, ...]:
     order = np.argsort(-np.abs(measured_s - rows.duration_s), kind="stable")[:_WORST]
     return tuple(
         InstructionPair(

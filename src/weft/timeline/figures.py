@@ -1,12 +1,14 @@
-"""Figures of a timeline: how busy the ranks were and what they were busy with."""
+"""Figures of a timeline: how busy ranks were, what they were busy with, how far a prediction is off."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Floats
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS, is_compute
 from weft.program.program import Program
 from weft.timeline.timeline import Timeline
@@ -19,7 +21,7 @@ def makespan_s(timeline: Timeline) -> float:
     return float(timeline.end_ns.max() - timeline.start_ns.min()) / 1e9
 
 
-def busy_s(timeline: Timeline) -> npt.NDArray[np.float64]:
+def busy_s(timeline: Timeline) -> Floats:
     """Seconds each rank computed, one value per rank that occurs, ascending."""
     compute = is_compute(timeline.kind)
     ranks, rank = np.unique(timeline.rank, return_inverse=True)
@@ -27,7 +29,7 @@ def busy_s(timeline: Timeline) -> npt.NDArray[np.float64]:
     return np.bincount(rank[compute], weights=duration, minlength=len(ranks)) / 1e9
 
 
-def busy_fraction(timeline: Timeline) -> npt.NDArray[np.float64]:
+def busy_fraction(timeline: Timeline) -> Floats:
     """Share of the makespan that each rank computed, one value per rank that occurs, ascending."""
     makespan = makespan_s(timeline)
     return busy_s(timeline) / makespan if makespan else np.zeros_like(busy_s(timeline))
@@ -67,3 +69,16 @@ def peak_in_flight(program: Program) -> list[int]:
         held = np.where(np.isin(program.columns.stage, trained), held, 0)
     starts = program.rank_starts
     return [int(np.cumsum(held[start:end]).max(initial=0)) for start, end in pairwise(starts)]
+
+
+_Values = TypeVar("_Values", float, Floats)
+
+
+def prediction_error(predicted: _Values, measured: _Values) -> _Values:
+    """The relative error of a prediction, predicted / measured - 1: negative where it was too short."""
+    return predicted / measured - 1.0
+
+
+def error_text(error: float) -> str:
+    """The figure as people read it, with its sign; "-" where nothing was measured."""
+    return f"{error:+.1%}" if math.isfinite(error) else "-"

@@ -9,11 +9,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from weft.program.arrays import Floats
 from weft.program.kinds import is_compute
 from weft.program.program import Ids, Ints
 from weft.timeline.timeline import Timeline
 
-Seconds = npt.NDArray[np.float64]
 _Key = TypeVar("_Key", bound=np.generic)
 
 
@@ -26,7 +26,7 @@ class Instructions:
     stage: Ints
     micro_batch: Ints
     rank: Ints
-    duration_s: Seconds
+    duration_s: Floats
 
     def take(self, rows: npt.NDArray[np.intp]) -> Instructions:
         return Instructions(
@@ -62,8 +62,8 @@ def from_step(timeline: Timeline, step: int) -> Timeline:
     return timeline.take(timeline.step >= step)
 
 
-def step_times_s(timeline: Timeline) -> Seconds:
-    """Seconds per step, one value per step of the timeline, ascending.
+def step_times_s(timeline: Timeline) -> Floats:
+    """Floats per step, one value per step of the timeline, ascending.
 
     A step lasts from its first start to the first start of the next step. A step that the next one does not
     follow lasts as long as its busiest rank; in a steady cycle both are the same.
@@ -79,7 +79,7 @@ def step_times_s(timeline: Timeline) -> Seconds:
     length = np.maximum.reduceat(end - begin, first)
     first_start = np.minimum.reduceat(begin, first)
     length[:-1] = np.where(np.diff(steps) == 1, np.diff(first_start), length[:-1])
-    seconds: Seconds = length / 1e9
+    seconds: Floats = length / 1e9
     return seconds
 
 
@@ -96,7 +96,7 @@ def instructions(timeline: Timeline) -> Instructions:
     )
 
 
-def waits_s(timeline: Timeline) -> tuple[Ints, Seconds]:
+def waits_s(timeline: Timeline) -> tuple[Ints, Floats]:
     """(ranks, seconds a rank's compute stream stands still between its instructions of one step)."""
     rows = np.flatnonzero(is_compute(timeline.kind))
     rows = rows[np.lexsort((timeline.start_ns[rows], timeline.rank[rows], timeline.step[rows]))]
@@ -111,10 +111,10 @@ def waits_s(timeline: Timeline) -> tuple[Ints, Seconds]:
     return ranks, median / 1e9
 
 
-def median_by(key: npt.NDArray[_Key], value: Ints | Seconds) -> tuple[npt.NDArray[_Key], Seconds]:
+def median_by(key: npt.NDArray[_Key], value: Ints | Floats) -> tuple[npt.NDArray[_Key], Floats]:
     """(distinct keys, ascending; median of the values of each)."""
     order = np.lexsort((value, key))
     keys, first, count = np.unique(key[order], return_index=True, return_counts=True)
     ordered = value[order]
-    middle: Seconds = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2.0
+    middle: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2.0
     return keys, middle

@@ -16,8 +16,7 @@ import numpy as np
 from weft.files import replacing
 from weft.program.kinds import KINDS, MESSAGES, is_send
 from weft.program.program import Ints, Program
-from weft.timeline.streams import label, stream_names
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, label, stream_names
 
 Event = dict[str, Any]
 

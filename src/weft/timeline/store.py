@@ -17,8 +17,7 @@ from weft.errors import InputError, Violation, nearest
 from weft.files import replacing
 from weft.program.kinds import all_kinds
 from weft.program.program import Ints
-from weft.timeline.streams import stream_names
-from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
+from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline, stream_names
 
 _VERSION = "1"
 _NAMED = ("kind", "stream")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.one_line import one_line
-from weft.program.program import Ids, Ints
+from weft.program.arrays import Mask
+from weft.program.kinds import KINDS, all_kinds
+from weft.program.program import NONE, Ids, Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,9 @@ class Timeline:
     stream: Ints
     group: Ints
     bytes: Ints
-    posted_ns: npt.NDArray[np.int64]
-    start_ns: npt.NDArray[np.int64]
-    end_ns: npt.NDArray[np.int64]
+    posted_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
 
     def __repr__(self) -> str:
         of = f"plan {self.plan_id} of run {self.run}" if self.run else f"plan {self.plan_id}"
@@ -54,7 +55,7 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.id)
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> Timeline:
+    def take(self, rows: Mask) -> Timeline:
         """The rows where `rows`, shape (rows,), is true."""
         columns = {name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS}
         return Timeline(run=self.run, plan_id=self.plan_id, clock=self.clock, **columns)
@@ -75,3 +76,14 @@ TIMELINE_COLUMNS = (
     "start_ns",
     "end_ns",
 )
+
+
+def stream_names() -> tuple[str, ...]:
+    """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
+    return tuple(dict.fromkeys(kind.stream for kind in all_kinds()))
+
+
+def label(kind: int, stage: int, micro_batch: int) -> str:
+    """A short name such as ``F2.1``."""
+    text = KINDS[kind].symbol + ("" if stage == NONE else str(stage))
+    return text if micro_batch == NONE else f"{text}.{micro_batch}"

@@ -11,7 +11,7 @@ from weft.describe.units import format_seconds
 from weft.planning.residuals import Lesson
 from weft.predict.corrections import count_text
 from weft.predict.ledger import Entry
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.timeline.figures import error_text, prediction_error
 from weft.web.charts import Axis
 from weft.web.page import page_html, picture_section, table_section
 from weft.web.scatter import Dot, coloured, scatter_svg

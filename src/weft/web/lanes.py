@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE, Ints
-from weft.timeline.streams import stream_names
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, stream_names
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,8 +14,7 @@ import numpy as np
 
 from weft.program.kinds import KINDS
 from weft.program.program import Ids, Ints
-from weft.timeline.streams import label
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, label
 from weft.web.colours import kind_colour
 from weft.web.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
 from weft.web.report_data import Points, RankMemory, ReportData, chosen_steps, take_step

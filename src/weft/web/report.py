@@ -17,7 +17,7 @@ from pathlib import Path
 
 from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.timeline.figures import error_text, prediction_error
 from weft.web.colours import kind_colour
 from weft.web.page import policy_hash
 from weft.web.page_record import page_record

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from weft.describe.units import format_bytes, format_seconds
-from weft.scoring.baseline import NAME
 from weft.scoring.metrics import Figures
-from weft.scoring.score import ScoredRow, Scores
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.scoring.score import BASELINE, ScoredRow, Scores
+from weft.timeline.figures import error_text, prediction_error
 from weft.web.charts import Axis
 from weft.web.page import page_html, picture_section, table_section
 from weft.web.scatter import Dot, coloured, scatter_svg
@@ -38,7 +37,7 @@ def score_rows(scores: Scores) -> Iterator[tuple[str, ...]]:
         yield _row(name, figures)
     if len(scores.figures) > 1:
         yield _row("pooled", scores.pooled)
-    yield _row(NAME, scores.plain)
+    yield _row(BASELINE, scores.plain)
 
 
 def score_table(scores: Scores) -> Table:

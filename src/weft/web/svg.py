@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from weft.program.kinds import KINDS
 from weft.program.program import Ints
-from weft.timeline.streams import label
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, label
 from weft.web.colours import kind_colour, shaded
 from weft.web.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
 from weft.web.scale import time_ticks

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.describe.units import format_seconds
 from weft.planning.residuals import Lesson
-from weft.timeline.prediction_error import error_text, prediction_error
+from weft.timeline.figures import error_text, prediction_error
 from weft.training.trials import Trial
 
 HEAD = ("", "predicted", "corrected", "measured", "spread", "error", "plan")

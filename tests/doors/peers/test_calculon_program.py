@@ -18,6 +18,7 @@ from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.problem import problem_of
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 
@@ -65,7 +66,9 @@ def test_weft_with_its_times_of_blocks_gives_its_step() -> None:
         cut = replace(layout, layers_per_stage=(model.layers // layout.stages,) * layout.stages)
         plan = build_plan(job, cut, ())
         program = compile_plan(plan, asked.graph)
-        step = predict(plan, program, asked.graph, cluster, profile=profile).prediction
+        step = predict(
+            CostModel(graph=asked.graph, cluster=cluster, profile=profile), plan, program
+        ).prediction
         assert step.first_step_s == pytest.approx(oracle.step_s(case), rel=0.01), str(layout)
 
 

@@ -14,6 +14,7 @@ from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import PredictedStep, predict
 
 GRAPH = layer_graph(MODEL)
@@ -85,4 +86,4 @@ def plans(
 
 
 def step_of(plan: Plan, cluster: Cluster, graph: LayerGraph = GRAPH) -> PredictedStep:
-    return predict(plan, compile_plan(plan, graph), graph, cluster)
+    return predict(CostModel(graph=graph, cluster=cluster), plan, compile_plan(plan, graph))

@@ -23,7 +23,7 @@ from weft.predict.cost.compute import (
 from weft.predict.cost.layer_times import pass_s
 from weft.predict.cost.memory import stage_input_bytes
 from weft.predict.cost.speeds import MATMUL_SHARE, MEMORY_SHARE, DataSheetSpeeds, MeasuredSpeeds
-from weft.predict.cost.tables import value_at
+from weft.predict.profile import value_at
 
 GRAPH = layer_graph(MODEL)
 ALL = tuple(range(len(GRAPH.layers)))

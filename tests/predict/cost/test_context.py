@@ -16,6 +16,7 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import LOSS_BYTES
 from weft.predict.cost.memory import (
     context_kept,
@@ -42,7 +43,7 @@ def spread(plan: Plan, cp: int) -> Plan:
 
 def costs_of(plan: Plan, where: Cluster | None = None) -> tuple[Program, np.ndarray]:
     program = compile_plan(plan, GRAPH)
-    return program, price(program, plan, GRAPH, where or cluster()).costs.occupancy
+    return program, price(CostModel(graph=GRAPH, cluster=where or cluster()), program, plan).costs.occupancy
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -145,7 +146,9 @@ def test_one_lane_predicts_what_all_do(pp: int, tp: int, tied: bool) -> None:
     graph = layer_graph(replace(resolve_model("gpt-1m"), tied_embeddings=tied))
     plan = spread(plan_of(graph, where, pp=pp, dp=2, tp=2 * tp), 2)
     program = compile_plan(plan, graph)
-    whole, folded = (predict(plan, one, graph, where) for one in (program, fold_lanes(program)))
+    whole, folded = (
+        predict(CostModel(graph=graph, cluster=where), plan, one) for one in (program, fold_lanes(program))
+    )
     assert folded.prediction.peak_bytes == whole.prediction.peak_bytes
     assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-5)
 

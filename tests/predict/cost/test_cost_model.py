@@ -15,7 +15,7 @@ from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_folded
-from weft.planning.long_steps import predict_long, predict_long_with
+from weft.planning.long_steps import predict_long
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import Priced, price, price_placed
@@ -83,8 +83,8 @@ def test_a_shared_cost_model_prices_as_one_of_its_own(
 ) -> None:
     """The models of this module have priced all plans of the examples before."""
     plan = planned(model, shape, choice)
-    own = predict_long(plan, model.graph, model.cluster, **alone(model))
-    assert predict_long_with(model, plan) == own
+    own = predict_long(CostModel(graph=model.graph, cluster=model.cluster, **alone(model)), plan)
+    assert predict_long(model, plan) == own
 
 
 @settings(max_examples=15)
@@ -98,5 +98,5 @@ def test_programs_of_other_lengths_are_priced_with_the_same_tables(
     )
     assert_same(
         price_placed(PlacedPlan(program=first, plan=plan, model=model), other),
-        price(other, plan, model.graph, model.cluster, **alone(model)),
+        price(CostModel(graph=model.graph, cluster=model.cluster, **alone(model)), other, plan),
     )

@@ -15,6 +15,7 @@ from weft.describe.plan import Plan, Sharding
 from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.planning.compile import compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
@@ -32,7 +33,9 @@ def islands(where: Cluster, island: int | None, sharding: Sharding = "zero-3", *
 def both(plan: Plan, where: Cluster) -> tuple[float, float]:
     """Seconds of a step of the whole program, and of one replica in place of all."""
     whole, folded = (
-        predict(plan, compile_plan(plan, GRAPH, only_replica=only), GRAPH, where).prediction.step_s
+        predict(
+            CostModel(graph=GRAPH, cluster=where), plan, compile_plan(plan, GRAPH, only_replica=only)
+        ).prediction.step_s
         for only in (None, 0)
     )
     return whole, folded
@@ -58,7 +61,7 @@ def test_one_island_stands_for_the_slowest_of_all() -> None:
     network = Network(cluster=where)
     seconds = network.all_gather((2, 3), size).seconds
     assert seconds > network.all_gather((0, 1), size).seconds
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     assert set(costs.occupancy[gathers].tolist()) == {round(seconds * 1e9)}
     assert costs.group_links is not None
     assert costs.group_links[program.columns.group[gathers[0]]]
@@ -72,7 +75,7 @@ def test_gathers_and_reductions_stay_inside_and_shares_cross() -> None:
     (gather,), (reduce,), (across,) = (
         np.flatnonzero(columns.kind == kind).tolist() for kind in (GATHER, REDUCE, REDUCE_ACROSS)
     )
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     weights, gradients = int(columns.bytes[gather]), int(columns.bytes[reduce])
     inside = tuple(range(4))
     assert costs.occupancy[gather] == round(network.all_gather(inside, weights).seconds * 1e9)
@@ -92,7 +95,7 @@ def test_replicas_hold_and_step_the_share_of_an_island_and_read_a_part_of_it() -
         program = compile_plan(plan, GRAPH)
         shape = Shape(plan.micro_batch_size, plan.sequence)
         size = stage_parameters(GRAPH, plan.stages[0].layers, shape)
-        costs = price(program, plan, GRAPH, where).costs
+        costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
         resident = resident_bytes([(np.arange(8), size, island or 8)], 8, state_bytes("fp32"), "zero-3")
         assert costs.base_bytes.tolist() == with_slack(resident).tolist()
         found[island] = [int(costs.occupancy[program.columns.kind == kind][0]) for kind in (STEP, NORM)]

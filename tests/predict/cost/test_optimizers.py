@@ -19,6 +19,7 @@ from weft.describe.plan_file import PlanFile, parse_plan
 from weft.describe.plan_versions import former_ids
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import ALLOCATOR_SLACK, shared_parameters, stage_parameters, state_bytes
 from weft.predict.cost.price import price
 from weft.program.kinds import STEP
@@ -127,7 +128,8 @@ def test_updates_take_as_long_as_the_bytes_they_touch(plan: Plan) -> None:
     program = compile_plan(plan, GRAPH)
     rows = program.columns.kind == STEP
     none, one, two = (
-        price(program, with_optimizer(plan, work), GRAPH, SLOW).costs.occupancy[rows] for work in RISING
+        price(CostModel(graph=GRAPH, cluster=SLOW), program, with_optimizer(plan, work)).costs.occupancy[rows]
+        for work in RISING
     )
     assert (none < one).all()
     assert (one < two).all()

@@ -20,6 +20,7 @@ from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
 from weft.predict.cost import hooks
 from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.hooks import CostOf, takes_nothing
 from weft.predict.cost.memory import (
@@ -52,7 +53,7 @@ def test_whatever_a_step_adds_to_a_ranks_bytes_it_frees(shape: dict[str, int]) -
     where = cluster()
     plan = plan_of(GRAPH, where, **shape)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     change = np.bincount(program.columns.rank, weights=costs.live_bytes, minlength=program.ranks)
     assert change.tolist() == [0.0] * program.ranks
     assert (costs.occupancy >= 0).all()
@@ -65,7 +66,9 @@ def test_one_replica_predicts_what_all_of_them_do(shape: dict[str, int]) -> None
     where = cluster()
     plan = plan_of(GRAPH, where, **{**shape, "dp": 2})
     whole, folded = (
-        predict(plan, compile_plan(plan, GRAPH, only_replica=only), GRAPH, where).prediction
+        predict(
+            CostModel(graph=GRAPH, cluster=where), plan, compile_plan(plan, GRAPH, only_replica=only)
+        ).prediction
         for only in (None, 0)
     )
     assert folded.step_s == whole.step_s or (shape["pp"] == 3 and folded.step_s > whole.step_s)
@@ -83,7 +86,9 @@ def test_a_folded_replica_runs_on_the_worst_devices_of_all() -> None:
     )
     plan = plan_of(GRAPH, where, pp=2, dp=2)
     whole, folded = (
-        predict(plan, compile_plan(plan, GRAPH, only_replica=only), GRAPH, where).prediction.step_s
+        predict(
+            CostModel(graph=GRAPH, cluster=where), plan, compile_plan(plan, GRAPH, only_replica=only)
+        ).prediction.step_s
         for only in (None, 0)
     )
     assert folded == whole
@@ -93,7 +98,7 @@ def test_instructions_cost_what_their_stage_their_link_and_their_group_say() -> 
     where = cluster(nodes=2, devices=2)
     plan = plan_of(GRAPH, where, pp=2, dp=2)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     columns = program.columns
     for stage in range(2):
         times = ComputeModel().stage_times(
@@ -122,7 +127,9 @@ def test_messages_arrive_as_late_as_their_link_says() -> None:
     )
     plan = plan_of(GRAPH, near, pp=2, micro_batches=1)
     program = compile_plan(plan, GRAPH)
-    before, after = (price(program, plan, GRAPH, where).costs for where in (near, late))
+    before, after = (
+        price(CostModel(graph=GRAPH, cluster=where), program, plan).costs for where in (near, late)
+    )
     sends = np.isin(program.columns.kind, (SEND_ACTIVATION, SEND_GRADIENT))
     assert sends.sum() == 2
     assert (after.latency - before.latency)[sends].tolist() == [5_000_000, 5_000_000]
@@ -150,7 +157,7 @@ def test_replicas_side_by_side_share_their_nodes_link_folded_or_not() -> None:
     steps = []
     for only, alone in ((None, 1), (0, 2)):
         program = compile_plan(plan, GRAPH, only_replica=only)
-        costs = price(program, plan, GRAPH, where).costs
+        costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
         sends = np.flatnonzero(program.columns.kind == SEND_ACTIVATION)
         seconds = program.columns.bytes[sends] / BETWEEN.bytes_per_s
         assert costs.occupancy[sends].tolist() == np.rint(alone * seconds * 1e9).tolist()
@@ -169,7 +176,7 @@ def test_tensor_ranks_pay_for_their_reductions() -> None:
     shape = Shape(2, GRAPH.sequence, 2)
     plan = plan_of(GRAPH, where, pp=2, tp=2)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     layers = plan.stages[0].layers
     times = ComputeModel().stage_times(GRAPH, layers, shape, "fp32", GPU)
     # A block all-reduces twice: after its attention and after its feed-forward.
@@ -186,7 +193,7 @@ def test_measured_tensor_ranks_cost_their_rows_and_no_exchange_twice() -> None:
     one, two = profile_of(GRAPH), profile_of(GRAPH, tp=2, times=0.6)
     plan = plan_of(GRAPH, where, pp=2, tp=2)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where, profile=one.renewed(two)).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where, profile=one.renewed(two)), program, plan).costs
     rows = {row.micro_batch_size: row for row in two.timings}
     row, columns = rows[plan.micro_batch_size], program.columns
     for kind, seconds in ((FORWARD, row.forward_s), (BACKWARD, row.backward_s), (STEP, row.update_s)):
@@ -207,7 +214,7 @@ def test_context_ranks_exchange_beside_what_rows_of_tensor_ranks_contain(only_re
     program = compile_plan(plan, GRAPH, only_replica=only_replica)
     columns = program.columns
     forward = columns.kind == FORWARD
-    costs = price(program, plan, GRAPH, where, profile=two).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where, profile=two), program, plan).costs
     row = next(row for row in two.timings if row.micro_batch_size == plan.micro_batch_size)
     of_layers_s = len(GRAPH.layers) * row.forward_s / 2
     exchanged_s = costs.occupancy[forward].max() * 1e-9 - of_layers_s
@@ -228,7 +235,10 @@ def test_recomputing_stages_run_forward_again_and_reduce_over_tensor_ranks_again
     where = cluster()
     plan = plan_of(GRAPH, where, pp=2, tp=2)
     program = compile_plan(plan, GRAPH)
-    once, twice = (price(program, each, GRAPH, where).costs.occupancy for each in (plan, recomputing(plan)))
+    once, twice = (
+        price(CostModel(graph=GRAPH, cluster=where), program, each).costs.occupancy
+        for each in (plan, recomputing(plan))
+    )
     columns = program.columns
     for stage in range(2):
         of_stage = columns.stage == stage
@@ -244,10 +254,12 @@ def test_recomputing_ranks_keep_inputs_only_and_room_for_one_layer(schedule: str
     where = cluster()
     plan = recomputing(plan_of(GRAPH, where, pp=2, schedule=schedule, micro_batches=micro_batches))
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     change = np.bincount(program.columns.rank, weights=costs.live_bytes, minlength=program.ranks)
     assert change.tolist() == [0.0] * program.ranks
-    kept = price(program, plan_of(GRAPH, where, pp=2, schedule=schedule), GRAPH, where).costs
+    kept = price(
+        CostModel(graph=GRAPH, cluster=where), program, plan_of(GRAPH, where, pp=2, schedule=schedule)
+    ).costs
     shape = Shape(plan.micro_batch_size, plan.sequence)
     for rank, stage in enumerate(plan.stages):
         largest = max(stage_kept_bytes(GRAPH, (layer,), shape, plan.precision) for layer in stage.layers)
@@ -266,7 +278,7 @@ def test_replicas_that_share_states_out_step_their_share(sharding: str) -> None:
     plan = plan_of(GRAPH, where, pp=1, dp=4)
     shared = plan.model_copy(update={"sharding": sharding})
     whole, share = (
-        (program.columns.kind, price(program, each, GRAPH, where).costs.occupancy)
+        (program.columns.kind, price(CostModel(graph=GRAPH, cluster=where), program, each).costs.occupancy)
         for each in (plan, shared)
         for program in [compile_plan(each, GRAPH)]
     )
@@ -283,9 +295,9 @@ def test_ranks_hold_states_and_keep_activations() -> None:
         parameters = stage_parameters(GRAPH, layers, shape)
         held = parameters * (states.total + (states.gradients if dp > 1 else 0))
         kept = stage_kept_bytes(GRAPH, layers, shape, "fp32")
-        costs = price(program, plan, GRAPH, where).costs
+        costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
         assert costs.base_bytes.tolist() == [round(held * (1 + ALLOCATOR_SLACK))] * dp
-        prediction = predict(plan, program, GRAPH, where).prediction
+        prediction = predict(CostModel(graph=GRAPH, cluster=where), plan, program).prediction
         assert prediction.peak_bytes[0] == pytest.approx((held + kept) * (1 + ALLOCATOR_SLACK), abs=2)
 
 
@@ -293,7 +305,7 @@ def test_a_message_is_held_at_both_ends_while_it_is_needed() -> None:
     where = cluster()
     plan = plan_of(GRAPH, where, pp=2, micro_batches=1)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     sent = int(program.columns.bytes.max())
     held = round(sent * (1 + ALLOCATOR_SLACK))
     names = [program.instruction(row).kind.name for row in range(len(program))]
@@ -313,7 +325,7 @@ def test_a_mixed_cluster_is_priced_device_by_device() -> None:
     where = replace(one, groups=(one.groups[0], group), links={("node", "slow"): BETWEEN})
     plan = plan_of(GRAPH, where, pp=1, dp=2)
     program = compile_plan(plan, GRAPH)
-    costs = price(program, plan, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
     forward = program.columns.kind == FORWARD
     fast, slower = (costs.occupancy[forward & (program.columns.rank == rank)] for rank in (0, 1))
     assert slower.min() > fast.max()
@@ -329,7 +341,7 @@ def test_the_source_and_the_interval_follow_what_is_known() -> None:
         ({"machine": MACHINE, "profile": profile_of(GRAPH, spread=0.12)}, "layer profile", 0.12),
     ]
     for known, source, half_width in answers:
-        predicted = predict(plan, program, GRAPH, where, run_name="name", **known)
+        predicted = predict(CostModel(graph=GRAPH, cluster=where, **known), plan, program, run_name="name")
         prediction = predicted.prediction
         assert prediction.source == source
         assert prediction.step_low_s == pytest.approx(prediction.step_s * (1 - half_width))
@@ -344,9 +356,11 @@ def test_a_profiled_step_is_the_schedule_of_its_measured_times() -> None:
     where = cluster(nodes=1, devices=1, device=CPU)
     plan = plan_of(GRAPH, where, pp=1)
     program = compile_plan(plan, GRAPH)
-    predicted = predict(plan, program, GRAPH, where, profile=profile_of(GRAPH))
+    predicted = predict(CostModel(graph=GRAPH, cluster=where, profile=profile_of(GRAPH)), plan, program)
     assert predicted.prediction.step_s == pytest.approx(6 * (4 * 8e-3 + 4e-3))
-    with_overhead = predict(plan, program, GRAPH, where, machine=MACHINE, profile=profile_of(GRAPH))
+    with_overhead = predict(
+        CostModel(graph=GRAPH, cluster=where, machine=MACHINE, profile=profile_of(GRAPH)), plan, program
+    )
     added = with_overhead.prediction.step_s - predicted.prediction.step_s
     assert added == pytest.approx((4 + 4 + 1) * MACHINE.instruction_s)
 
@@ -354,7 +368,7 @@ def test_a_profiled_step_is_the_schedule_of_its_measured_times() -> None:
 def test_a_plan_larger_than_its_cluster_is_refused() -> None:
     plan = plan_of(GRAPH, cluster(), pp=3)
     with pytest.raises(InputError, match="uses 3 ranks, but cluster has 2"):
-        price(compile_plan(plan, GRAPH), plan, GRAPH, cluster(nodes=1, devices=2))
+        price(CostModel(graph=GRAPH, cluster=cluster(nodes=1, devices=2)), compile_plan(plan, GRAPH), plan)
 
 
 def test_a_kind_without_a_hook_is_refused_and_so_is_one_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,11 +378,15 @@ def test_a_kind_without_a_hook_is_refused_and_so_is_one_with_two(monkeypatch: py
     code = KINDS.register(Kind(name="unpriced in this test", symbol="U", stream="compute"))
     kind = np.where(program.columns.kind == STEP, code, program.columns.kind)
     with pytest.raises(InputError, match="'unpriced in this test' has no cost hook"):
-        price(replace(program, columns=replace(program.columns, kind=kind)), plan, GRAPH, where)
+        price(
+            CostModel(graph=GRAPH, cluster=where),
+            replace(program, columns=replace(program.columns, kind=kind)),
+            plan,
+        )
     again = CostOf(kind="forward", hook=takes_nothing)
     monkeypatch.setattr(hooks, "parts", lambda kind: (again,) if kind is CostOf else ())
     with pytest.raises(InputError, match="'forward' has 2 cost hooks"):
-        price(program, plan, GRAPH, where)
+        price(CostModel(graph=GRAPH, cluster=where), program, plan)
 
 
 @given(shapes, st.sampled_from(["zero-0", "zero-1"]))
@@ -377,11 +395,12 @@ def test_a_norm_costs_a_meeting_and_reads_what_is_stepped(shape: dict[str, int],
     plan = plan_of(GRAPH, where, **shape).model_copy(update={"sharding": sharding})
     watched = plan.model_copy(update={"methods": CLIPS})
     plain_s, watched_s = (
-        predict(one, compile_plan(one, GRAPH), GRAPH, where).prediction.step_s for one in (plan, watched)
+        predict(CostModel(graph=GRAPH, cluster=where), one, compile_plan(one, GRAPH)).prediction.step_s
+        for one in (plan, watched)
     )
     assert watched_s > plain_s
     program = compile_plan(watched, GRAPH)
-    costs = price(program, watched, GRAPH, where).costs
+    costs = price(CostModel(graph=GRAPH, cluster=where), program, watched).costs
     rows = np.flatnonzero(program.columns.kind == NORM)
     steps = np.flatnonzero(program.columns.kind == STEP)
     # It reads gradients, of which the optimizer reads and writes more.

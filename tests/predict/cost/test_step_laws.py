@@ -15,6 +15,7 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Link
 from weft.describe.plan import Plan, Replica
 from weft.planning.compile import compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.price import price
 from weft.predict.cost.speeds import KERNEL_SPEEDS, MATMUL_SHARE
 from weft.program.kinds import (
@@ -47,7 +48,7 @@ def test_a_machine_faster_in_everything_is_as_much_faster(plan: Plan, factor: fl
 def test_instructions_compute_what_the_model_does_and_a_third_more_where_it_is_recomputed(plan: Plan) -> None:
     """However it is divided: in seconds of kernels at their speeds, so through stages, lanes and prices."""
     program = compile_plan(plan, GRAPH)
-    occupancy = price(program, plan, GRAPH, PRODUCTS_ONLY).costs.occupancy
+    occupancy = price(CostModel(graph=GRAPH, cluster=PRODUCTS_ONLY), program, plan).costs.occupancy
     busy_s = sum(occupancy[program.columns.kind == kind].sum() for kind in COMPUTATIONS) * 1e-9
     whole = Shape(plan.global_batch, plan.sequence)
     alone_s = sum(

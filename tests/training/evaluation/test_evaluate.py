@@ -14,7 +14,7 @@ from pool import RankError, WorkerPool
 import weft
 from weft.api import prepared
 from weft.cli.main import run as command
-from weft.describe.summary import Summary
+from weft.describe.schema import Summary
 from weft.errors import InputError
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.evaluation.evaluate import evaluate

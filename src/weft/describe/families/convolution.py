@@ -11,8 +11,9 @@ activation keeps its output on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, ONE, TOKEN_BYTES, passes
@@ -217,6 +218,52 @@ def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGrap
         sequence=config.sequence,
         vocabulary=config.vocabulary,
     )
+
+
+class Window(NamedTuple):
+    """How one convolution moves, and whether a pool is behind it."""
+
+    kernel: int
+    stride: int
+    padding: int
+    pooled: bool
+
+
+def classifier_steps(
+    config: ModelConfig,
+    convolutions: Iterable[tuple[int, Window]],
+    *,
+    pool: tuple[int, int],
+    dropout_first: bool,
+) -> Iterator[Step]:
+    """Convolutions of so many channels, each with its activation and pool, and three linear layers.
+
+    `pool` is its size and stride. A linear layer has its dropout before its product or behind its activation.
+    """
+    assert config.convolutions is not None, "the network has convolutions"
+    work = LayerWork(images(config))
+    for index, (channels, window) in enumerate(convolutions):
+        maps = work.maps
+        work.convolution(channels, window.kernel, stride=window.stride, padding=window.padding, bias=True)
+        work.activation()
+        if window.pooled:
+            work.max_pool(pool[0], stride=pool[1])
+        kind = kind_of("convolution", maps, work.maps)
+        yield work.layer(f"convolution.{index}", kind, first=index == 0), work.maps
+        work = work.following()
+    work.mean_pool(config.convolutions.pooled_size)
+    work.flatten()
+    for index in range(2):
+        if dropout_first:
+            work.dropout()
+        work.linear(config.feed_forward)
+        work.activation()
+        if not dropout_first:
+            work.dropout()
+        yield work.layer(f"linear.{index}", f"linear.{index}"), work.maps
+        work = work.following()
+    work.linear(config.vocabulary)
+    yield work.layer("head", "head", classifies=True), work.maps
 
 
 def borders(config: ModelConfig, steps: Iterable[Step]) -> list[tuple[int, ...]]:

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.families.convolution import (
-    LayerWork,
-    Step,
-    borders,
-    convolutional_graph,
-    images,
-    kind_of,
-)
+from weft.describe.families.convolution import Step, Window, borders, classifier_steps, convolutional_graph
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -41,24 +34,5 @@ def convolutions(config: ModelConfig) -> list[tuple[int, bool]]:
 
 
 def _steps(config: ModelConfig) -> Iterator[Step]:
-    assert config.convolutions is not None, "a VGG network has convolutions"
-    work = LayerWork(images(config))
-    for index, (channels, pooled) in enumerate(convolutions(config)):
-        maps = work.maps
-        work.convolution(channels, 3, padding=1, bias=True)
-        work.activation()
-        if pooled:
-            work.max_pool(2, stride=2)
-        kind = kind_of("convolution", maps, work.maps)
-        yield work.layer(f"convolution.{index}", kind, first=index == 0), work.maps
-        work = work.following()
-    work.mean_pool(config.convolutions.pooled_size)
-    work.flatten()
-    for index, columns in enumerate((config.feed_forward, config.feed_forward)):
-        work.linear(columns)
-        work.activation()
-        work.dropout()
-        yield work.layer(f"linear.{index}", f"linear.{index}"), work.maps
-        work = work.following()
-    work.linear(config.vocabulary)
-    yield work.layer("head", "head", classifies=True), work.maps
+    windows = ((channels, Window(3, 1, 1, pooled)) for channels, pooled in convolutions(config))
+    return classifier_steps(config, windows, pool=(2, 2), dropout_first=False)

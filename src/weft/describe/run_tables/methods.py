@@ -19,14 +19,6 @@ from weft.errors import InputError, Violation
 Options = Mapping[str, int | float | str | bool]
 
 
-def _nothing(table: Any) -> None:
-    return None
-
-
-def _no_choices(table: Any, graph: LayerGraph) -> tuple[LayerChoice, ...]:
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunTable:
     """A table of the run file, called like its method.
@@ -41,8 +33,8 @@ class RunTable:
 
     method: str
     table: type[TomlTable]
-    options: Callable[[Any], Options | None] = _nothing
-    choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = _no_choices
+    options: Callable[[Any], Options | None] = lambda table: None
+    choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
     contract: Contract = Contract.EXACT
 
 

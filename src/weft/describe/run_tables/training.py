@@ -11,8 +11,7 @@ from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice
 from weft.describe.tasks import KNOWN_TASKS
-from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable
-from weft.describe.toml_text import table_text
+from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 

@@ -5,7 +5,7 @@ Keys are those of `torchtitan/config/job_config.py`. Later versions are configur
 
 from __future__ import annotations
 
-from weft.describe.toml_text import table_text, value_text
+from weft.describe.toml_table import table_text, value_text
 from weft.doors.emit.base import Decided, Emitted, header
 from weft.doors.emit.torchtitan_keys import STACK, Table, decide, degrees, flavor, parts, training
 from weft.planning.planned import PlannedJob

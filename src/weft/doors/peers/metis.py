@@ -19,8 +19,8 @@ from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
 from weft.doors.peers.program import PeerProgram
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import require_closed_form
-from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.simulated import rank_by_estimate
+from weft.planning.planners.space import require_closed_form
 from weft.planning.problem import Problem
 
 SCRIPT = "cost_het_cluster.py"

@@ -18,9 +18,9 @@ from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
 from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
-from weft.planning.planners.degrees import with_layers
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
+from weft.planning.planners.space import with_layers
 from weft.program.schedules import get_schedule
 
 _HEADING = "rank, cost, node_sequence"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from weft.doors.trace.classes import CLASSES, COLLECTIVE, shown_name
-from weft.doors.trace.events import Floats, Ints, Trace
+from weft.doors.trace.events import Trace
+from weft.program.arrays import Floats, Ints
 
 LONGEST_GAPS = 5
 LARGEST_NAMES = 8

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.doors.trace.classes import OTHER, class_of
 from weft.errors import InputError, Violation
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 _GZIP = b"\x1f\x8b"
 # What a device does; everything else that Kineto records is the host's.

@@ -23,9 +23,8 @@ from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
 from weft.program.kinds import READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass
+from weft.program.passes import GroupTable, Pass, replica_groups
 from weft.program.passes.insert import insert
-from weft.program.passes.replicas import replica_groups
 from weft.program.program import Columns, Edges
 
 NOBODY = "one replica has nobody to average with"

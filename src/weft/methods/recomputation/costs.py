@@ -11,7 +11,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
-from weft.predict.cost.compute import ComputeModel, StageKept
+from weft.predict.cost.compute import ComputeModel, StageWork
 from weft.predict.cost.keeping import Keeping, Kept, Number, Timed, keeping_of
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes, per_place
@@ -63,7 +63,7 @@ def made_again_bytes(
     """
     if recompute == "none":
         return 0
-    each = (StageKept(model, graph, (layer,), shape, precision, device) for layer in layers)
+    each = (StageWork(model, graph, (layer,), shape, precision, device) for layer in layers)
     return max(0, *(round(keeping_of(recompute).made(one)) for one in each))
 
 

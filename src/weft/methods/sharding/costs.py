@@ -16,8 +16,9 @@ from weft.predict.cost.hooks import (
 )
 from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_parameters
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing, Seconds
+from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
+from weft.program.arrays import Floats
 from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 from weft.program.program import Ints
 
@@ -27,7 +28,7 @@ def _reduction(pricing: Pricing) -> TimeOf:
     return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
 
 
-def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Seconds, link_s: Seconds) -> Lead:
+def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floats) -> Lead:
     """How long before the end of a stage's last backward its reduction may start.
 
     Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but

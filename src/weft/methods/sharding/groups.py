@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.program.layout import PipelineLayout
-from weft.program.passes import GroupTable
-from weft.program.passes.replicas import replica_groups
+from weft.program.passes import GroupTable, replica_groups
 
 
 def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:

@@ -12,8 +12,7 @@ from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
 from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.segment_times import SegmentShares, StageShares
+from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
 from weft.program.program import Ints
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)

@@ -15,15 +15,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.describe.layout import Layout
-from weft.describe.units import format_seconds
+from weft.describe.layout import Layout, rank_order_of
 from weft.moves.layout import refuse
 from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
 from weft.planning.planners.amp.planner import degrees_of_layout, profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
-from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
 # A step that is longer by this fraction is accepted with probability 1/e at the start.
@@ -108,7 +107,7 @@ class _Walk:
         if reason is not None or isinstance(inputs, str):
             return reason or str(inputs)
         if amp_strategy(inputs, degrees_of_layout(self._problem, layout)) is None:
-            return f"pp {layout.pp} leaves a stage without layers that compute"
+            return empty_stage(layout).reason
         return None
 
     def starts(self) -> list[_State]:
@@ -169,14 +168,8 @@ class _Walk:
         return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
 
     def _candidate(self, number: int, order: tuple[int, ...], strategy: AmpStrategy) -> Candidate:
-        in_order = order == tuple(range(len(order)))
-        layout = replace(self._layouts[number], rank_order=None if in_order else order)
-        return Candidate(
-            layout=with_layers(layout, strategy.layers_per_stage),
-            verdict=Verdict.PRUNED,
-            reason=f"estimated {format_seconds(strategy.seconds)}, others less",
-            estimate_s=strategy.seconds,
-        )
+        layout = replace(self._layouts[number], rank_order=rank_order_of(order))
+        return estimated(with_layers(layout, strategy.layers_per_stage), strategy.seconds)
 
 
 def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:

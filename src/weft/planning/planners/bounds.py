@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
@@ -18,23 +17,24 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.moves.layout import parts_of, pipeline_of
 from weft.moves.sharers import sharers_of
-from weft.planning.planners.layer_costs import LeastCosts
+from weft.planning.planners.layer_times import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     SHARDINGS,
+    buffered_bytes,
     resident_bytes,
     state_bytes,
     with_slack,
 )
 from weft.predict.cost.residency import kept_changes
+from weft.program.arrays import Floats
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.program import Ints
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
-Floats = npt.NDArray[np.float64]
 # Shape of a micro-batch, stages, and their layers: what decides where the layers are cut.
 _CutKey = tuple[Shape, int, tuple[int, ...] | None]
 
@@ -153,12 +153,10 @@ class Bounds:
         """What each layer holds on a rank of the layout, allocator's slack included."""
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
-        parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
-        each = sum(size / (sharers if level >= first else 1) for size, first in parts)
+        each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
         slack = 1.0 + ALLOCATOR_SLACK
         arriving = states.gradients if sharers > 1 else 0
-        buffered = sum((states.gradients, states.weights)[: max(level - 1, 0)])
-        buffers = arriving + buffered * min(layout.loops, SHARDED_BUFFERS)
+        buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
             states=slack * each * layers.parameters,
             left=slack * layers.left(layout.recompute),

@@ -24,11 +24,11 @@ from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse
+from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.simulated import filled, prepare, simulated
+from weft.planning.planners.simulated import prepare, simulated, too_big
 from weft.planning.planners.space import layouts
-from weft.planning.prices import cost_of
 from weft.planning.problem import Problem
 
 
@@ -71,7 +71,7 @@ class HomogeneousPlanner:
             if reason is not None:
                 judged.append(replace(candidate, reason=reason))
                 continue
-            answered = _too_big(candidate, bounds) or simulated(
+            answered = too_big(candidate, bounds) or simulated(
                 problem, candidate, bounds.layer_seconds(candidate.chain)
             )
             if answered.verdict is Verdict.FITS:
@@ -139,16 +139,6 @@ def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
         reason = f"states and buffers alone need {format_bytes(over)} more than any device has"
         return Candidate(layout=layout, verdict=Verdict.TOO_BIG, reason=reason, bound_s=bound_s)
     return Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bound_s)
-
-
-def _too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
-    """Too big by the states and the activations that its order keeps, if it is."""
-    holding = bounds.holding(candidate.chain)
-    over = holding.total - bounds.largest_memory_bytes
-    if over <= 0:
-        return None
-    reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
-    return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
 
 
 def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:

@@ -1,20 +1,23 @@
-"""Seconds of every layer on every kind of device, exchanges between tensor ranks included."""
+"""What one micro-batch takes in every layer of a problem: on each kind of device, and at its least.
+
+Exchanges between tensor ranks are included. Each kind of layer is evaluated once per device and shape.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
-from weft.describe.device import PRECISION_BYTES
-from weft.describe.layer import Layer
+from weft.describe.device import PRECISION_BYTES, Device
+from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.keeping import keeping_of
-
-Floats = npt.NDArray[np.float64]
+from weft.predict.cost.memory import stage_product_bytes
+from weft.program.arrays import Floats
 
 
 class PassSeconds(NamedTuple):
@@ -35,12 +38,71 @@ class PassSeconds(NamedTuple):
         return keeping_of(recompute).again_s(self)
 
 
-class ProblemLayerTimes:
-    """Times of one problem's layers; each kind of layer is evaluated once per device, speed and shape."""
+class LayerCosts(NamedTuple):
+    """One micro-batch in every layer: seconds as in `PassSeconds`, bytes it leaves, parameters of a rank.
+
+    All of shape (layers,). `kept` is what backward passes need, `inputs` what they can be recomputed from,
+    `products` what is kept beside it where only what is no product is recomputed.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    without_products_s: Floats
+    kept: Floats
+    inputs: Floats
+    products: Floats
+    parameters: Floats
+
+    def again_s(self, recompute: Recompute) -> Floats:
+        """Seconds of what backward passes run again."""
+        return keeping_of(recompute).again_s(self)
+
+    def left(self, recompute: Recompute) -> Floats:
+        """Bytes that a micro-batch leaves between its passes."""
+        return keeping_of(recompute).left(self)
+
+    def made(self, recompute: Recompute) -> Floats:
+        """Bytes that a backward pass makes again of the layer that it is in."""
+        return np.maximum(keeping_of(recompute).made(self), 0.0)
+
+
+class _ProblemLayers:
+    """The layers of one problem, evaluated one by one."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+        self._job = problem.job
         self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
+
+    def _of_each(self, values_of: Callable[[int], tuple[float, ...]]) -> Floats:
+        """Values of every layer, shape (values, layers)."""
+        alike = self._job.graph.alike
+        known = {index: values_of(index) for index in dict.fromkeys(alike)}
+        return np.array([known[index] for index in alike], dtype=np.float64).T
+
+    def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
+        """A layer's `PassSeconds` with exchanges of so many seconds in each pass."""
+        job, one = self._job, (index,)
+        times = self._compute.stage_times(job.graph, one, shape, job.precision, device)
+        again_s = 0.0
+        if job.graph.layers[index].products is not None:
+            again = self._compute.stage_times(
+                job.graph, one, shape, job.precision, device, recompute="selective"
+            )
+            again_s = again.backward_input_s - times.backward_input_s + reduced_s
+        backward_s = times.backward_input_s + times.backward_weight_s + reduced_s
+        return times.forward_s + reduced_s, backward_s, again_s
+
+    def _all_reduce_s(self, group: int, degree: int, reduced_bytes: int) -> float:
+        """Seconds of an all-reduce over the first tensor ranks of a group of nodes."""
+        first = sum(before.count * before.devices for before in self._job.cluster.groups[:group])
+        return self._network.all_reduce_s(range(first, first + degree), reduced_bytes)
+
+
+class ProblemLayerTimes(_ProblemLayers):
+    """Times on the devices of each group of nodes."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         self._known: dict[tuple[int, Shape], PassSeconds] = {}
 
     def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> PassSeconds:
@@ -49,37 +111,66 @@ class ProblemLayerTimes:
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
-        shape = Shape(micro_batch_size, self._problem.job.sequence, tensor_parallel)
+        shape = Shape(micro_batch_size, self._job.sequence, tensor_parallel)
         if (group, shape) not in self._known:
-            alike = self._problem.job.graph.alike
-            known = {index: self._evaluated(index, group, shape) for index in dict.fromkeys(alike)}
-            self._known[group, shape] = PassSeconds(*np.array([known[index] for index in alike]).T)
+            device = self._job.cluster.groups[group].device
+            self._known[group, shape] = PassSeconds(
+                *self._of_each(
+                    lambda index: self._passes_s(index, shape, device, self._exchanged_s(index, group, shape))
+                )
+            )
         return self._known[group, shape]
 
-    def _evaluated(self, index: int, group: int, shape: Shape) -> tuple[float, float, float]:
-        job = self._problem.job
-        device = job.cluster.groups[group].device
-        times = self._compute.stage_times(job.graph, (index,), shape, job.precision, device)
-        exchanged_s = 0.0
-        if not self._compute.contains_exchanges(device, shape):
-            exchanged_s = self._exchanged_s(job.graph.layers[index], group, shape)
-        selected_s = 0.0
-        if job.graph.layers[index].products is not None:
-            again = self._compute.stage_times(
-                job.graph, (index,), shape, job.precision, device, recompute="selective"
-            )
-            selected_s = again.backward_input_s - times.backward_input_s + exchanged_s
+    def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
+        """Seconds of a layer's all-reduces over tensor ranks on one node; 0 where times contain them."""
+        job, layer = self._job, self._job.graph.layers[index]
+        each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
+        contained = self._compute.contains_exchanges(job.cluster.groups[group].device, shape)
+        if contained or shape.tensor_parallel == 1 or not each:
+            return 0.0
+        return layer.tensor_exchanges * self._all_reduce_s(group, shape.tensor_parallel, round(each))
+
+
+class LeastCosts(_ProblemLayers):
+    """Costs on the fastest kind of device: the material of lower bounds."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._fastest = max(
+            (group.device for group in problem.job.cluster.groups),
+            key=lambda device: device.flops_per_s.get(problem.job.precision, 0.0),
+        )
+        self._known: dict[Shape, LayerCosts] = {}
+
+    def of(self, layout: Layout) -> LayerCosts:
+        """The costs of a micro-batch of the layout.
+
+        Raises:
+            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+        """
+        shape = layout.shape(self._job.sequence)
+        if shape not in self._known:
+            self._known[shape] = LayerCosts(*self._of_each(lambda index: self._costs(index, shape)))
+        return self._known[shape]
+
+    def _costs(self, index: int, shape: Shape) -> tuple[float, ...]:
+        job, layer = self._job, self._job.graph.layers[index]
+        asked = job.graph, (index,), shape, job.precision
         return (
-            times.forward_s + exchanged_s,
-            times.backward_input_s + times.backward_weight_s + exchanged_s,
-            selected_s,
+            *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
+            min(self._compute.all_kept_bytes(*asked, group.device) for group in job.cluster.groups),
+            self._compute.kept_bytes(*asked, self._fastest, "full"),
+            0.0 if layer.products is None else stage_product_bytes(*asked),
+            round(layer.parameters(shape)),
         )
 
-    def _exchanged_s(self, layer: Layer, group: int, shape: Shape) -> float:
-        """Seconds of a layer's all-reduces over tensor ranks that are neighbours on one node."""
-        job, degree = self._problem.job, shape.tensor_parallel
-        each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
-        if degree == 1 or not each:
+    def _exchanged_s(self, index: int, shape: Shape) -> float:
+        """Seconds of a layer's all-reduce over neighbouring ranks; 0 where these may sit on several nodes, or
+        where times contain them."""
+        groups, degree = self._job.cluster.groups, shape.tensor_parallel
+        elements = self._job.graph.layers[index].tensor_reduced(shape)
+        apart = any(group.devices % degree for group in groups)
+        if degree == 1 or not elements or apart or self._compute.contains_exchanges(self._fastest, shape):
             return 0.0
-        first = sum(before.count * before.devices for before in job.cluster.groups[:group])
-        return layer.tensor_exchanges * self._network.all_reduce_s(range(first, first + degree), round(each))
+        size = round(elements * PRECISION_BYTES[self._job.precision])
+        return min(self._all_reduce_s(group, degree, size) for group in range(len(groups)))

@@ -13,14 +13,13 @@ from itertools import groupby
 from typing import ClassVar
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import pipeline_of, refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
-from weft.planning.planners.estimated import rank_by_estimate
-from weft.planning.planners.simulated import filled
+from weft.planning.planners.simulated import rank_by_estimate, too_big
+from weft.planning.planners.space import by_count, degree_layouts, require_closed_form
 from weft.planning.problem import Problem
 
 
@@ -75,13 +74,11 @@ def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) ->
     if found:
         return replace(candidate, verdict=Verdict.PRUNED, reason="less model parallelism fits")
     try:
-        holding = bounds.holding(layout)
+        over = too_big(candidate, bounds)
     except InputError as error:
         return replace(candidate, reason=str(error.violations[0]))
-    over = holding.total - bounds.largest_memory_bytes
-    if over > 0:
-        reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
-        return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
+    if over is not None:
+        return over
     pipeline = pipeline_of(problem.job, layout)
     stages_s = bounds.stage_seconds(layout)
     estimate_s = (pipeline.micro_batches + pipeline.devices - 1) * max(stages_s)

@@ -16,11 +16,9 @@ from itertools import accumulate, islice, permutations
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
-from weft.describe.layout import Layout
-from weft.describe.units import format_seconds
+from weft.describe.layout import Layout, rank_order_of
 from weft.errors import InputError
 from weft.moves.layout import refuse, shares_of
 from weft.moves.pipeline_partition import pipeline_partition
@@ -29,13 +27,11 @@ from weft.planning.planners.amp.inputs import AmpInputs
 from weft.planning.planners.amp.planner import profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
-from weft.planning.planners.estimated import rank_by_estimate
 from weft.planning.planners.layer_times import ProblemLayerTimes
+from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 
 class MetisForm(NamedTuple):
@@ -63,9 +59,8 @@ class MetisFormPlanner:
                 yield layout
                 continue
             for order in islice(permutations(range(len(problem.job.cluster.groups))), self.orders):
-                devices = _devices_of(problem.job.cluster, order)
-                in_order = devices == tuple(range(len(devices)))
-                yield replace(layout, rank_order=None if in_order else devices)
+                devices = devices_in_turn(problem.job.cluster, order)
+                yield replace(layout, rank_order=rank_order_of(devices.tolist()))
 
     def search(self, problem: Problem) -> Ranking:
         """Give every layout its stages and shares, and simulate those with the lowest estimates.
@@ -86,11 +81,10 @@ class MetisFormPlanner:
         return rank_by_estimate(problem, judged, Bounds(problem), self.finalists)
 
 
-def _devices_of(cluster: Cluster, order: Sequence[int]) -> tuple[int, ...]:
-    """The devices of all groups in that order."""
-    sizes = [group.count * group.devices for group in cluster.groups]
-    firsts = list(accumulate(sizes, initial=0))
-    return tuple(device for group in order for device in range(firsts[group], firsts[group + 1]))
+def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
+    """The devices of all groups of nodes in that order, shape (ranks,)."""
+    firsts = list(accumulate((group.count * group.devices for group in cluster.groups), initial=0))
+    return np.concatenate([np.arange(firsts[group], firsts[group + 1]) for group in order])
 
 
 class _Tables(NamedTuple):
@@ -114,24 +108,18 @@ def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemL
 
 
 def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> Candidate:
-    refused = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     try:
         work_s, cut_s, grid = _tables(problem, layout, inputs, times)
     except InputError as error:
         # A profile that was not measured at this micro-batch size refuses to guess.
-        return replace(refused, reason=str(error.violations[0]))
+        return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     if layout.pp > np.count_nonzero(work_s[0, 0]):
-        reason = f"pp {layout.pp} leaves a stage without layers that compute"
-        return replace(refused, reason=reason)
+        return empty_stage(layout)
     found = metis_form(work_s, cut_s, sum(shares_of(problem.job, layout)))
     estimate_s = found.pipeline_s + reduction_s(inputs, grid, found.layers_per_stage)
     uneven = found.micro_batches if len(set(found.micro_batches)) > 1 else None
-    return Candidate(
-        layout=with_layers(replace(layout, micro_batches_per_replica=uneven), found.layers_per_stage),
-        verdict=Verdict.PRUNED,
-        reason=f"estimated {format_seconds(estimate_s)}, others less",
-        estimate_s=estimate_s,
-    )
+    shared = replace(layout, micro_batches_per_replica=uneven)
+    return estimated(with_layers(shared, found.layers_per_stage), estimate_s)
 
 
 def metis_form_s(problem: Problem, layout: Layout) -> float:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_bytes
+from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import build_plan, pipeline_of
-from weft.planning.long_steps import predict_long_with
-from weft.planning.planners.base import Candidate, Verdict
-from weft.planning.planners.bounds import Holding
+from weft.planning.long_steps import predict_long
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
 from weft.predict.engine import load_compiled_engine
 
@@ -35,7 +35,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     job = problem.job
     plan = build_plan(job, candidate.chain, layer_seconds)
     try:
-        step = predict_long_with(problem.cost_model, plan)
+        step = predict_long(problem.cost_model, plan)
     except InputError as error:
         # Communication that blocks can make an order wait for itself, which only the program shows.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
@@ -75,3 +75,47 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
     if pipeline.devices == 1:
         return f"{each}, no pipeline"
     return f"{each}, devices wait {waiting:.0%} of the step"
+
+
+def estimated(layout: Layout, estimate_s: float) -> Candidate:
+    """A layout that a planner's own formula has looked at; `PRUNED` until it is simulated."""
+    reason = f"estimated {format_seconds(estimate_s)}, others less"
+    return Candidate(layout=layout, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)
+
+
+def empty_stage(layout: Layout) -> Candidate:
+    """A layout with more stages than layers that compute."""
+    reason = f"pp {layout.pp} leaves a stage without layers that compute"
+    return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
+
+
+def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
+    """Too big by the states and the activations that its order keeps, if it is."""
+    holding = bounds.holding(candidate.chain)
+    over = holding.total - bounds.largest_memory_bytes
+    if over <= 0:
+        return None
+    reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
+    return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
+
+
+def rank_by_estimate(
+    problem: Problem, candidates: Sequence[Candidate], bounds: Bounds, finalists: int
+) -> Ranking:
+    """Simulate candidates, least `estimate_s` first, until so many fit.
+
+    All keep the order of their estimates, equal ones that in which they come, whatever the simulator says.
+    Those that stay `PRUNED` come after those that were simulated, refused ones last.
+    """
+    estimated = [one for one in candidates if one.estimate_s is not None]
+    refused = [one for one in candidates if one.estimate_s is None]
+    estimated.sort(key=lambda one: one.estimate_s or 0.0)
+    judged: list[Candidate] = []
+    fitting = 0
+    for one in estimated:
+        if fitting < finalists:
+            one = simulated(problem, one, bounds.layer_seconds(one.chain))
+            fitting += one.verdict is Verdict.FITS
+        judged.append(one)
+    judged.sort(key=lambda one: one.verdict is Verdict.REFUSED)
+    return Ranking(problem=problem, candidates=(*judged, *refused))

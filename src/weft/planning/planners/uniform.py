@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from weft.describe.layout import Layout
 from weft.planning.planners.base import Ranking
-from weft.planning.planners.degrees import by_count, degree_layouts, require_closed_form
 from weft.planning.planners.homogeneous import HomogeneousPlanner
+from weft.planning.planners.space import by_count, degree_layouts, require_closed_form
 from weft.planning.problem import Problem
 
 

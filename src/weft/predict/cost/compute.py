@@ -106,71 +106,19 @@ class ComputeModel:
             InputError: when the device lacks the precision, or a profile of this device was taken of
                 another model, sequence, precision or range of micro-batch sizes.
         """
-        total_of = self._profiled_total if self._profiles(device) else self._roofline_total
-        total, source, half_width = total_of(graph, layers, shape, precision, device, optimizer)
-        kept = StageKept(self, graph, layers, shape, precision, device, total.forward_s)
-        again_s = keeping_of(recompute).again_s(kept)
-        read_gradients_s = self._read_gradients_s(graph, layers, shape, precision, device)
+        work = StageWork(self, graph, layers, shape, precision, device)
+        total, source, half_width = work.total(optimizer)
+        again_s = keeping_of(recompute).again_s(replace(work, forward_s=total.forward_s))
         factor = self._factor(device)
         return StageTimes(
             forward_s=total.forward_s * factor,
             backward_input_s=(total.backward_input_s + again_s) * factor,
             backward_weight_s=total.backward_weight_s * factor,
             update_s=total.update_s * update_share * factor,
-            read_gradients_s=read_gradients_s * update_share * factor,
+            read_gradients_s=work.read_gradients_s * update_share * factor,
             half_width=half_width,
             source=source,
         )
-
-    def _profiled_total(
-        self,
-        graph: LayerGraph,
-        layers: Sequence[int],
-        shape: Shape,
-        precision: str,
-        device: Device,
-        optimizer: OptimizerWork,
-    ) -> tuple[LayerTimes, str, float]:
-        """The sum over layers and copied parameters by a profile of the device, its source and half-width.
-
-        Profiles have AdamW's updates; others take as much longer as they touch more bytes.
-        """
-        profile, speeds = self.profile, self._speeds(device, precision)[0]
-        assert profile is not None
-        require_same_model(profile, graph, shape, precision)
-        total, nearness = LayerTimes(), Nearness.EXACTLY
-        for layer, count in self._distinct(graph, layers):
-            taken = profiled_times(profile, layer, shape, precision, device, speeds)
-            total = total.plus(taken, count)
-            nearness = max(nearness, how_measured(profile, layer, shape, device.name))
-        for one in copied_parameters(graph, layers):
-            owner = graph.layers[one.layers[0]]
-            copied = one.parameters(shape) / owner.parameters(shape)
-            taken = profiled_times(profile, owner, shape, precision, device, speeds)
-            total = total.plus(LayerTimes(update_s=copied * taken.update_s), 1)
-        touched = state_bytes(precision, optimizer).touched / state_bytes(precision).touched
-        total = replace(total, update_s=total.update_s * touched)
-        source, least = _PROFILED[nearness]
-        return total, source, max(least, profile.spread)
-
-    def _roofline_total(
-        self,
-        graph: LayerGraph,
-        layers: Sequence[int],
-        shape: Shape,
-        precision: str,
-        device: Device,
-        optimizer: OptimizerWork,
-    ) -> tuple[LayerTimes, str, float]:
-        """The same by the speeds of the device."""
-        total = LayerTimes()
-        speeds, source, half_width = self._speeds(device, precision)
-        for layer, count in self._distinct(graph, layers):
-            total = total.plus(self._roofline(layer, shape, precision, device, speeds, optimizer), count)
-        for one in copied_parameters(graph, layers):
-            touched = one.parameters(shape) * state_bytes(precision, optimizer).touched
-            total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
-        return total, source, half_width
 
     def _roofline(
         self,
@@ -208,35 +156,6 @@ class ComputeModel:
             found += others
         return found
 
-    def without_products_s(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
-    ) -> float:
-        """Seconds of what a selective recomputation runs: the forward pass without its products, usually.
-
-        A profile says what a whole pass takes; what is run again takes the part of it that it has by the
-        speeds.
-        """
-        speeds, total = self._speeds(device, precision)[0], 0.0
-        for layer, count in self._distinct(graph, layers):
-            work = layer.forward
-            again = layer.again or PassWork(memory=work.memory, kernels=work.kernels - len(work.matmuls))
-            seconds = pass_s(again, shape, precision, device, speeds)
-            if self._profiles(device) and seconds:
-                assert self.profile is not None
-                whole_s = pass_s(work, shape, precision, device, speeds)
-                taken = profiled_times(self.profile, layer, shape, precision, device, speeds)
-                seconds *= taken.forward_s / whole_s
-            total += count * seconds
-        return total
-
-    def _read_gradients_s(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
-    ) -> float:
-        each = graph.amounts("parameters", shape)
-        parameters = sum(each[layer] for layer in layers)
-        speeds = self._speeds(device, precision)[0]
-        return speeds.memory_s(parameters * state_bytes(precision).gradients)
-
     def kept_bytes(
         self,
         graph: LayerGraph,
@@ -251,7 +170,7 @@ class ComputeModel:
         Raises:
             InputError: as `stage_times` does.
         """
-        return round(keeping_of(recompute).left(StageKept(self, graph, layers, shape, precision, device)))
+        return round(keeping_of(recompute).left(StageWork(self, graph, layers, shape, precision, device)))
 
     def all_kept_bytes(
         self,
@@ -338,7 +257,7 @@ class ComputeModel:
 
 
 @dataclass(frozen=True, slots=True)
-class StageKept:
+class StageWork:
     """What one micro-batch leaves and takes in a stage, as `Kept` and `Timed`, computed when asked for."""
 
     model: ComputeModel
@@ -363,4 +282,65 @@ class StageKept:
 
     @property
     def without_products_s(self) -> float:
-        return self.model.without_products_s(self.graph, self.layers, self.shape, self.precision, self.device)
+        """Seconds of what a selective recomputation runs: the forward pass without its products, usually.
+
+        A profile says what a whole pass takes; what is run again takes the part of it that it has by the
+        speeds.
+        """
+        asked, total = (self.shape, self.precision, self.device, self._speeds), 0.0
+        for layer, count in self._distinct:
+            work = layer.forward
+            again = layer.again or PassWork(memory=work.memory, kernels=work.kernels - len(work.matmuls))
+            seconds = pass_s(again, *asked)
+            if self.model._profiles(self.device) and seconds:
+                seconds *= self._measured(layer).forward_s / pass_s(work, *asked)
+            total += count * seconds
+        return total
+
+    @property
+    def read_gradients_s(self) -> float:
+        each = self.graph.amounts("parameters", self.shape)
+        parameters = sum(each[layer] for layer in self.layers)
+        return self._speeds.memory_s(parameters * state_bytes(self.precision).gradients)
+
+    def total(self, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
+        """The sum over layers and copied parameters, its source and half-width."""
+        profile = self.model.profile
+        if profile is not None and self.model._profiles(self.device):
+            return self._profiled(profile, optimizer)
+        total, speeds = LayerTimes(), self._speeds
+        for layer, count in self._distinct:
+            one = self.model._roofline(layer, self.shape, self.precision, self.device, speeds, optimizer)
+            total = total.plus(one, count)
+        for tied in copied_parameters(self.graph, self.layers):
+            touched = tied.parameters(self.shape) * state_bytes(self.precision, optimizer).touched
+            total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
+        return total, *self.model._speeds(self.device, self.precision)[1:]
+
+    def _profiled(self, profile: LayerProfile, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
+        """By a profile. It has AdamW's updates; others take as much longer as they touch more bytes."""
+        require_same_model(profile, self.graph, self.shape, self.precision)
+        total, nearness = LayerTimes(), Nearness.EXACTLY
+        for layer, count in self._distinct:
+            total = total.plus(self._measured(layer), count)
+            nearness = max(nearness, how_measured(profile, layer, self.shape, self.device.name))
+        for tied in copied_parameters(self.graph, self.layers):
+            owner = self.graph.layers[tied.layers[0]]
+            copied = tied.parameters(self.shape) / owner.parameters(self.shape)
+            total = total.plus(LayerTimes(update_s=copied * self._measured(owner).update_s), 1)
+        touched = state_bytes(self.precision, optimizer).touched / state_bytes(self.precision).touched
+        source, least = _PROFILED[nearness]
+        return replace(total, update_s=total.update_s * touched), source, max(least, profile.spread)
+
+    def _measured(self, layer: Layer) -> LayerTimes:
+        assert self.model.profile is not None, "the device is profiled"
+        asked = self.shape, self.precision, self.device, self._speeds
+        return profiled_times(self.model.profile, layer, *asked)
+
+    @property
+    def _speeds(self) -> Speeds:
+        return self.model._speeds(self.device, self.precision)[0]
+
+    @property
+    def _distinct(self) -> Iterator[tuple[Layer, int]]:
+        return self.model._distinct(self.graph, self.layers)

@@ -20,7 +20,8 @@ from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.places import Spread
-from weft.predict.cost.pricing import Pricing, Seconds
+from weft.predict.cost.pricing import Pricing
+from weft.program.arrays import Floats
 from weft.program.codes import distinct_rows
 from weft.program.program import Ints
 
@@ -36,9 +37,9 @@ class Taken(NamedTuple):
         sources: what the seconds come from.
     """
 
-    occupancy: Seconds
-    latency: Seconds
-    link: Seconds
+    occupancy: Floats
+    latency: Floats
+    link: Floats
     spread: float = 0.0
     sources: frozenset[str] = frozenset()
 
@@ -56,7 +57,7 @@ class CostOf:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedWork:
-    """Seconds that a method adds to a computation of another kind.
+    """Floats that a method adds to a computation of another kind.
 
     `seconds` is given the number of the stage, its times on a device, and what its replica's ranks exchange.
     """
@@ -73,8 +74,8 @@ class Lead(NamedTuple):
         rest: seconds that a row with a lead takes at least after it.
     """
 
-    lead: Seconds
-    rest: Seconds
+    lead: Floats
+    rest: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class LeadOf:
     """The lead of a kind of instruction, from the occupancy and link time of all rows of the program."""
 
     kind: str
-    hook: Callable[[Pricing, Ints, Seconds, Seconds], Lead]
+    hook: Callable[[Pricing, Ints, Floats, Floats], Lead]
 
 
 def hook_of(kind: str) -> CostHook:
@@ -215,8 +216,8 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
     return by_table(group_s, columns.group[rows], columns.bytes[rows])
 
 
-def _pass_s(pricing: Pricing, rows: Ints) -> Seconds:
-    """Seconds in which the slowest device of each row reads the gradient of its stage once."""
+def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
+    """Floats in which the slowest device of each row reads the gradient of its stage once."""
     columns, placed = pricing.program.columns, pricing.placed
     sets = placed.device_set_of_rank[columns.rank[rows]]
 

@@ -9,13 +9,10 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import ClassVar, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from weft.bundles import parts
 from weft.describe.plan import Recompute
+from weft.program.arrays import Floats
 
-Floats = npt.NDArray[np.float64]
 # One number for a stage, or an array with one for each layer.
 Number = TypeVar("Number", float, Floats)
 _Given = TypeVar("_Given", bound="float | Floats", covariant=True)

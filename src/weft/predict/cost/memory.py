@@ -42,6 +42,11 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
     @property
+    def in_turn(self) -> tuple[int, int, int]:
+        """In the order in which levels of sharding share them out: the first `SHARDINGS.index(level)` are."""
+        return self.optimizer, self.gradients, self.weights
+
+    @property
     def touched(self) -> int:
         """Bytes read and written by one update: gradients are read, weights are read and written."""
         return self.gradients + 2 * self.weights + self.moved
@@ -120,10 +125,8 @@ def resident_bytes(
     as a bucket (see `StackMemory`).
     """
     level = SHARDINGS.index(sharding)
-    sizes = (states.optimizer, states.gradients, states.weights)
-    shared, whole = sum(sizes[:level]), sum(sizes[level:])
-    # Of each parameter in a buffer; optimizer states take none.
-    buffer_bytes = sum(sizes[1:level])
+    shared, whole = sum(states.in_turn[:level]), sum(states.in_turn[level:])
+    buffer_bytes = buffered_bytes(states, sharding)
     held = np.zeros(ranks, dtype=np.int64)
     arriving = np.zeros_like(held)
     local = np.zeros_like(held)
@@ -142,6 +145,11 @@ def resident_bytes(
             local[holders] += 1
     resident: Ints = held + arriving + buffers.sum(axis=1)
     return resident
+
+
+def buffered_bytes(states: StateBytes, sharding: Sharding) -> int:
+    """Of each parameter in a buffer; optimizer states take none."""
+    return sum(states.in_turn[1 : SHARDINGS.index(sharding)])
 
 
 def with_slack(held: Ints) -> Ints:
@@ -181,10 +189,7 @@ def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedPara
 
 def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
     """Bytes beyond what `resident_bytes` says of a rank that shares nothing out of so many parameters."""
-    level = SHARDINGS.index(sharding)
-    others = parameters - -(-parameters // replicas)
-    parts = zip((states.optimizer, states.gradients, states.weights), (1, 2, 3), strict=True)
-    return sum(size * others for size, first in parts if level >= first)
+    return sum(states.in_turn[: SHARDINGS.index(sharding)]) * (parameters - -(-parameters // replicas))
 
 
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:

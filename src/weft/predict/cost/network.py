@@ -20,8 +20,7 @@ from weft.describe.one_line import one_line
 from weft.describe.synchronisation import AS_IT_IS, Wire
 from weft.predict.corrections import Correction
 from weft.predict.cost.places import ClusterPlaces, Spread
-from weft.predict.cost.tables import value_at
-from weft.predict.profile import MachineMeasurement
+from weft.predict.profile import MachineMeasurement, value_at
 
 Ranks = Sequence[int] | Spread
 """Ranks, or how they lie on nodes."""

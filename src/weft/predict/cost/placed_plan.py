@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.amount import Shape
 from weft.describe.device import Device
@@ -20,6 +19,7 @@ from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
 from weft.predict.cost.plan_links import PlanLinks
+from weft.program.arrays import Floats
 from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
@@ -113,11 +113,11 @@ class PlacedPlan:
         return 1.0 / self.plan.sharers(stage)
 
     @cached_property
-    def slowdowns(self) -> npt.NDArray[np.float64]:
+    def slowdowns(self) -> Floats:
         """Factors of computations and of transfers that overlap, of each rank's worst twin; (2, ranks)."""
         sets = [[self.model.compute.slowdowns(device) for device in devices] for devices in self.device_sets]
         worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
-        slowdowns: npt.NDArray[np.float64] = worst[self.device_set_of_rank].T
+        slowdowns: Floats = worst[self.device_set_of_rank].T
         return slowdowns
 
     def read_gradients_s(self, rank: int) -> float:

@@ -11,14 +11,11 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.describe.one_line import one_line
+from weft.program.arrays import Floats, Mask
 from weft.program.program import Ints
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,20 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.bundles import parts
-from weft.describe.cluster import Cluster
-from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
-from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import PlacedPlan
-from weft.predict.cost.pricing import Pricing, Seconds
+from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
-from weft.predict.profile import LayerProfile, MachineMeasurement
+from weft.program.arrays import Floats
 from weft.program.kinds import KINDS
 from weft.program.program import Ints, Program
 
@@ -48,36 +45,12 @@ class Priced:
     __repr__ = one_line
 
 
-def price(
-    program: Program,
-    plan: Plan,
-    graph: LayerGraph,
-    cluster: Cluster,
-    *,
-    machine: MachineMeasurement | None = None,
-    profile: LayerProfile | None = None,
-    correction: Correction | None = None,
-) -> Priced:
-    """Cost every instruction of a plan's program; `machine` and `profile` refine what they cover.
-
-    `correction` multiplies the times, and says how sure they are then.
+def price(model: CostModel, program: Program, plan: Plan) -> Priced:
+    """Cost every instruction of a plan's program.
 
     Raises:
         InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or compute times
             cannot be had (see `ComputeModel.stage_times`).
-    """
-    return price_with(
-        CostModel(graph=graph, cluster=cluster, machine=machine, profile=profile, correction=correction),
-        program,
-        plan,
-    )
-
-
-def price_with(model: CostModel, program: Program, plan: Plan) -> Priced:
-    """As `price`, with a cost model that may have priced other plans.
-
-    Raises:
-        InputError: as `price` does.
     """
     return price_placed(PlacedPlan(program=program, plan=plan, model=model), program)
 
@@ -147,5 +120,5 @@ def _codes(program: Program) -> list[int]:
     return codes
 
 
-def _ticks(seconds: Seconds) -> Ints:
+def _ticks(seconds: Floats) -> Ints:
     return np.rint(seconds / TICK_S).astype(np.int64)

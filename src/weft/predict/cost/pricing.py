@@ -1,27 +1,116 @@
-"""What cost hooks look at: a program, and tables of times that several hooks share."""
+"""What cost hooks look at: a program, and tables of times that several hooks share.
+
+A method that cuts stages into segments contributes `SegmentShares`: it knows what is between its borders, and
+what its collectives take out of the computations.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.bundles import parts
 from weft.describe.device import Device
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.placed_plan import PlacedPlan
-from weft.predict.cost.segment_times import SegmentedTimes, segmented_times
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.kinds import is_send
 from weft.program.program import NONE, Ints, Program
+from weft.program.segments import CutInSegments, segments_of
 
-Seconds = npt.NDArray[np.float64]
+
+class StageShares(NamedTuple):
+    """Parts of a stage's times by segment, in order of the forward pass; each adds up to 1.
+
+    Attributes:
+        contained_s: seconds of collectives that times of a whole forward, and of a whole backward, contain.
+    """
+
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    contained_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentShares:
+    """How a method's segments share a stage's times; the method contributes it.
+
+    Attributes:
+        shares: of a stage on a device.
+        left: of what the ranks of a replica exchange, given stage and replica, what stays in computations.
+    """
+
+    method: str
+    shares: Callable[[Pricing, int, Device], StageShares]
+    left: Callable[[Pricing, int, int, Exchanges], Exchanges]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentedTimes:
+    """The segments of one program, priced by the method that cut its stages."""
+
+    owed: CutInSegments
+    priced: SegmentShares
+
+    def times_of(
+        self,
+        pricing: Pricing,
+        kind: str,
+        stage: int,
+        part: int,
+        devices: int,
+        times: tuple[StageTimes, ...],
+    ) -> tuple[StageTimes, ...]:
+        """Times by device of what one instruction runs of a stage."""
+        one = self.owed.segments[stage]
+        if not one.forward and not one.backward:
+            return times
+        # What completes a forward pass is its last segment.
+        number = len(one.forward) if kind == "forward" else part
+        return tuple(
+            _own(each, self.priced.shares(pricing, stage, device), kind, number)
+            for each, device in zip(times, pricing.placed.device_sets[devices], strict=True)
+        )
+
+    def left(self, pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
+        one = self.owed.segments[stage]
+        if not one.forward and not one.backward:
+            return exchanges
+        return self.priced.left(pricing, stage, replica, exchanges)
+
+
+def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> StageTimes:
+    if kind in ("forward", "forward_segment"):
+        alone_s = max(0.0, times.forward_s - shares.contained_s)
+        return replace(times, forward_s=alone_s * shares.forward[number])
+    if kind in ("backward", "backward_segment", "input_segment", "weight_segment"):
+        alone_s = max(0.0, times.backward_input_s - shares.contained_s)
+        return replace(
+            times,
+            backward_input_s=alone_s * shares.backward_input[number],
+            backward_weight_s=times.backward_weight_s * shares.backward_weight[number],
+        )
+    return times
+
+
+def segmented_times(program: Program) -> SegmentedTimes | None:
+    """How the segments of a program are priced; None where all passes are whole."""
+    owed = segments_of(program.obligations.methods)
+    if owed is None:
+        return None
+    names = {name for name, one in program.obligations.methods.items() if one is owed}
+    priced = next(one for one in parts(SegmentShares) if one.method in names)
+    return SegmentedTimes(owed=owed, priced=priced)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +129,7 @@ class Pricing:
         return self.placed.model
 
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
-        """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
+        """Floats of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
 
     def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:

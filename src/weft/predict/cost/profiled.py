@@ -12,8 +12,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.errors import InputError, Violation
 from weft.predict.cost.layer_times import LayerTimes, roofline, weight_share
 from weft.predict.cost.speeds import Speeds
-from weft.predict.cost.tables import value_at
-from weft.predict.profile import LayerProfile, LayerTiming
+from weft.predict.profile import LayerProfile, LayerTiming, value_at
 
 
 class Nearness(IntEnum):

@@ -9,8 +9,7 @@ from typing import Protocol
 from weft.describe.device import Device
 from weft.describe.layer import PLAIN_PRODUCT
 from weft.errors import InputError, Violation, require_choice
-from weft.predict.cost.tables import seconds_of_speeds, value_at
-from weft.predict.profile import MachineMeasurement
+from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
 # Shares of the data-sheet peaks that large kernels reach, and the time that every kernel needs to start and
 # end, in host launches: a kernel of x flops reaches MATMUL_SHARE * x / (x + x_half), where x_half is what a

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import Violation
+from weft.program.arrays import Mask
 from weft.program.checks.report import name, violations
 from weft.program.kinds import KINDS, MESSAGES, is_collective
 from weft.program.program import COLUMN_NAMES, NONE, Ints, Program
@@ -102,16 +102,16 @@ def _out_of_range(where: str, entry: str, values: Ints, low: int, high: int | No
     )
 
 
-def _in_group(program: Program) -> npt.NDArray[np.bool_]:
+def _in_group(program: Program) -> Mask:
     members = [(index, rank) for index, group in enumerate(program.groups) for rank in group]
     known = np.array([index * program.ranks + rank for index, rank in members], dtype=np.int64)
     columns = program.columns
-    member: npt.NDArray[np.bool_] = np.isin(columns.group * program.ranks + columns.rank, known)
+    member: Mask = np.isin(columns.group * program.ranks + columns.rank, known)
     member &= columns.group != NONE
     return member
 
 
-def _owned(program: Program) -> npt.NDArray[np.bool_]:
+def _owned(program: Program) -> Mask:
     columns = program.columns
     replicas = int(columns.replica.max(initial=0)) + 1
     known = np.array(
@@ -123,7 +123,5 @@ def _owned(program: Program) -> npt.NDArray[np.bool_]:
         ],
         dtype=np.int64,
     )
-    owned: npt.NDArray[np.bool_] = np.isin(
-        (columns.stage * replicas + columns.replica) * program.ranks + columns.rank, known
-    )
+    owned: Mask = np.isin((columns.stage * replicas + columns.replica) * program.ranks + columns.rank, known)
     return owned

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import Violation
+from weft.program.arrays import Mask
 from weft.program.checks.order import Order
 from weft.program.checks.report import name, violations
 from weft.program.checks.uses import EACH, FIRST, LAST, Uses
+from weft.program.codes import numbered
 from weft.program.program import Ints, Program
 from weft.program.values import ValueKind
-
-_Mask = npt.NDArray[np.bool_]
 
 _WHERE = "values"
 
@@ -81,7 +80,7 @@ def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) ->
     born = writes & ~held if value.accumulates else writes
     birth = _running(index, born)
     last_read = _running(index, reads)
-    tellers: list[tuple[_Mask, Callable[[int], str]]] = [
+    tellers: list[tuple[Mask, Callable[[int], str]]] = [
         (reads & (before < 0), words.unmade),
         (reads & (before >= 0) & ~held, partial(words.gone, before)),
         *_unused(value, words, index, uses, born, latest, last_read),
@@ -95,7 +94,7 @@ def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) ->
     return found + _check_let_go(order, words, uses, np.flatnonzero(consumes & held), birth)
 
 
-def _running(index: Ints, chosen: _Mask) -> Ints:
+def _running(index: Ints, chosen: Mask) -> Ints:
     """The last chosen index up to each one, or -1."""
     return np.maximum.accumulate(np.where(chosen, index, -1))
 
@@ -107,8 +106,8 @@ def _before(latest: Ints, first: Ints) -> Ints:
 
 
 def _unused(
-    value: ValueKind, words: _Words, index: Ints, uses: Uses, born: _Mask, latest: Ints, last_read: Ints
-) -> Iterator[tuple[_Mask, Callable[[int], str]]]:
+    value: ValueKind, words: _Words, index: Ints, uses: Uses, born: Mask, latest: Ints, last_read: Ints
+) -> Iterator[tuple[Mask, Callable[[int], str]]]:
     """What is made and then not read, or not consumed."""
     if value.until == "freed":
         kept = np.zeros(len(index), dtype=np.bool_)
@@ -147,22 +146,20 @@ def _check_let_go(order: Order, words: _Words, uses: Uses, end: Ints, birth: Int
     return _overtaken(words, uses, read, end, order.ahead(uses.row[read], uses.row[end]))
 
 
-def _overtaken(words: _Words, uses: Uses, read: Ints, end: Ints, waited: _Mask) -> list[Violation]:
+def _overtaken(words: _Words, uses: Uses, read: Ints, end: Ints, waited: Mask) -> list[Violation]:
     """Reads of a value that something may end, or make anew, before they do."""
     wrong = ~waited & (uses.row[read] != uses.row[end])
     return violations(_WHERE, np.flatnonzero(wrong), partial(words.overtaken, read, end))
 
 
-def _numbered(chosen: _Mask) -> tuple[Ints, Ints]:
+def _numbered(chosen: Mask) -> tuple[Ints, Ints]:
     """The chosen indices, and how many of them there are up to each index."""
     return np.flatnonzero(chosen), np.cumsum(chosen, dtype=np.int64)
 
 
 def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """All numbers of the ranges [begin, end), and the index of the range of each."""
-    count = np.maximum(end - begin, 0)
-    which = np.repeat(np.arange(len(count), dtype=np.int64), count)
-    step = np.arange(len(which), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
+    which, step = numbered(np.maximum(end - begin, 0))
     return which, begin[which] + step
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.errors import Violation
 from weft.program.checks.report import rows_of, violations
-from weft.program.codes import codes
+from weft.program.codes import codes, numbered
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, STEP
 from weft.program.program import Ints, Obligations, Program
 
@@ -70,7 +70,5 @@ def _per_rank(owed: Ints, obligations: Obligations) -> Ints:
     flat = np.array([rank for ranks in owners for rank in ranks], dtype=np.int64)
     starts = np.cumsum(counts) - counts
     pair = inverse.reshape(-1)
-    rows = np.repeat(np.arange(len(owed), dtype=np.int64), counts[pair])
-    first = np.cumsum(counts[pair]) - counts[pair]
-    lane = np.arange(len(rows), dtype=np.int64) - np.repeat(first, counts[pair])
+    rows, lane = numbered(counts[pair])
     return np.concatenate([owed[rows], flat[starts[pair[rows]] + lane][:, None]], axis=1)

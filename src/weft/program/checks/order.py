@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Mask
 from weft.program.checks.report import EdgeSet
 from weft.program.program import Ints, Program
-
-_Mask = npt.NDArray[np.bool_]
 
 
 class Order:
@@ -18,22 +16,22 @@ class Order:
         self._program = program
         self._edges = EdgeSet(program)
 
-    def joined(self, source: Ints, target: Ints) -> _Mask:
+    def joined(self, source: Ints, target: Ints) -> Mask:
         """Whether an edge joins them."""
         return self._edges.has(source, target)
 
-    def ahead(self, source: Ints, target: Ints) -> _Mask:
+    def ahead(self, source: Ints, target: Ints) -> Mask:
         """Whether the source is before the target in one queue, or the target's queue waits for it."""
         queue = self._program.queue
-        before: _Mask = (queue[source] == queue[target]) & (source < target)
+        before: Mask = (queue[source] == queue[target]) & (source < target)
         rest = np.flatnonzero(~before)
         before[rest] = self.reaches(source[rest], target[rest])
         return before
 
-    def ahead_of_next_cycle(self, source: Ints, target: Ints) -> _Mask:
+    def ahead_of_next_cycle(self, source: Ints, target: Ints) -> Mask:
         """Whether the target of the next cycle comes after the source of this one."""
         queue = self._program.queue
-        before: _Mask = queue[source] == queue[target]
+        before: Mask = queue[source] == queue[target]
         rest = np.flatnonzero(~before)
         source, target = source[rest], target[rest]
         # What a queue has waited for in this cycle has ended in the next.
@@ -41,11 +39,11 @@ class Order:
         before[rest] = self._waits(source, queue[target], any_row, 0) | self.reaches(source, target, 1)
         return before
 
-    def reaches(self, source: Ints, target: Ints, distance: int = 0) -> _Mask:
+    def reaches(self, source: Ints, target: Ints, distance: int = 0) -> Mask:
         """Whether an edge leads from the source to the target or a row before it in the target's queue."""
         return self._waits(source, self._program.queue[target], target, distance)
 
-    def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> _Mask:
+    def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> Mask:
         """Whether an edge leads from the source to a row of the queue, at most to `last`."""
         edges, queues = self._program.edges, self._program.queue
         asked = np.zeros(len(self._program), dtype=np.bool_)
@@ -58,7 +56,7 @@ class Order:
             last,
         )
 
-    def spoken_for(self, source: Ints, target: Ints) -> _Mask:
+    def spoken_for(self, source: Ints, target: Ints) -> Mask:
         """Whether an edge leads to the target from the source or a row after it in the source's queue."""
         edges, queues = self._program.edges, self._program.queue
         asked = np.zeros(len(self._program), dtype=np.bool_)
@@ -75,12 +73,12 @@ class Order:
         return row * len(self._program) + queue
 
 
-def _at_most(known: Ints, values: Ints, wanted: Ints, limit: Ints) -> _Mask:
+def _at_most(known: Ints, values: Ints, wanted: Ints, limit: Ints) -> Mask:
     """For each wanted code, whether a value of that code is at most the limit."""
     if not len(known):
         return np.zeros(len(wanted), dtype=np.bool_)
     order = np.lexsort((values, known))
     known, values = known[order], values[order]
     place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found: _Mask = (known[place] == wanted) & (values[place] <= limit)
+    found: Mask = (known[place] == wanted) & (values[place] <= limit)
     return found

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
+from weft.program.arrays import Mask
 from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Ints, Program
@@ -59,13 +60,13 @@ class EdgeSet:
     def _key(self, source: Ints, target: Ints, distance: Ints | int) -> Ints:
         return (np.asarray(distance, dtype=np.int64) * self._rows + source) * self._rows + target
 
-    def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> npt.NDArray[np.bool_]:
+    def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> Mask:
         """Whether each edge exists; never for a source of -1."""
         if not len(self._keys):
             return np.zeros(len(source), dtype=np.bool_)
         key = self._key(source, target, distance)
         place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
-        found: npt.NDArray[np.bool_] = (self._keys[place] == key) & (source != NONE)
+        found: Mask = (self._keys[place] == key) & (source != NONE)
         return found
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Mask
 from weft.program.codes import codes
 from weft.program.program import Ints
 from weft.program.values import Read
-
-_Mask = npt.NDArray[np.bool_]
 
 EACH, FIRST, LAST, _WAITS = 0, 1, 2, 3
 CONSUMES = 4
@@ -74,13 +72,13 @@ class Uses:
         )
 
     @property
-    def writes(self) -> _Mask:
-        writes: _Mask = self.flag >= WRITES
+    def writes(self) -> Mask:
+        writes: Mask = self.flag >= WRITES
         return writes
 
     @property
-    def consumes(self) -> _Mask:
-        consumes: _Mask = self.flag & CONSUMES != 0
+    def consumes(self) -> Mask:
+        consumes: Mask = self.flag & CONSUMES != 0
         return consumes
 
     @property

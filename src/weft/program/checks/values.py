@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import Violation
+from weft.program.arrays import Mask
 from weft.program.checks.lives import check_carried, check_lives
 from weft.program.checks.order import Order
 from weft.program.checks.uses import CONSUMES, WRITES, Uses, waits_flag
@@ -77,15 +77,13 @@ def _chosen(
     return chosen
 
 
-def _made_at(
-    program: Program, value: ValueKind, writes: list[Places], places: Places
-) -> npt.NDArray[np.bool_]:
+def _made_at(program: Program, value: ValueKind, writes: list[Places], places: Places) -> Mask:
     """Whether the value is made at each place."""
     made = sum(len(one.rows) for one in writes)
     if not made:
         return np.zeros(len(places.rows), dtype=np.bool_)
     code = codes(*_coordinates(program, value, [*writes, places]).values())
-    found: npt.NDArray[np.bool_] = np.isin(code[made:], code[:made])
+    found: Mask = np.isin(code[made:], code[:made])
     return found
 
 

@@ -9,7 +9,7 @@ then owes the method, and the check that proves it. The compiler and the verifie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from math import lcm
@@ -22,10 +22,31 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
-from weft.program.cycle import repeated
 from weft.program.layout import PipelineLayout
-from weft.program.lower import LoweredPipeline
-from weft.program.program import NONE, Columns, GroupKin, Groups, Ints, Owed, Program
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Ints, Owed, Program
+
+
+def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
+    """The pipeline of one step as a cycle of `steps`, device by device and, on a device, step by step.
+
+    An edge that reaches d steps on leads from step i of the cycle to step (i + d) mod `steps`, in the cycle
+    that is (i + d) div `steps` later.
+    """
+    if steps == 1:
+        return pipeline
+    columns, edges = pipeline.columns, pipeline.edges
+    rows = len(columns)
+    iteration = np.repeat(np.arange(steps, dtype=np.int64), rows)
+    copies = replace(Columns.join([columns] * steps), iteration=iteration)
+    # A stable sort, so that rows of one device and step keep their order.
+    order = np.lexsort((copies.iteration, copies.rank))
+    source, target, distance = (np.tile(one, steps) for one in (edges.source, edges.target, edges.distance))
+    step = np.repeat(np.arange(steps, dtype=np.int64), len(edges))
+    later = step + distance
+    reaching = Edges.of(source + step * rows, target + later % steps * rows, later // steps)
+    return LoweredPipeline(copies.take(order), renumber(reaching, order))
+
 
 Asked = TypeVar("Asked")
 
@@ -47,30 +68,6 @@ class GroupTable:
     table: Ints
 
 
-def _one_step(asked: Any) -> int:
-    return 1
-
-
-def _as_it_is(pipeline: LoweredPipeline, layout: PipelineLayout, asked: Any) -> LoweredPipeline:
-    return pipeline
-
-
-def _no_problems(layout: PipelineLayout, asked: Any, others: Mapping[str, Any]) -> Sequence[Violation]:
-    return ()
-
-
-def _no_groups(layout: PipelineLayout, asked: Any) -> Sequence[GroupTable]:
-    return ()
-
-
-def _nothing_owed(layout: PipelineLayout, asked: Any) -> None:
-    return None
-
-
-def _no_check(program: Program, owed: Any) -> Sequence[Violation]:
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pass(Generic[Asked]):
     """What a method does to programs; `Asked` is the type of what a plan asks of it.
@@ -90,22 +87,28 @@ class Pass(Generic[Asked]):
         owes: what a program owes the method.
         check: everything that keeps a program from what it owes; None where it owes nothing.
         decide: the plan with what the method decides from its program and predicted step (a Timeline), kept
-            among the method's options; None where it decides nothing. See `weft.planning.decided`.
+            among the method's options; None where it decides nothing. See `weft.planning.decisions`.
     """
 
     name: str
     asked: Callable[[Plan, LayerGraph], Asked | None]
-    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
-    cycle: Callable[[Asked], int] = _one_step
-    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = _as_it_is
+    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
+        lambda pipeline, layout, asked: pipeline
+    )
+    cycle: Callable[[Asked], int] = lambda asked: 1
+    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
+        lambda pipeline, layout, asked: pipeline
+    )
     default: Asked | None = None
     after: tuple[str, ...] = ()
     last: bool = False
     evaluates: bool = False
-    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = _no_problems
-    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = _no_groups
-    owes: Callable[[PipelineLayout, Asked], Owed | None] = _nothing_owed
-    check: Callable[[Program, Any], Sequence[Violation]] = _no_check
+    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = (
+        lambda layout, asked, others: ()
+    )
+    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = lambda *_: ()
+    owes: Callable[[PipelineLayout, Asked], Owed | None] = lambda *_: None
+    check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
     # A Timeline is of a room above this one.
     decide: Callable[[Plan, Program, Any], Plan] | None = None
 
@@ -242,3 +245,25 @@ class ProgramGroups:
             np.moveaxis(one.table, one.by.index("replica"), -1) for one in self.tables if "replica" in one.by
         )
         return GroupKin(len(self.groups), by_replica, tuple(one.table for one in self.tables))
+
+
+def replica_groups(
+    kinds: tuple[int, ...], layout: PipelineLayout, parts: Sequence[Sequence[Sequence[int]]]
+) -> GroupTable:
+    """A group for each lane of each part of a stage's replicas; `parts` are by stage the replicas of each.
+
+    Stages with the same holders share groups; a replica that is in no part meets nobody.
+    """
+    numbers: dict[bytes, int] = {}
+    groups: list[tuple[int, ...]] = []
+    lanes = len(layout.stages[0].replicas[0])
+    table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
+    for index, ranks in enumerate(layout.rank_tables):
+        for replicas in parts[index]:
+            for lane in range(lanes):
+                group = ranks[replicas, lane]
+                number = numbers.setdefault(np.sort(group).tobytes(), len(groups))
+                if number == len(groups):
+                    groups.append(tuple(group.tolist()))
+                table[index, replicas, lane] = number
+    return GroupTable(kinds=kinds, groups=tuple(groups), by=("stage", "replica"), table=table)

@@ -128,12 +128,10 @@ def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_
     row_of = np.full(len(pipeline.columns), -1, dtype=np.int64)
     row_of[rows] = chain[0]
     into = row_of[edges.target] >= 0
-    yield Edges(source=edges.source[into], target=row_of[edges.target[into]], distance=edges.distance[into])
+    yield Edges.of(edges.source[into], row_of[edges.target[into]], edges.distance[into])
     wait = is_any_of(pipeline.columns.kind, kinds_reading("weight_gradient"))
     for number, link in enumerate(links):
         if link.kind in ADDS_GRADIENTS:
             row_of[rows] = chain[number]
             read = (row_of[edges.source] >= 0) & wait[edges.target]
-            yield Edges(
-                source=row_of[edges.source[read]], target=edges.target[read], distance=edges.distance[read]
-            )
+            yield Edges.of(row_of[edges.source[read]], edges.target[read], edges.distance[read])

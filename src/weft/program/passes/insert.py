@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.program.arrays import Mask
 from weft.program.kinds import is_send
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import Columns, Edges, Ints
-
-Mask = npt.NDArray[np.bool_]
 
 
 def insert(
@@ -33,11 +31,7 @@ def insert(
 
 def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
     """The pipeline without the edges of the mask, shape (edges,)."""
-    edges, kept = pipeline.edges, ~dropped
-    return LoweredPipeline(
-        pipeline.columns,
-        Edges(source=edges.source[kept], target=edges.target[kept], distance=edges.distance[kept]),
-    )
+    return LoweredPipeline(pipeline.columns, pipeline.edges.take(~dropped))
 
 
 def after_sends(columns: Columns, rows: Ints) -> Ints:

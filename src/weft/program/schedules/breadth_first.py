@@ -6,29 +6,20 @@ its next one, forward through its stages and then backward, in FIFO order. One l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from weft.program.kinds import BACKWARD, FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.ring import local_stages, refuse_idle_devices, ring_placement
+from weft.program.schedules.ring import OnRing, local_stages
 
 
-class BreadthFirst:
+class BreadthFirst(OnRing):
     """Any number of stages per device; bubble overhead (devices - 1) / (micro_batches * loops)."""
 
     name: ClassVar[str] = "breadth-first"
     synonyms: ClassVar[tuple[str, ...]] = ("ScheduleLoopedBFS", "LoopedBFS", "BFPP")
-    options: ClassVar[Mapping[str, str]] = {}
-
-    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        return refuse_idle_devices(self.name, pipeline)
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         local = local_stages(pipeline, device)

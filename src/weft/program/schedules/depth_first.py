@@ -16,12 +16,15 @@ import numpy as np
 from weft.program.kinds import FORWARD
 from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.options import count_option, refuse_count
-from weft.program.schedules.ring import refuse_idle_devices, ring_placement
-from weft.program.schedules.turns import take_turns
+from weft.program.schedules.ring import (
+    OnRing,
+    count_option,
+    refuse_count,
+    take_turns,
+)
 
 
-class DepthFirst:
+class DepthFirst(OnRing):
     """Bubble overhead (devices - 1) / (micro_batches * loops) when the devices divide the micro-batches."""
 
     name: ClassVar[str] = "depth-first"
@@ -32,7 +35,7 @@ class DepthFirst:
     }
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        reason = refuse_idle_devices(self.name, pipeline) or refuse_count(self.name, "group_size", options)
+        reason = super().refuse(pipeline, options) or refuse_count(self.name, "group_size", options)
         if reason is not None:
             return reason
         devices, micro_batches = pipeline.devices, pipeline.micro_batches
@@ -58,9 +61,6 @@ class DepthFirst:
                 f"{micro_batches} micro-batches, too few for {devices} devices, and wait for itself"
             )
         return f"{problem}; nearest group_size: {nearest}"
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         size, loops = _group_size(pipeline, options), pipeline.loops

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from weft.program.kinds import BACKWARD, FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.ring import refuse_loops, ring_placement
+from weft.program.schedules.ring import OneStagePerDevice
 
 
-class GPipe:
+class GPipe(OneStagePerDevice):
     """One stage per device; bubble overhead (devices - 1) / micro_batches."""
 
     name: ClassVar[str] = "gpipe"
     synonyms: ClassVar[tuple[str, ...]] = ("ScheduleGPipe", "AFAB", "all-forward-all-backward")
-    options: ClassVar[Mapping[str, str]] = {}
-
-    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        return refuse_loops(self.name, pipeline)
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)

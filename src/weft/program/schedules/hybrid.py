@@ -12,14 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.breadth_first import BreadthFirst
-from weft.program.schedules.options import count_option, refuse_count
-from weft.program.schedules.ring import refuse_idle_devices, ring_placement
+from weft.program.schedules.ring import (
+    OnRing,
+    count_option,
+    divisors,
+    refuse_count,
+)
 
 
-class Hybrid:
+class Hybrid(OnRing):
     """A `depth`-th of breadth-first's activations for `depth` times its bubble."""
 
     name: ClassVar[str] = "hybrid"
@@ -30,20 +33,17 @@ class Hybrid:
     }
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        reason = refuse_idle_devices(self.name, pipeline) or refuse_count(self.name, "depth", options)
+        reason = super().refuse(pipeline, options) or refuse_count(self.name, "depth", options)
         if reason is not None:
             return reason
         depth = depth_of(pipeline, options)
         if pipeline.micro_batches % depth == 0:
             return None
-        nearest = min(_divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
+        nearest = min(divisors(pipeline.micro_batches), key=lambda other: (abs(other - depth), other))
         return (
             f"hybrid cannot split {pipeline.micro_batches} micro-batches into {depth} equal rounds; "
             f"nearest depth: {nearest}"
         )
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         depth = depth_of(pipeline, options)
@@ -57,15 +57,8 @@ class Hybrid:
         )
 
 
-def _divisors(count: int) -> list[int]:
-    return [divisor for divisor in range(1, count + 1) if count % divisor == 0]
-
-
 def depth_of(pipeline: Pipeline, options: Options) -> int:
     """Rounds of a step."""
-    full = [
-        divisor
-        for divisor in _divisors(pipeline.micro_batches)
-        if pipeline.micro_batches // divisor >= pipeline.devices
-    ]
+    breadths = ((one, pipeline.micro_batches // one) for one in divisors(pipeline.micro_batches))
+    full = [rounds for rounds, breadth in breadths if breadth >= pipeline.devices]
     return count_option("depth", options, max(full, default=1))

@@ -6,29 +6,19 @@ than min(M, P - r) micro-batches; M < P is legal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.ring import refuse_loops, ring_placement
-from weft.program.schedules.turns import take_turns
+from weft.program.schedules.ring import OneStagePerDevice, take_turns
 
 
-class OneForwardOneBackward:
+class OneForwardOneBackward(OneStagePerDevice):
     """One stage per device; the bubble of GPipe with the activations of at most P micro-batches."""
 
     name: ClassVar[str] = "1f1b"
     synonyms: ClassVar[tuple[str, ...]] = ("Schedule1F1B", "one-forward-one-backward", "pipedream-flush")
-    options: ClassVar[Mapping[str, str]] = {}
-
-    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        return refuse_loops(self.name, pipeline)
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         warm_up = min(pipeline.micro_batches, pipeline.devices - 1 - device)

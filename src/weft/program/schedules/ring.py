@@ -1,11 +1,38 @@
-"""The ring of looped schedules: stage s lives on device s mod P; the last loop may be ragged."""
+"""What schedules share: their ring of stages, the reading of their options, and the turns of 1F1B.
+
+In the ring stage s lives on device s mod P; the last loop may be ragged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.program import Ints
-from weft.program.schedules.base import Pipeline
+from weft.program.schedules.base import Options, Pipeline
+
+
+class OnRing:
+    """What schedules on the ring say alike, whatever their order."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        return refuse_idle_devices(self.name, pipeline)
+
+    def placement(self, pipeline: Pipeline) -> Ints:
+        return ring_placement(pipeline)
+
+
+class OneStagePerDevice(OnRing):
+    """Schedules without loops."""
+
+    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
+        return refuse_loops(self.name, pipeline)
 
 
 def ring_placement(pipeline: Pipeline) -> Ints:
@@ -32,3 +59,54 @@ def refuse_loops(name: str, pipeline: Pipeline) -> str | None:
     if pipeline.stages == pipeline.devices:
         return None
     return f"{name} runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
+
+
+def divisors(number: int) -> list[int]:
+    """Rising."""
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def refuse_count(name: str, option: str, options: Options) -> str | None:
+    """Why this option is not a whole number of at least 1, or None; an absent one is fine."""
+    value = options.get(option, 1)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return None
+    return f"{name}'s {option} is {value!r}; a whole number of at least 1 is allowed"
+
+
+def count_option(option: str, options: Options, default: int) -> int:
+    """The value of an option that `refuse_count` accepts."""
+    return int(options.get(option, default))
+
+
+def take_turns(steps: int, warm_up: int) -> tuple[Ints, Ints]:
+    """`warm_up` forwards, then a forward and a backward in turn, then the backwards that are left.
+
+    Returns:
+        Kind code and number of the step within its kind, both of shape (2 * steps,).
+    """
+    step = np.arange(steps, dtype=np.int64)
+    return _by_turn(steps, {FORWARD: np.maximum(2 * (step - warm_up), -1), BACKWARD: 2 * step + 1})
+
+
+def take_split_turns(steps: int, warm_up: int, weight_lag: int) -> tuple[Ints, Ints]:
+    """As `take_turns` with backwards in two parts; weight part i follows input part i + `weight_lag`.
+
+    Returns:
+        Kind code and number of the step within its kind, both of shape (3 * steps,).
+    """
+    step = np.arange(steps, dtype=np.int64)
+    return _by_turn(
+        steps,
+        {
+            FORWARD: np.maximum(3 * (step - warm_up), -1),
+            BACKWARD_INPUT: 3 * step + 1,
+            BACKWARD_WEIGHT: 3 * (step + weight_lag) + 2,
+        },
+    )
+
+
+def _by_turn(steps: int, turns: dict[int, Ints]) -> tuple[Ints, Ints]:
+    sequence = np.argsort(np.concatenate(list(turns.values())), kind="stable")
+    kind = np.repeat(np.array(list(turns), dtype=np.int64), steps)
+    return kind[sequence], np.tile(np.arange(steps, dtype=np.int64), len(turns))[sequence]

@@ -7,29 +7,19 @@ after its own, so that a device never keeps more than P micro-batches' activatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
-from weft.program.schedules.ring import refuse_loops, ring_placement
-from weft.program.schedules.turns import take_split_turns
+from weft.program.schedules.ring import OneStagePerDevice, take_split_turns
 
 
-class ZeroBubbleH1:
+class ZeroBubbleH1(OneStagePerDevice):
     """One stage per device; a third of 1F1B's bubble when all three parts take equal times."""
 
     name: ClassVar[str] = "zb-h1"
     synonyms: ClassVar[tuple[str, ...]] = ("ScheduleInterleavedZeroBubble", "ZB1P", "zero-bubble")
-    options: ClassVar[Mapping[str, str]] = {}
-
-    def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        return refuse_loops(self.name, pipeline)
-
-    def placement(self, pipeline: Pipeline) -> Ints:
-        return ring_placement(pipeline)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         warm_up = min(pipeline.micro_batches, pipeline.devices - 1 - device)

@@ -13,7 +13,8 @@ import numpy as np
 
 from weft.moves.partition import uniform_partition
 from weft.moves.pipeline_partition import pipeline_partition
-from weft.planning.planners.amp.inputs import AmpInputs, Degrees, Floats, Ints, degrees_of
+from weft.planning.planners.amp.inputs import AmpInputs, Degrees, degrees_of
+from weft.program.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

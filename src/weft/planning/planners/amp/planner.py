@@ -8,16 +8,14 @@ from functools import cache, partial
 from typing import ClassVar
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import pipeline_of, refuse
 from weft.planning.planners.amp.formula import amp_strategy
-from weft.planning.planners.amp.inputs import AmpInputs, Degrees
-from weft.planning.planners.amp.profile import amp_inputs
+from weft.planning.planners.amp.inputs import AmpInputs, Degrees, amp_inputs
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.degrees import degree_layouts, require_closed_form, with_layers
-from weft.planning.planners.estimated import rank_by_estimate
+from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate
+from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
 
@@ -80,11 +78,5 @@ def _judged(problem: Problem, layout: Layout, tables: Callable[[int], AmpInputs 
         return replace(refused, reason=inputs)
     strategy = amp_strategy(inputs, degrees_of_layout(problem, layout))
     if strategy is None:
-        reason = f"pp {layout.pp} leaves a stage without layers that compute"
-        return replace(refused, reason=reason)
-    return Candidate(
-        layout=with_layers(layout, strategy.layers_per_stage),
-        verdict=Verdict.PRUNED,
-        reason=f"estimated {format_seconds(strategy.seconds)}, others less",
-        estimate_s=strategy.seconds,
-    )
+        return empty_stage(layout)
+    return estimated(with_layers(layout, strategy.layers_per_stage), strategy.seconds)

@@ -1,20 +1,50 @@
-"""Estimates of steps on unlike devices, which say what is simulated first."""
+"""Estimates of steps on unlike devices, which say what is simulated first, and what they cannot be less than.
+
+The least step of a layout, whatever its places, cuts and shares, is one in which nobody waits but for a
+pipeline to fill. A device that takes t_k(l) seconds for a micro-batch in layer l is worth
+v_k = max_l t(l) / t_k(l) of the best, where t(l) = min_k t_k(l), which takes W = sum_l t(l). Places with
+V = sum v_k do M micro-batches in M W / V, and each of R pipelines with v loops fills and drains while a
+micro-batch is in the hands of others:
+
+    step >= W ((M - R / v) / V + 1 / v)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.layout import Layout
 from weft.moves.sharers import sharers_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
 from weft.planning.problem import Problem
+from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
 
-Ints = npt.NDArray[np.int64]
+
+def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], pace_of_rank: Ints) -> float:
+    """Lower bound of what `weft.planning.planners.weft.stages.deal` says of any placement.
+
+    Args:
+        layout: its degrees and loops count.
+        micro_batches: of all replicas together.
+        times_s: by pace the seconds of one micro-batch, forward and backward, in each layer.
+        pace_of_rank: index into `times_s` of each rank of the cluster.
+    """
+    rows = np.array(times_s)
+    fastest = rows.min(axis=0)
+    taken = fastest > 0.0
+    if not taken.any():
+        return 0.0
+    worth = (fastest[taken] / rows[:, taken]).max(axis=1)
+    places = worth[pace_of_rank[: layout.ranks]].sum() / layout.width
+    filling = 1.0 / layout.loops
+    computing = (micro_batches - layout.dp * filling) / places
+    return float(fastest.sum() * (computing + filling))
+
 
 # States that every rank holds, or shares out with little to exchange for it.
 LIGHT = ("zero-0", "zero-1")

@@ -13,7 +13,6 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute
@@ -25,10 +24,9 @@ from weft.planning.planners.space import layouts, overlaps
 from weft.planning.planners.weft.placement import Placement, placements_of
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace, worst_of
 from weft.planning.problem import Problem
+from weft.program.arrays import Floats
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
-
-Floats = npt.NDArray[np.float64]
 
 
 def choices(problem: Problem) -> tuple[Recompute, ...]:

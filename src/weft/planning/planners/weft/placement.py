@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, islice, permutations
+from itertools import islice, permutations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import Layout
+from weft.planning.planners.metis_form import devices_in_turn
 from weft.planning.problem import Problem
-
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Ints
 
 
 class Placement(NamedTuple):
@@ -86,10 +85,7 @@ def problems_of(problem: Problem) -> Iterator[Problem]:
 
 def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
     """The device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
-    sizes = [group.count * group.devices for group in cluster.groups]
-    firsts = list(accumulate(sizes, initial=0))
-    order = [range(firsts[group], firsts[group + 1]) for group in placement.groups]
-    devices = np.concatenate([np.arange(part.start, part.stop) for part in order])
+    devices = devices_in_turn(cluster, placement.groups)
     if layout.ranks < cluster.ranks:
         # The ranks of a plan are those of the first devices.
         devices = np.arange(layout.ranks)
@@ -97,9 +93,3 @@ def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
     if placement.stages_neighbour:
         return devices.reshape(replicas, stages, layout.width).transpose(1, 0, 2)
     return devices.reshape(stages, replicas, layout.width)
-
-
-def rank_order_of(devices: Ints) -> tuple[int, ...] | None:
-    """The order as a layout says it; None where every rank has the device of its number."""
-    order = tuple(devices.ravel().tolist())
-    return None if order == tuple(range(len(order))) else order

@@ -28,15 +28,11 @@ from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import layouts
-from weft.planning.planners.weft.found import Found
+from weft.planning.planners.weft.findings import Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.problem import Problem
-
-
-def untold(text: str) -> None:
-    """Progress that nobody is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +58,7 @@ class WeftPlanner:
     mixed: int = 8
     seeded_to: int = 32
     budget_s: float | None = None
-    tell: Callable[[str], None] = untold
+    tell: Callable[[str], None] = lambda text: None
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """The degrees and choices; on unlike devices each is given stages, shares and places."""
@@ -106,7 +102,7 @@ class _Search:
         self._unlike = unlike_devices(problem.job.cluster)
         self._bounds = Bounds(problem)
         self._space = MixedSpace(problem, self._bounds)
-        self.found = Found(problem, planner.tell)
+        self.found = Findings(problem, planner.tell)
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
     def estimate(self) -> None:

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.planning.planners.bounds import LayerBytes
 from weft.planning.planners.metis_form import shared_by_speed
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 # Halvings of the interval in which the longest stage is looked for.
 _HALVINGS = 26

@@ -10,9 +10,8 @@ from itertools import groupby
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.describe.layout import Layout
+from weft.describe.layout import Layout, rank_order_of
 from weft.describe.plan import RECOMPUTES, Recompute, shared_out
 from weft.describe.units import format_seconds
 from weft.errors import InputError
@@ -22,14 +21,11 @@ from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.space import layouts
-from weft.planning.planners.weft.estimates import LIGHT, StepEstimates
-from weft.planning.planners.weft.ideal import ideal_step_s
-from weft.planning.planners.weft.placement import Placement, devices_of, placements_of, rank_order_of
+from weft.planning.planners.weft.estimates import LIGHT, StepEstimates, ideal_step_s
+from weft.planning.planners.weft.placement import Placement, devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from weft.program.arrays import Floats, Ints
 
 # The orders that are searched over, with one stage per device and with several; others are tried on what is
 # found.
@@ -208,7 +204,7 @@ class UnevenSpace:
             shaped = replace(
                 layout.recomputing([words[way] for way in found.ways]),
                 layers_per_stage=found.layers_per_stage if layout.stages > 1 else None,
-                rank_order=rank_order_of(devices),
+                rank_order=rank_order_of(devices.ravel().tolist()),
                 micro_batches_per_replica=found.micro_batches if len(set(found.micro_batches)) > 1 else None,
             )
             if refuse(self._problem.job, shaped) is None:

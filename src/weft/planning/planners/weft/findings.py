@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
-from weft.planning.goals import goal_of_step
+from weft.planning.goals import STEPS_PRICED, cost_of, goal_of_step
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.weft.placement import unlike_devices
-from weft.planning.prices import STEPS_PRICED, cost_of
 from weft.planning.problem import Problem
 
 # How many times the best step a layout may take whose small changes are worth trying.
@@ -19,7 +18,7 @@ NEAR = 1.1
 _Key = tuple[str, tuple[int, ...] | None]
 
 
-class Found:
+class Findings:
     """Candidates of one problem. `tell` is told of each better one, in words.
 
     Estimates and bounds on unlike devices are only compared among layouts with one stage per device, or with

@@ -10,7 +10,7 @@ from __future__ import annotations
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem
-from weft.predict.cost.price import price_with
+from weft.predict.cost.price import price
 from weft.predict.predict import predict_priced
 from weft.program.passes import ordered_passes
 
@@ -25,6 +25,6 @@ def decided(problem: Problem, plan: Plan) -> Plan:
     for one in ordered_passes():
         if one.decide is not None and one.asked(plan, graph) is not None:
             program = compile_plan(plan, graph)
-            predicted = predict_priced(program, price_with(problem.cost_model, program, plan))
+            predicted = predict_priced(program, price(problem.cost_model, program, plan))
             plan = one.decide(plan, program, predicted.simulation.timeline)
     return plan
