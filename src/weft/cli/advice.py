@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.cli.output import console, print_json
 from weft.cli.rankings import print_ranking
+from weft.cli.tables.candidates import advised_record
 from weft.cli.tables.lessons import lesson_record, lesson_text
 from weft.cli.tables.search import (
-    advised_record,
     forecast_record,
     forecasts_table,
     kept_out_record,

@@ -12,7 +12,7 @@ from weft.cli.output import console, print_json
 from weft.cli.tables.candidates import plans_table
 from weft.cli.tables.comparison import answer_record, answers_table
 from weft.cli.tables.plan import memory_bars
-from weft.cli.tables.search import advised_row, kept_out_record
+from weft.cli.tables.search import kept_out_record
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.doors.peers import Peers
@@ -35,7 +35,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     out = console()
     job = planned.problem.job
     _print_problem(planned.problem)
-    out.print(plans_table([advised_row(one, job.cluster) for one in shown]))
+    out.print(plans_table(shown, job.cluster))
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     out.print(memory_bars(prediction.peak_bytes, memory))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,7 +10,9 @@ from rich.text import Text
 
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_seconds
-from weft.planning.planners import Candidate
+from weft.planning.advice import Advised
+from weft.planning.planners import Candidate, Verdict
+from weft.web.rows.search import change_text
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -34,65 +36,56 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def candidate_row(candidate: Candidate, cluster: Cluster) -> dict[str, Any]:
-    """A row for `plans_table`; memory is that of the fullest device the candidate uses."""
-    record = candidate_record(candidate)
-    peak_bytes, memory_bytes = _fullest(candidate, cluster)
+def advised_record(advised: Advised) -> dict[str, Any]:
+    """As `candidate_record`, with `probability_faster`, `standing` and `smallest_change`."""
+    change = advised.smallest_change
     return {
-        "name": record["layout"],
-        "step_s": record["step_s"],
-        "low": record["step_low_s"],
-        "high": record["step_high_s"],
-        "peak_bytes": peak_bytes or None,
-        "memory_bytes": memory_bytes,
-        "fits": record["verdict"] == "fits",
-        "reason": _reason(candidate),
+        **candidate_record(advised.candidate),
+        "probability_faster": advised.standing.probability_faster,
+        "standing": advised.standing.text,
+        "smallest_change": None
+        if change is None
+        else {"change": change.words, **candidate_record(change.candidate)},
     }
 
 
-def _fullest(candidate: Candidate, cluster: Cluster) -> tuple[int, int]:
-    """Peak and memory of the device that is filled most; without a plan the smallest one is taken for it."""
-    prediction = candidate.prediction
-    if prediction is None:
-        return candidate.peak_bytes, min(group.device.memory_bytes for group in cluster.groups)
-    pairs = ((peak, cluster.device_of(rank).memory_bytes) for rank, peak in enumerate(prediction.peak_bytes))
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
-
-
-def _reason(candidate: Candidate) -> str:
-    """Why it stands here, and what the planner's own model says of a step that was simulated."""
-    if candidate.estimate_s is None or candidate.plan is None:
-        return candidate.reason
-    return f"{candidate.reason}; estimated {format_seconds(candidate.estimate_s)}"
-
-
-def plans_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Ranked plans, best first.
-
-    Each row has `name`, `step_s`, `low`, `high`, `peak_bytes` (None where the plan was not simulated),
-    `memory_bytes`, `fits` and `reason`.
-    """
+def plans_table(shown: Sequence[Advised], cluster: Cluster) -> Table:
+    """Ranked plans, best first; memory is that of the fullest device that a plan uses."""
     # Narrow figures first and the words last, so that 80 columns cut nothing off.
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "step", "90 % interval", "peak memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan, and why it stands here", overflow="fold")
-    for place, row in enumerate(rows, start=1):
-        simulated = row["step_s"] is not None
-        interval = f"{format_seconds(row['low'])} - {format_seconds(row['high'])}" if simulated else "-"
-        words = Text(row["name"], style="bold" if row["fits"] else "")
-        if row["reason"]:
-            words.append(f"\n{row['reason']}", style="not bold dim")
-        table.add_row(
-            str(place),
-            format_seconds(row["step_s"]) if simulated else "-",
-            interval,
-            _peak_text(row["peak_bytes"], row["memory_bytes"]),
-            words,
-            style=None if row["fits"] else "dim",
-        )
+    for place, advised in enumerate(shown, start=1):
+        candidate, step, interval = advised.candidate, "-", "-"
+        fits = candidate.verdict is Verdict.FITS
+        if (one := candidate.prediction) is not None:
+            step = format_seconds(one.step_s)
+            interval = f"{format_seconds(one.step_low_s)} - {format_seconds(one.step_high_s)}"
+        words = Text(candidate.words, style="bold" if fits else "")
+        if reason := _reason(advised):
+            words.append(f"\n{reason}", style="not bold dim")
+        peak = _peak_text(candidate, cluster)
+        table.add_row(str(place), step, interval, peak, words, style=None if fits else "dim")
     return table
 
 
-def _peak_text(peak_bytes: int | None, memory_bytes: int) -> str:
-    return "-" if peak_bytes is None else f"{format_bytes(peak_bytes)} ({peak_bytes / memory_bytes:.0%})"
+def _peak_text(candidate: Candidate, cluster: Cluster) -> str:
+    """Peak of the device that is filled most; without a plan the smallest one is taken for it."""
+    peak_bytes, prediction = candidate.peak_bytes, candidate.prediction
+    memory_bytes = min(group.device.memory_bytes for group in cluster.groups)
+    if prediction is not None:
+        memory = (cluster.device_of(rank).memory_bytes for rank in range(len(prediction.peak_bytes)))
+        pairs = zip(prediction.peak_bytes, memory, strict=True)
+        peak_bytes, memory_bytes = max(pairs, key=lambda pair: pair[0] / pair[1])
+    return f"{format_bytes(peak_bytes)} ({peak_bytes / memory_bytes:.0%})" if peak_bytes else "-"
+
+
+def _reason(advised: Advised) -> str:
+    """Why it stands here, what the planner's own model says of a simulated step, and what is advised."""
+    candidate = advised.candidate
+    reason = candidate.reason
+    if candidate.estimate_s is not None and candidate.plan is not None:
+        reason = f"{reason}; estimated {format_seconds(candidate.estimate_s)}"
+    more = (advised.standing.text, change_text(advised.smallest_change))
+    return "; ".join([reason, *filter(None, more)])

@@ -12,7 +12,7 @@ from weft.timeline.prediction_error import error_text
 
 def lesson_text(lesson: Lesson) -> str:
     """What was learned, in a few lines for a terminal."""
-    low, high = lesson.correction.interval(*_ends(lesson))
+    low, high = _interval(lesson)
     count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
     return "\n".join(
         [
@@ -39,7 +39,7 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
         "error": lesson.error,
         "factors": {" ".join(key).strip(): factor for key, factor in correction.factors.items()},
         "step_factor": correction.step,
-        "interval": list(correction.interval(*_ends(lesson))),
+        "interval": list(_interval(lesson)),
         "shared": correction.shared,
         "left_out": [
             {
@@ -55,10 +55,10 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
     }
 
 
-def _ends(lesson: Lesson) -> tuple[float, float]:
-    """The declared ends of the interval of the plans that were measured."""
+def _interval(lesson: Lesson) -> tuple[float, float]:
+    """The corrected one, from the declared intervals of the plans that were measured."""
     half = median(one.half_width for one in lesson.observations)
-    return 1.0 - half, 1.0 + half
+    return lesson.correction.interval(1.0 - half, 1.0 + half)
 
 
 def _factors(lesson: Lesson) -> str:

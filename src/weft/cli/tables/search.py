@@ -1,4 +1,4 @@
-"""What a search found, as tables and as records: candidates with advice, other clusters, measured plans."""
+"""What a search says beside its candidates, as tables and as records: other clusters, measured plans."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.tables.candidates import candidate_record, candidate_row
-from weft.describe.cluster import Cluster
+from weft.cli.tables.candidates import candidate_record
 from weft.describe.units import format_bytes
 from weft.moves.registry import kept_out
-from weft.planning.advice import Advised
 from weft.planning.planners import Verdict
 from weft.planning.problem import Problem
 from weft.planning.residuals import Lesson
@@ -22,36 +20,15 @@ from weft.training.trials import Trial
 from weft.web.rows.search import (
     FORECAST_HEAD,
     TRIAL_HEAD,
-    change_text,
     corrected_s,
     forecast_rows,
     trial_rows,
 )
 
 
-def advised_record(advised: Advised) -> dict[str, Any]:
-    """As `candidate_record`, with `probability_faster`, `standing` and `smallest_change`."""
-    change = advised.smallest_change
-    return {
-        **candidate_record(advised.candidate),
-        "probability_faster": advised.standing.probability_faster,
-        "standing": advised.standing.text,
-        "smallest_change": None
-        if change is None
-        else {"change": change.words, **candidate_record(change.candidate)},
-    }
-
-
 def kept_out_record(problem: Problem) -> dict[str, str]:
     """The moves that the goal's contract keeps out of a search, each with its own contract."""
     return {move.name: move.contract.word for move in kept_out(problem.contract)}
-
-
-def advised_row(advised: Advised, cluster: Cluster) -> dict[str, Any]:
-    """A row for `plans_table` whose reason says the advice, too."""
-    row = candidate_row(advised.candidate, cluster)
-    more = [text for text in (advised.standing.text, change_text(advised.smallest_change)) if text]
-    return {**row, "reason": "; ".join([row["reason"], *more])}
 
 
 def forecast_record(forecast: Forecast) -> dict[str, Any]:

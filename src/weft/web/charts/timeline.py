@@ -42,13 +42,16 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
     span = max(1, int(timeline.end_ns.max()) - origin) if len(timeline) else 1
     scale = _LENGTH / span
     drawn = lane_of_rows(timeline, lanes)
+    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
+    ranks = int(timeline.rank.max()) + 1 if len(timeline) else 0
     parts = [
         _lanes(lanes, tops),
         _axis(span, scale, tops),
-        _blocks(timeline, drawn, lanes, tops, origin, scale),
-        _legend(timeline, np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns)), height),
+        _blocks(timeline, rows, drawn, lanes, tops, origin, scale),
+        _legend(timeline, rows, ranks, height),
     ]
-    return picture_svg(parts, height, title=title, description=_description(timeline, title))
+    description = f"{title}: {len(timeline)} instructions on {ranks} ranks"
+    return picture_svg(parts, height, title=title, description=description)
 
 
 def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
@@ -99,6 +102,7 @@ def _axis(span: int, scale: float, tops: list[int]) -> str:
 
 def _blocks(
     timeline: Timeline,
+    rows: npt.NDArray[np.intp],
     drawn: Ints,
     lanes: tuple[Lane, ...],
     tops: list[int],
@@ -109,7 +113,6 @@ def _blocks(
     shades = shade_of_rows(timeline)
     drawn_to = [0.0] * len(lanes)
     parts = []
-    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
     for row in rows[np.argsort(timeline.start_ns[rows], kind="stable")].tolist():
         lane = int(drawn[row])
         left = _GUTTER + (int(timeline.start_ns[row]) - origin) * scale
@@ -137,7 +140,7 @@ def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
     return text if len(text) * _LETTER + 3 <= width else ""
 
 
-def _legend(timeline: Timeline, rows: npt.NDArray[np.intp], height: int) -> str:
+def _legend(timeline: Timeline, rows: npt.NDArray[np.intp], ranks: int, height: int) -> str:
     x, y = float(_GUTTER), height - 8
     parts = []
     for code in np.unique(timeline.kind[rows]).tolist():
@@ -147,15 +150,9 @@ def _legend(timeline: Timeline, rows: npt.NDArray[np.intp], height: int) -> str:
             f'<text class="weft-soft" x="{x + 16:.0f}" y="{y}">{escape(name)}</text>'
         )
         x += 34 + len(name) * _LETTER
-    ranks = int(timeline.rank.max()) + 1 if len(timeline) else 0
     note = f"ranks 0 to {MAXIMUM_RANKS - 1} of {ranks}" if ranks > MAXIMUM_RANKS else ""
     if (shade_of_rows(timeline) > 0).any():
         note = f"{note}; darker: later stages of a rank".removeprefix("; ")
     return "".join(
         parts
     ) + f'<text class="weft-soft weft-end" x="{WIDTH - 12}" y="{y}">{escape(note)}</text>' * bool(note)
-
-
-def _description(timeline: Timeline, title: str) -> str:
-    ranks = int(timeline.rank.max()) + 1 if len(timeline) else 0
-    return f"{title}: {len(timeline)} instructions on {ranks} ranks"

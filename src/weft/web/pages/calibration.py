@@ -18,7 +18,7 @@ _HEAD = ("predictions", "steps", "median error", "inside", "interval")
 _DECLARED, _LEFT_OUT = "as declared", "corrected by the other plans"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answered:
     """A prediction with its 90 % interval and what was measured, in seconds."""
 
@@ -77,8 +77,8 @@ def clouds_of_lesson(lesson: Lesson) -> Clouds:
         seen, words = one.observation, f"plan {one.observation.plan_id}"
         plain_s, half = seen.predicted_step_s, seen.half_width
         ends = (plain_s * (1.0 - half), plain_s * (1.0 + half))
-        declared.append(_answered(words, plain_s, *ends, seen.measured_step_s))
-        corrected.append(_answered(words, one.step_s, one.low_s, one.high_s, seen.measured_step_s))
+        declared.append(Answered(words, plain_s, *ends, seen.measured_step_s))
+        corrected.append(Answered(words, one.step_s, one.low_s, one.high_s, seen.measured_step_s))
     return ((_DECLARED, declared), (_LEFT_OUT, corrected))
 
 
@@ -98,16 +98,12 @@ def ledger_page(entries: Sequence[Entry]) -> str:
     clouds: dict[str, list[Answered]] = {}
     for one in entries:
         words = f"plan {one.subject}, {one.source}"
-        answered = _answered(words, one.predicted, one.low, one.high, one.measured)
+        answered = Answered(words, one.predicted, one.low, one.high, one.measured)
         # However many plans stood behind a correction.
         rests_on, corrected, _ = one.source.partition(", corrected")
         clouds.setdefault(rests_on + corrected, []).append(answered)
     sections = list(calibration_sections(sorted(clouds.items())))
     return page_html("Predictions that were measured", _steps(len(entries)), sections)
-
-
-def _answered(words: str, predicted_s: float, low_s: float, high_s: float, measured_s: float) -> Answered:
-    return Answered(words=words, predicted_s=predicted_s, low_s=low_s, high_s=high_s, measured_s=measured_s)
 
 
 def _row(name: str, some: Sequence[Answered]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from weft.web.charts.picture import STYLE
 
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The page as text; `sections` are markup that holds no script and no style but that of pictures."""
-    css = files("weft.web.pages").joinpath("static", "report.css").read_text(encoding="utf-8")
+    css = static_text("report.css")
     policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -53,19 +53,24 @@ def table_section(
         + "</tr>"
         for row in rows
     )
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
-        "</section>"
-    )
+    table = f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+    return section_html(name, escape(title), f'<div class="scroll">{table}</div>')
 
 
 def picture_section(name: str, title: str, svg: str) -> str:
     """A picture below its title."""
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f"{svg}</section>"
-    )
+    return section_html(name, escape(title), svg)
+
+
+def section_html(name: str, title: str, inside: str) -> str:
+    """Markup below its title, which is markup, too."""
+    heading = f'<h2 id="{name}-title">{title}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{inside}</section>'
+
+
+def static_text(name: str) -> str:
+    """A file of `static/`."""
+    return files("weft.web.pages").joinpath("static", name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:

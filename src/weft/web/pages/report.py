@@ -12,14 +12,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.timeline.prediction_error import error_text, prediction_error
 from weft.web.charts.colours import kind_colour
-from weft.web.pages.page import policy_hash
+from weft.web.pages.page import policy_hash, section_html, static_text
 from weft.web.pages.page_record import page_record
 from weft.web.pages.report_data import KindRow, ReportData, kind_rows
 
@@ -44,8 +43,8 @@ def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
 
 def report_html(report: ReportData) -> str:
     """The page as text."""
-    style = _static("report.css")
-    script = "\n".join(_static(name) for name in _SCRIPTS)
+    style = static_text("report.css")
+    script = "\n".join(static_text(name) for name in _SCRIPTS)
     parts = {
         "title": escape(f"{report.run} - weft"),
         "run": escape(report.run),
@@ -60,17 +59,13 @@ def report_html(report: ReportData) -> str:
         "script_hash": policy_hash(script),
     }
     # One pass, so that a name which looks like a marker is never filled in.
-    return _MARKER.sub(lambda match: parts[match[1]], _static("report.html"))
+    return _MARKER.sub(lambda match: parts[match[1]], static_text("report.html"))
 
 
 def json_for_script(record: object) -> str:
     """JSON that stays inside its script element whatever strings it holds."""
     text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _static(name: str) -> str:
-    return files("weft.web.pages").joinpath("static", name).read_text(encoding="utf-8")
 
 
 def _tiles(report: ReportData) -> str:
@@ -128,10 +123,8 @@ def _section(name: str, title: str, rows: str, head: Sequence[str] = (), *, char
     )
     table_head = f"<thead><tr>{columns}</tr></thead>" if head else ""
     picture = '<div class="chart"></div>' if chart else ""
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{picture}'
-        f'<div class="scroll"><table>{table_head}<tbody>{rows}</tbody></table></div></section>'
-    )
+    table = f'<div class="scroll"><table>{table_head}<tbody>{rows}</tbody></table></div>'
+    return section_html(name, title, picture + table)
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from weft.describe.units import format_bytes, format_seconds
 from weft.scoring.score import ScoredRow, Scores
 from weft.timeline.prediction_error import error_text, prediction_error
@@ -15,8 +13,9 @@ from weft.web.rows.score import SCORE_HEAD, score_rows
 
 def score_page(scores: Scores) -> str:
     """A self-contained page: predicted over measured steps of all rows, and the tables."""
+    numbers = {id(row): number for number, row in scores.rows.items()}
     groups = [
-        (name, [_dot(number, row) for number, row in _numbered(scores, rows) if row.row.status == "ok"])
+        (name, [_dot(numbers[id(row)], row) for row in rows if row.row.status == "ok"])
         for name, rows in scores.groups.items()
     ]
     across, up = (
@@ -33,12 +32,6 @@ def score_page(scores: Scores) -> str:
         problems = [(f"row {number}", problem) for number, problem in scores.problems.items()]
         sections.append(table_section("errors", "Rows that could not be predicted", ("row", "why"), problems))
     return page_html(f"Scores of {scores.file.path.name}", f"{len(scores.rows)} rows predicted", sections)
-
-
-def _numbered(scores: Scores, rows: tuple[ScoredRow, ...]) -> Iterator[tuple[int, ScoredRow]]:
-    numbers = {id(row): number for number, row in scores.rows.items()}
-    for row in rows:
-        yield numbers[id(row)], row
 
 
 def _dot(number: int, scored: ScoredRow) -> Dot:

@@ -45,18 +45,17 @@ def _unchanged_text(candidate: Candidate) -> str:
 
 def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tuple[str, ...]]:
     """The trials as texts under `TRIAL_HEAD`, in the order given; `error` is that of the prediction."""
-    corrected = [corrected_s(one, lesson) for one in trials]
     return [
         (
             str(place),
             format_seconds(one.candidate.step_s),
-            "-" if better is None else format_seconds(better),
+            "-" if (better := corrected_s(one, lesson)) is None else format_seconds(better),
             str(one.outcome) if one.step_s is None else format_seconds(one.step_s),
             "-" if one.spread is None else f"+- {one.spread:.1%}",
             "-" if one.step_s is None else error_text(prediction_error(one.candidate.step_s, one.step_s)),
             one.candidate.words,
         )
-        for place, (one, better) in enumerate(zip(trials, corrected, strict=True), start=1)
+        for place, one in enumerate(trials, start=1)
     ]
 
 
