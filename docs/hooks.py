@@ -28,7 +28,7 @@ from weft.moves.registry import all_moves
 from weft.predict.abstract import ScheduleFigures, simulate_schedule
 from weft.program.schedules import SCHEDULES
 from weft.program.schedules.base import Pipeline
-from weft.web.svg import timeline_svg
+from weft.web.charts.timeline import timeline_svg
 
 DEVICES = 4
 MICRO_BATCHES = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.predict.abstract import simulate_schedule
-from weft.web.svg import timeline_svg
+from weft.web.charts.timeline import timeline_svg
 
 FOLDER = Path(__file__).parent / "pictures"
 

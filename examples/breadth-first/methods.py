@@ -15,13 +15,14 @@ from dataclasses import replace
 from claims import say
 
 from weft.cli.output import console
+from weft.cli.tables.curve import utilisation_table
 from weft.describe.layout import PartialLayout
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.curve import Curve, curve, gains, least_memory
 from weft.planning.methods import BREADTH_FIRST, METHODS
 from weft.planning.problem import Problem, problem_of
 from weft.planning.simulation_record import with_ranks
-from weft.web.curve import share_text, utilisation_table
+from weft.web.charts.curve import share_text
 
 MODELS = ("gpt-52b", "gpt-6.6b")
 CLUSTER = "64xv100-32gb"

@@ -16,11 +16,12 @@ from pathlib import Path
 from claims import say
 
 from weft.cli.output import console
+from weft.cli.tables.curve import trade_off_table
 from weft.describe.layout import PartialLayout
 from weft.planning.curve import curve, default_cluster_sizes, default_critical_batch
 from weft.planning.methods import BREADTH_FIRST, NO_PIPELINE, RIVALS
 from weft.planning.problem import problem_of
-from weft.web.curve import curve_svg, share_text, trade_off_table
+from weft.web.charts.curve import curve_svg, share_text
 
 LARGE = 4096
 

@@ -27,8 +27,8 @@ from weft.training.directory.resuming import as_in, require_job_of, require_not_
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, prepare, reopen
-from weft.web.notebook import plan_html
-from weft.web.run_report import write_run_report
+from weft.web.pages.notebook import plan_html
+from weft.web.pages.run_report import write_run_report
 
 DEFAULT_RUNS = "runs"
 

@@ -24,7 +24,7 @@ from weft.predict.cost.network import Network
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT
-from weft.web.report import report_html
+from weft.web.pages.report import report_html
 
 GRAPH = layer_graph(MODEL)
 METRICS = [

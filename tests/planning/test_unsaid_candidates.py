@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from weft.cli.tables.candidates import candidate_record
 from weft.planning.advice import advised, mapped
 from weft.planning.planners import Candidate, Ranking, Verdict, get_planner
 from weft.planning.problem import problem_of
 from weft.planning.ties import break_ties
-from weft.web.candidates import candidate_record
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,23 @@ from weft.predict.simulator import simulate
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, SEND_ACTIVATION, SEND_GRADIENT, STEP
 from weft.program.program import Program
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
-from weft.web.report_data import RankMemory, ReportData, StepInterval
+from weft.web.pages.report_data import RankMemory, ReportData, StepInterval
 
 HOSTILE = (
     "</script><script>window.harmed = true</script>"
     "<img src=x onerror=\"window.harmed = true\"> & {{data}} 'quoted'"
 )
+
+
+def breadth_first(devices: int = 4, loops: int = 2, micro_batches: int = 8) -> Timeline:
+    return simulate_schedule(
+        "breadth-first", devices=devices, loops=loops, micro_batches=micro_batches
+    ).timeline
+
+
+def without_rows(timeline: Timeline) -> Timeline:
+    empty = {name: getattr(timeline, name)[:0] for name in TIMELINE_COLUMNS}
+    return dataclasses.replace(timeline, **empty)
 
 
 def sample_program(micro_batches: int = 8) -> Program:

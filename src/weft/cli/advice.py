@@ -8,6 +8,15 @@ from typing import Any
 
 from weft.cli.output import console, print_json
 from weft.cli.rankings import print_ranking
+from weft.cli.tables.candidates import advised_record
+from weft.cli.tables.lessons import lesson_record, lesson_text
+from weft.cli.tables.search import (
+    forecast_record,
+    forecasts_table,
+    kept_out_record,
+    trial_record,
+    trials_table,
+)
 from weft.describe.plan_file import PlanFile
 from weft.describe.units import format_seconds
 from weft.files import write_whole
@@ -17,10 +26,7 @@ from weft.planning.what_if import what_if
 from weft.run.launch.workers import require_torch
 from weft.training.directory.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
-from weft.web.advice import advised_record, forecast_record, forecasts_table, kept_out_record
-from weft.web.calibration import lesson_record, lesson_text
-from weft.web.plan_page import plan_page
-from weft.web.trials import trial_record, trials_table
+from weft.web.pages.search import plan_page
 
 
 def show_plan(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cli.output import Json, print_json
+from weft.cli.tables.lessons import lesson_record, lesson_text
 from weft.describe.home import weft_home
 from weft.files import write_whole
 from weft.planning.residuals import lessons_in
 from weft.training.directory.learning import learn_from_run
-from weft.web.calibration import lesson_record, lesson_text, lessons_page
+from weft.web.pages.calibration import lessons_page
 
 
 def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> None:

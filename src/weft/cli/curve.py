@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.cli.output import console, print_json
+from weft.cli.tables.curve import curve_record, layouts_table, trade_off_table, utilisation_table
 from weft.errors import InputError, Violation
 from weft.planning.curve import curve, default_cluster_sizes, default_critical_batch
 from weft.planning.problem import Problem
-from weft.web.curve import curve_record, curve_svg, layouts_table, trade_off_table, utilisation_table
+from weft.web.charts.curve import curve_svg
 
 # Every third of the cluster sizes goes into a table of 80 columns.
 SHOWN_EVERY = 3

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
+from weft.cli.tables.timeline import TimelinePicture
 from weft.timeline.timeline import Timeline
-from weft.web.pictures import timeline_picture
-from weft.web.svg import timeline_svg
+from weft.web.charts.timeline import timeline_svg
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Answer as JSON.")]
 
@@ -27,7 +27,7 @@ def console() -> Console:
 
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
     """Draw a timeline, and write it as a picture to `svg` if there is such a path."""
-    console().print(timeline_picture(timeline))
+    console().print(TimelinePicture(timeline))
     if svg is not None:
         svg.write_text(timeline_svg(timeline, title=title))
         print(f"wrote {svg}")

@@ -9,6 +9,10 @@ from math import inf
 from pathlib import Path
 
 from weft.cli.output import console, print_json
+from weft.cli.tables.candidates import plans_table
+from weft.cli.tables.comparison import answer_record, answers_table
+from weft.cli.tables.plan import memory_bars
+from weft.cli.tables.search import kept_out_record
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.doors.peers import Peers
@@ -21,11 +25,7 @@ from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem
-from weft.web.advice import advised_row, kept_out_record
-from weft.web.comparison import answer_record, answers_table
-from weft.web.memory import memory_bars
 from weft.web.peers import beside_record, beside_table, ranked_lines, ranked_record
-from weft.web.pictures import plans_table
 
 NO_PEERS = Peers()
 
@@ -35,7 +35,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     out = console()
     job = planned.problem.job
     _print_problem(planned.problem)
-    out.print(plans_table([advised_row(one, job.cluster) for one in shown]))
+    out.print(plans_table(shown, job.cluster))
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     out.print(memory_bars(prediction.peak_bytes, memory))

@@ -12,10 +12,15 @@ from weft.cli.output import Json, console, print_json
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.ledger import STEP, Ledger
+from weft.scoring.score import Scores
 from weft.scoring.score import score as score_file
 from weft.timeline.figures import error_text
-from weft.web.calibration import ledger_page
-from weft.web.score import score_page, score_table
+from weft.web.pages.calibration import ledger_page
+from weft.web.pages.score import score_page
+from weft.web.rows.score import SCORE_HEAD, score_rows
+
+# Columns that 80 characters have no room for.
+_WIDE_ONLY = ("median", "worst", "kendall", "interval")
 
 
 def score(
@@ -64,7 +69,7 @@ def score(
         print_json(scores.as_record())
         return
     out = console()
-    out.print(score_table(scores))
+    out.print(_table(scores))
     for number, problem in scores.problems.items():
         out.print(f"row {number}: {problem}", markup=False, soft_wrap=True)
     if scores.file.ignored:
@@ -72,6 +77,18 @@ def score(
     for path, _ in written:
         if path is not None:
             print(f"wrote {path}")
+
+
+def _table(scores: Scores) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    shown = [place for place, name in enumerate(SCORE_HEAD) if name not in _WIDE_ONLY]
+    for place in shown:
+        table.add_column(
+            SCORE_HEAD[place], justify="right" if place else "left", no_wrap=bool(place), overflow="fold"
+        )
+    for row in score_rows(scores):
+        table.add_row(*(row[place] for place in shown))
+    return table
 
 
 def _score_ledger(report: Path | None, *, json: bool) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
 
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
+from weft.cli.tables.plan import breakdown_text, cluster_table, memory_bars, stages_table
 from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -20,11 +20,7 @@ from weft.planning.problem import problem_of_run
 from weft.planning.simulation_record import simulation_record, with_ranks
 from weft.program.table import format_program
 from weft.training.session import reopen
-from weft.web.breakdown import breakdown_text
-from weft.web.cluster import cluster_table
-from weft.web.memory import memory_bars
-from weft.web.show_page import show_page
-from weft.web.stages import HEAD, stage_rows
+from weft.web.pages.plan import show_page
 
 
 def show(
@@ -80,7 +76,7 @@ def show(
     out, plan, cluster = console(), planned.plan, planned.problem.job.cluster
     out.print(f"[bold]{plan.model}[/bold] on {plan.cluster}, plan {plan.plan_id}")
     out.print(cluster_table(cluster, plan), highlight=False)
-    out.print(_stages(planned), highlight=False)
+    out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
     out.print(f"a step of {_predicted_step(planned)}: {breakdown_text(planned.step_breakdown)}")
@@ -94,19 +90,6 @@ def _predicted_step(planned: PlannedJob) -> str:
     prediction = planned.predicted.prediction
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     return f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
-
-
-def _stages(planned: PlannedJob) -> Table:
-    """Stages with the names of their layers."""
-    layers = planned.problem.job.graph.layers
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in HEAD:
-        table.add_column(column, overflow="fold")
-    rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
-    for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
-        first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name
-        table.add_row(index, first if first == last else f"{first} ... {last}", *others)
-    return table
 
 
 def simulate(

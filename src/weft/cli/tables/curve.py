@@ -1,0 +1,120 @@
+"""The curve of `weft.planning.curve` as tables and as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.tables.candidates import candidate_record
+from weft.describe.units import format_bytes, format_seconds
+from weft.planning.curve import Curve, CurvePoint
+from weft.web.charts.curve import fitting_methods, relative_time, share_text
+
+
+def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) -> dict[str, Any]:
+    """Plain figures; None where no layout fits. Times and costs are relative, as in `trade_off_table`."""
+    return {
+        "critical_batch": critical_batch,
+        "points": [_point_record(point) for point in curve.points],
+        "trade_off": [
+            {
+                "method": method.name,
+                "devices": choice.devices,
+                "samples_per_device": choice.samples_per_device,
+                "utilisation": choice.utilisation,
+                "cost": choice.cost,
+                "time": relative_time(curve, choice),
+            }
+            for method in fitting_methods(curve)
+            for choice in curve.trade_offs(method.name, devices, critical_batch)
+        ],
+    }
+
+
+def utilisation_table(curve: Curve) -> Table:
+    """Utilisation of each method by samples per device, the best in bold."""
+    table = _table("method", [share_text(share) for share in curve.samples_per_device])
+    best = {
+        share: max(curve.point(method.name, share).utilisation for method in curve.methods)
+        for share in curve.samples_per_device
+    }
+    for method in curve.methods:
+        points = [curve.point(method.name, share) for share in curve.samples_per_device]
+        cells = [
+            "-"
+            if point.candidate is None
+            else _emphasised(f"{point.utilisation:.1%}", point.utilisation == best[point.samples_per_device])
+            for point in points
+        ]
+        table.add_row(method.name, *cells)
+    return table
+
+
+def layouts_table(curve: Curve) -> Table:
+    """The layout that each utilisation stands for, or why there is none."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    # Narrow figures first and the words last, so that 80 columns cut nothing off.
+    for name in ("samples", "step", "peak memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("best layout, and why it stands here", overflow="fold")
+    for share in curve.samples_per_device:
+        for method in curve.methods:
+            point = curve.point(method.name, share)
+            words = Text(method.name, style="bold")
+            step, peak = "-", "-"
+            if point.candidate is not None:
+                step, peak = format_seconds(point.step_s), format_bytes(point.candidate.peak_bytes)
+                words.append(f"\n{point.candidate.words}", style="not bold")
+            words.append(f"\n{point.reason}", style="not bold dim")
+            table.add_row(share_text(share), step, peak, words)
+    return table
+
+
+def trade_off_table(curve: Curve, devices: Sequence[int], critical_batch: float) -> Table:
+    """Cost of training on larger clusters, with the cheapest batch of each method.
+
+    A cost of 1 is that of the least samples at full utilisation; a time of 1 is what they take on the
+    described cluster.
+    """
+    table = _table("devices", [str(count) for count in devices])
+    chosen = {
+        method: curve.trade_offs(method.name, devices, critical_batch) for method in fitting_methods(curve)
+    }
+    least = [min(choices, key=lambda choice: choice.cost) for choices in zip(*chosen.values(), strict=True)]
+    for method, choices in chosen.items():
+        cells = [
+            _emphasised(f"{choice.cost:.3g} at {share_text(choice.samples_per_device)}", choice == best)
+            for choice, best in zip(choices, least, strict=True)
+        ]
+        table.add_row(method.name, *cells)
+    table.add_row("least time", *(f"{relative_time(curve, choice):.3g}" for choice in least), style="dim")
+    return table
+
+
+def _point_record(point: CurvePoint) -> dict[str, Any]:
+    record = {
+        "method": point.method.name,
+        "samples_per_device": point.samples_per_device,
+        "utilisation": None if point.candidate is None else point.utilisation,
+        "reason": point.reason,
+    }
+    if point.candidate is not None:
+        record.update(
+            {key: value for key, value in candidate_record(point.candidate).items() if key not in record}
+        )
+    return record
+
+
+def _table(first: str, others: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _emphasised(text: str, best: bool) -> str:
+    return f"[bold]{text}[/bold]" if best else text

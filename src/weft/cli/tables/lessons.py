@@ -1,0 +1,66 @@
+"""What measured steps say of predictions, as lines and as records."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from weft.planning.residuals import Lesson
+from weft.predict.corrections import count_text
+from weft.timeline.figures import error_text
+
+
+def lesson_text(lesson: Lesson) -> str:
+    """What was learned, in a few lines for a terminal."""
+    low, high = _interval(lesson)
+    count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
+    return "\n".join(
+        [
+            f"{lesson.subject}: error of predictions {error_text(lesson.error)} "
+            f"(median of {count_text(count)})",
+            f"  corrected now: 90 % interval {low - 1.0:+.1%} to {high - 1.0:+.1%}; predicted by the others, "
+            f"{inside} of {count} inside",
+            f"  {_factors(lesson)}",
+            f"  {lesson.path}",
+        ]
+    )
+
+
+def lesson_record(lesson: Lesson) -> dict[str, Any]:
+    """The same as plain figures; `interval` is relative to the corrected step."""
+    correction = lesson.correction
+    return {
+        "file": str(lesson.path),
+        "model": lesson.residuals.model,
+        "precision": lesson.residuals.precision,
+        "hardware": lesson.residuals.hardware,
+        "sources": dict(correction.sources),
+        "count": correction.count,
+        "error": lesson.error,
+        "factors": {" ".join(key).strip(): factor for key, factor in correction.factors.items()},
+        "step_factor": correction.step,
+        "interval": list(_interval(lesson)),
+        "shared": correction.shared,
+        "left_out": [
+            {
+                "plan_id": one.observation.plan_id,
+                "predicted_step_s": one.observation.predicted_step_s,
+                "measured_step_s": one.observation.measured_step_s,
+                "corrected_step_s": one.step_s,
+                "low_s": one.low_s,
+                "high_s": one.high_s,
+            }
+            for one in lesson.left_out
+        ],
+    }
+
+
+def _interval(lesson: Lesson) -> tuple[float, float]:
+    """The corrected one, from the declared intervals of the plans that were measured."""
+    half = median(one.half_width for one in lesson.observations)
+    return lesson.correction.interval(1.0 - half, 1.0 + half)
+
+
+def _factors(lesson: Lesson) -> str:
+    found = [f"{' '.join(key).strip()} {factor:.2f}" for key, factor in lesson.correction.factors.items()]
+    return f"times longer: {', '.join([*found, f'all of them {lesson.correction.step:.2f}'])}"

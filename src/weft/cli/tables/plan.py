@@ -1,0 +1,78 @@
+"""One plan on a terminal: its cluster, its stages, their memory and where a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from weft.describe.cluster import Cluster
+from weft.describe.plan import Plan
+from weft.planning.planned import PlannedJob
+from weft.web.rows.plan import (
+    STAGE_HEAD,
+    breakdown_rows,
+    equal_ranks,
+    inside_text,
+    link_rows,
+    nodes_text,
+    spans,
+    stage_rows,
+    stages_by_rank,
+)
+
+_BAR = 32
+# What takes less of the step is left out of a line.
+_LEAST = 0.001
+
+
+def cluster_table(cluster: Cluster, plan: Plan) -> Table:
+    """A line for each group of nodes with the stages on it, and one for each link between groups."""
+    held = stages_by_rank(plan)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("group", "nodes", "link", "ranks", "stages"):
+        table.add_column(name, overflow="fold")
+    first = 0
+    for group in cluster.groups:
+        ranks = range(first, first + group.count * group.devices)
+        stages = sorted({stage for rank in ranks for stage in held.get(rank, ())})
+        on_them = spans(stages) or "left out"
+        table.add_row(group.name, nodes_text(group), inside_text(group), spans(ranks), on_them)
+        first = ranks.stop
+    for line in link_rows(cluster):
+        table.add_row(*line)
+    return table
+
+
+def stages_table(planned: PlannedJob) -> Table:
+    """The stages of `stage_rows` with the names of their layers."""
+    layers = planned.problem.job.graph.layers
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in STAGE_HEAD:
+        table.add_column(column, overflow="fold")
+    rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
+    for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
+        first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name
+        table.add_row(index, first if first == last else f"{first} ... {last}", *others)
+    return table
+
+
+def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table:
+    """Predicted peak of each rank against its memory; neighbours with equal figures share a line."""
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for ranks in equal_ranks(peak_bytes, memory_bytes):
+        filled = min(_BAR, max(1, round(ranks.share * _BAR)))
+        bar = Text("#" * filled, style=ranks.colour).append("." * (_BAR - filled), style="dim")
+        table.add_row(ranks.name, bar, ranks.words)
+    return table
+
+
+def breakdown_text(causes: Mapping[str, float]) -> str:
+    """One line: the causes that take a thousandth of the step or more, in shares of it."""
+    rows = breakdown_rows(causes)
+    step_s = sum(causes.values())
+    shown = [row for row, seconds in zip(rows, causes.values(), strict=True) if seconds >= _LEAST * step_s]
+    return ", ".join(f"{name} {share}" for name, _, share in shown)

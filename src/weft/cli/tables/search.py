@@ -1,0 +1,110 @@
+"""What a search says beside its candidates, as tables and as records: other clusters, measured plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.tables.candidates import candidate_record
+from weft.describe.units import format_bytes
+from weft.moves.registry import kept_out
+from weft.planning.planners import Verdict
+from weft.planning.problem import Problem
+from weft.planning.residuals import Lesson
+from weft.planning.what_if import Forecast
+from weft.training.trials import Trial
+from weft.web.rows.search import (
+    FORECAST_HEAD,
+    TRIAL_HEAD,
+    corrected_s,
+    forecast_rows,
+    trial_rows,
+)
+
+
+def kept_out_record(problem: Problem) -> dict[str, str]:
+    """The moves that the goal's contract keeps out of a search, each with its own contract."""
+    return {move.name: move.contract.word for move in kept_out(problem.contract)}
+
+
+def forecast_record(forecast: Forecast) -> dict[str, Any]:
+    """One cluster's forecast as plain figures; None where nothing fits or nothing has a price."""
+    unchanged = forecast.unchanged
+    return {
+        "change": forecast.change,
+        "devices": forecast.cluster.ranks,
+        "step_s": forecast.step_s,
+        "against": forecast.against,
+        "tokens_per_s": forecast.tokens_per_s,
+        "cost_per_million_tokens": forecast.cost_per_million_tokens,
+        "reason": forecast.reason,
+        "best": None if forecast.best is None else candidate_record(forecast.best),
+        "unchanged": candidate_record(unchanged),
+    }
+
+
+def forecasts_table(forecasts: Sequence[Forecast]) -> Group:
+    """Figures of one cluster to a row, then the best plan of each."""
+    priced = any(one.cost_per_million_tokens is not None for one in forecasts)
+    shown = [place for place, name in enumerate(FORECAST_HEAD) if priced or not name.startswith("cost")]
+    figures = Table(box=None, pad_edge=False, header_style="dim")
+    for place in shown:
+        figures.add_column(
+            FORECAST_HEAD[place], justify="right" if place else "left", no_wrap=bool(place), overflow="fold"
+        )
+    plans = Table.grid(padding=(0, 2))
+    plans.add_column(overflow="fold", ratio=1)
+    plans.add_column(overflow="fold", ratio=3)
+    for forecast, row in zip(forecasts, forecast_rows(forecasts), strict=True):
+        figures.add_row(*(row[place] for place in shown), style=None if forecast.best else "dim")
+        plans.add_row(row[0], _words(forecast))
+    return Group(figures, "", plans)
+
+
+def _words(forecast: Forecast) -> Text:
+    best = forecast.best
+    if best is None:
+        return Text(forecast.reason, style="dim")
+    text = Text(best.words, style="bold")
+    text.append(f"\n{format_bytes(best.peak_bytes)} at the peak; {best.reason}", style="not bold dim")
+    if forecast.change and forecast.unchanged.verdict is not Verdict.FITS:
+        text.append(f"\nthe plan of now: {forecast.unchanged.reason}", style="not bold dim")
+    return text
+
+
+def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
+    """One trial as plain figures; None where the plan did not run.
+
+    `corrected_step_s` is what all other measured plans of the lesson make of its prediction.
+    """
+    candidate = trial.candidate
+    return {
+        "layout": candidate.words,
+        "plan_id": candidate.plan.plan_id if candidate.plan is not None else None,
+        "outcome": str(trial.outcome),
+        "reason": trial.reason,
+        "steps": trial.steps,
+        "predicted_step_s": trial.candidate.step_s,
+        "corrected_step_s": corrected_s(trial, lesson),
+        "measured_step_s": trial.step_s,
+        "spread": trial.spread,
+        "seconds": list(trial.seconds),
+    }
+
+
+def trials_table(trials: Sequence[Trial], lesson: Lesson | None = None) -> Table:
+    """One trial to a row, the fastest first."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in TRIAL_HEAD[:-1]:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(TRIAL_HEAD[-1], overflow="fold")
+    for one, row in zip(trials, trial_rows(trials, lesson), strict=True):
+        words = Text(row[-1], style="bold" if one.seconds else "")
+        note = one.reason if not one.seconds else f"{len(one.seconds)} of {one.steps} steps"
+        words.append(f"\n{note}", style="not bold dim")
+        table.add_row(*row[:-1], words, style=None if one.seconds else "dim")
+    return table

@@ -1,0 +1,1 @@
+"""SVG pictures: timelines, charts of lines and dots, clusters, memory."""

@@ -1,0 +1,97 @@
+"""Axes: from values to pixels, and the round numbers along the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+_ROUND = (1, 2, 5)
+_UNITS = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What an axis shows; `ticks` are (value, text), round numbers when not given."""
+
+    label: str
+    logarithmic: bool = False
+    text: Callable[[float], str] = "{:g}".format
+    ticks: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values of an axis to pixels."""
+
+    axis: Axis
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        low, high, at = (math.log(v) if self.axis.logarithmic else v for v in (self.low, self.high, value))
+        return self.start + (at - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        if self.axis.ticks:
+            return [tick for tick in self.axis.ticks if self.low <= tick[0] <= self.high]
+        values = _log_ticks(self.low, self.high) if self.axis.logarithmic else _linear_ticks(self.high)
+        return [(value, self.axis.text(value)) for value in values]
+
+
+def scale_of(axis: Axis, values: list[float], start: float, end: float) -> Scale:
+    """Room of a twentieth at the ends, so that no point lies on the frame."""
+    low, high = min(values), max(values)
+    if not axis.logarithmic:
+        return Scale(axis, 0.0, 1.1 * high, start, end)
+    room = max((high / low) ** 0.05, 1.05)
+    return Scale(axis, low / room, high * room, start, end)
+
+
+def grid_svg(across: Scale, up: Scale) -> str:
+    parts = []
+    for value, text in across.ticks():
+        x = across(value)
+        parts.append(
+            f'<path class="weft-grid" d="M{x:.1f} {up.end}V{up.start}"/>'
+            f'<text class="weft-soft weft-middle" x="{x:.1f}" y="{up.start + 15}">{escape(text)}</text>'
+        )
+    for value, text in up.ticks():
+        y = up(value)
+        parts.append(
+            f'<path class="weft-grid" d="M{across.start:g} {y:.1f}H{across.end:g}"/>'
+            f'<text class="weft-soft weft-end" x="{across.start - 6:g}" y="{y + 4:.1f}">{escape(text)}</text>'
+        )
+    return "".join(parts)
+
+
+def time_ticks(span_ns: int, most: int) -> list[tuple[int, str]]:
+    """(nanoseconds, label) of at most `most` round times from 0 to `span_ns`, all in one unit."""
+    if span_ns <= 0 or most < 2:
+        return [(0, "0")]
+    step = max(1, round(_round_step(span_ns / (most - 1))))
+    unit, factor = next((name, size) for name, size in _UNITS if step >= size)
+    return [(at, f"{at / factor:g} {unit}") for at in range(0, span_ns + 1, step)]
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, 20, ... (or 0.5, 0.2, ...) that is at least `least`, but for rounding."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (*_ROUND, 10) if factor * power >= least * 0.999)
+
+
+def _linear_ticks(high: float, low: float = 0.0) -> list[float]:
+    step = _round_step((high - low) / 5)
+    return [step * count for count in range(math.ceil(low / step), int(high / step) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with twice and five times them where there are few; else equal steps."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = _ROUND if math.log10(high / low) < 3 else (1,)
+    values = [factor * 10.0**decade for decade in decades for factor in factors]
+    inside = [value for value in values if low <= value <= high]
+    return inside if len(inside) > 1 else _linear_ticks(high, low)

@@ -1,0 +1,195 @@
+"""Charts of lines or of dots as one small SVG; a dot says in words what it is when it is pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from weft.web.charts.axes import Axis, Scale, grid_svg, scale_of
+from weft.web.charts.picture import WIDTH, picture_svg
+
+_COLOURS = ("#2b6cd4", "#d4622b", "#1a7f55", "#7a4fc0", "#b0203a", "#0e8a9a", "#8a6d1a", "#8a8f98")
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 66, 46
+_LEGEND_LINE = 20
+_LEGEND_COLUMNS = 4
+_RADIUS = 3.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line: points (x, y) in order of drawing; `marks` are words beside some of them, by position.
+
+    Lines of several charts that share a name are told apart by none and share one entry of the legend.
+    """
+
+    name: str
+    colour: str
+    points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+    marks: tuple[tuple[int, str], ...] = ()
+
+    def svg(self, across: Scale, up: Scale) -> str:
+        places = [(across(x), up(y)) for x, y in self.points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{self.colour}"/>' for x, y in places)
+        marks = "".join(
+            f'<text class="weft-soft weft-end" x="{places[at][0] - 3:.1f}" y="{places[at][1] + 14:.1f}">'
+            f"{escape(text)}</text>"
+            for at, text in self.marks
+        )
+        return self._path(path) + dots + marks
+
+    def entry(self, x: float, y: int) -> str:
+        return f"{self._path(f'{x:g} {y - 4}H{x + 26:g}')}{_entry_text(self.name, x + 33, y)}"
+
+    def _path(self, path: str) -> str:
+        dashes = ' stroke-dasharray="5 4"' if self.dashed else ""
+        return f'<path d="M{path}" fill="none" stroke="{self.colour}" stroke-width="1.8"{dashes}/>'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A point, the words that it shows when pointed at, and an interval of `y` where there is one.
+
+    One that is not `filled` is drawn as a ring.
+    """
+
+    x: float
+    y: float
+    words: str
+    interval: tuple[float, float] | None = None
+    filled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloud:
+    """Dots of one kind, in one colour and with one entry in the legend."""
+
+    name: str
+    dots: tuple[Dot, ...]
+    colour: str
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """The dots and the ends of their intervals."""
+        return tuple((dot.x, y) for dot in self.dots for y in (dot.y, *(dot.interval or ())))
+
+    def svg(self, across: Scale, up: Scale) -> str:
+        return "".join(self._dot(dot, across(dot.x), up) for dot in self.dots)
+
+    def entry(self, x: float, y: int) -> str:
+        circle = f'<circle cx="{x + 6:g}" cy="{y - 4}" r="{_RADIUS}" fill="{self.colour}"/>'
+        return circle + _entry_text(self.name, x + 16, y)
+
+    def _dot(self, dot: Dot, x: float, up: Scale) -> str:
+        bar, colour = "", self.colour
+        if dot.interval is not None:
+            low, high = (up(end) for end in dot.interval)
+            bar = f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" stroke-opacity=".25"/>'
+        fill = f'fill="{colour}" fill-opacity=".75"' if dot.filled else f'fill="none" stroke="{colour}"'
+        circle = f'<circle cx="{x:.1f}" cy="{up(dot.y):.1f}" r="{_RADIUS}" {fill}/>'
+        return f"<g>{bar}{circle}<title>{escape(dot.words)}</title></g>"
+
+
+def coloured(dots: Sequence[tuple[str, Sequence[Dot]]]) -> tuple[Cloud, ...]:
+    """Clouds of these names, with one colour after the other; colours come again after the last."""
+    return tuple(
+        Cloud(name=name, dots=tuple(some), colour=_COLOURS[place % len(_COLOURS)])
+        for place, (name, some) in enumerate(dots)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Lines or clouds over two axes. Linear axes begin at 0.
+
+    `diagonal` draws where both axes are equal; `limits` are values of `across` and their names, each drawn
+    as a dashed line from the bottom to the top.
+    """
+
+    across: Axis
+    up: Axis
+    drawn: Sequence[Line | Cloud]
+    title: str = ""
+    diagonal: bool = False
+    limits: Sequence[tuple[float, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What tells charts of lines from those of dots; `order` is that in which they are drawn."""
+
+    height: int
+    label_x: int
+    nothing: str
+    order: int
+
+
+# The first line is drawn last, so that it stays visible where another one runs along it.
+_LINES = _Frame(400, 16, "nothing fits", -1)
+_DOTS = _Frame(560, 12, "nothing to show", 1)
+
+
+def lines_svg(charts: Sequence[Chart], *, title: str) -> str:
+    """Charts of lines side by side under one title, with one legend for all of them.
+
+    Colours follow the page's light or dark scheme; a chart without points says so.
+    """
+    return _picture(charts, _LINES, title)
+
+
+def dots_svg(chart: Chart, *, title: str) -> str:
+    """A chart of clouds with its legend, as `lines_svg`; the last cloud lies on top."""
+    return _picture([chart], _DOTS, title)
+
+
+def _picture(charts: Sequence[Chart], frame: _Frame, title: str) -> str:
+    named = {one.name: one for chart in charts for one in chart.drawn}
+    width = WIDTH / len(charts)
+    parts = [_chart(chart, frame, place * width, width) for place, chart in enumerate(charts)]
+    column = (WIDTH - 2 * _LEFT) / _LEGEND_COLUMNS
+    for place, one in enumerate(named.values()):
+        line, at = divmod(place, _LEGEND_COLUMNS)
+        parts.append(one.entry(_LEFT + column * at, frame.height + 14 + _LEGEND_LINE * line))
+    height = frame.height + _LEGEND_LINE * -(-len(named) // _LEGEND_COLUMNS) + 12
+    return picture_svg(parts, height, title=title)
+
+
+def _chart(chart: Chart, frame: _Frame, left: float, width: float) -> str:
+    middle = f'class="weft-soft weft-middle" x="{left + (_LEFT + width - _RIGHT) / 2:g}"'
+    head = f'<text class="weft-ink" x="{left + _LEFT:g}" y="{_TOP - 16}">{escape(chart.title)}</text>'
+    labels = (
+        f'<text {middle} y="{frame.height - 10}">{escape(chart.across.label)}</text>'
+        f'<text class="weft-soft weft-middle" transform="translate({left + frame.label_x:g} '
+        f'{(_TOP + frame.height - _BOTTOM) / 2:g}) rotate(-90)">{escape(chart.up.label)}</text>'
+    )
+    parts = [head if chart.title else "", labels]
+    points = [point for one in chart.drawn for point in one.points]
+    if not points:
+        return "".join([*parts, f'<text {middle} y="{frame.height / 2:g}">{frame.nothing}</text>'])
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    both = [*xs, *ys] if chart.diagonal else []
+    xs += [value for value, _ in chart.limits]
+    across = scale_of(chart.across, both or xs, left + _LEFT, left + width - _RIGHT)
+    up = scale_of(chart.up, both or ys, frame.height - _BOTTOM, _TOP)
+    parts.append(grid_svg(across, up))
+    if both:
+        ends = "L".join(f"{across(value):.1f} {up(value):.1f}" for value in (min(both), max(both)))
+        parts.append(_dashed(f"M{ends}", ".6"))
+    parts += [_limit(across(value), name, up) for value, name in chart.limits]
+    parts += [one.svg(across, up) for one in chart.drawn[:: frame.order] if one.points]
+    return "".join(parts)
+
+
+def _limit(x: float, name: str, up: Scale) -> str:
+    text = f'<text class="weft-soft weft-end" x="{x - 4:.1f}" y="{up.end + 12:g}">{escape(name)}</text>'
+    return _dashed(f"M{x:.1f} {up.end}V{up.start}", ".8") + text
+
+
+def _dashed(path: str, opacity: str) -> str:
+    return f'<path class="weft-grid" style="stroke-opacity:{opacity}" stroke-dasharray="5 4" d="{path}"/>'
+
+
+def _entry_text(name: str, x: float, y: int) -> str:
+    return f'<text class="weft-soft" x="{x:g}" y="{y}">{escape(name)}</text>'

@@ -1,0 +1,90 @@
+"""A picture of a cluster and of what a plan puts on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+
+from weft.describe.cluster import Cluster, NodeGroup
+from weft.describe.plan import Plan
+from weft.web.charts.colours import shaded
+from weft.web.charts.picture import WIDTH, picture_svg
+from weft.web.rows.plan import inside_text, link_rows, nodes_text, spans, stages_by_rank
+
+# Of more nodes of a group the first are drawn.
+MAXIMUM_NODES = 16
+_STAGE_COLOUR = "#2b6cd4"
+_DEVICE, _STEP, _PADDING, _GAP = 30, 34, 6, 8
+_TOP, _HEADING, _LINE = 40, 26, 18
+_INDENT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A drawn node: its first rank, and where its box begins inside the picture of its group."""
+
+    first_rank: int
+    x: int
+    y: int
+
+
+def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
+    """Nodes as boxes of devices, each with the stages that it holds; later stages are darker.
+
+    Devices that the plan leaves out are grey. Of many nodes of a group the first are drawn.
+    """
+    held = stages_by_rank(plan)
+    parts, top, first = [], _TOP, 0
+    for group in cluster.groups:
+        heading = f"{group.name}: {nodes_text(group)}, {inside_text(group)}"
+        parts.append(f'<text class="weft-ink" x="{_INDENT}" y="{top + 14}">{escape(heading)}</text>')
+        nodes = _placed(group, first, top + _HEADING)
+        for node in nodes:
+            parts.append(_node(node, group, held, len(plan.stages)))
+        top = nodes[-1].y + _DEVICE + 2 * _PADDING + _GAP
+        if group.count > MAXIMUM_NODES:
+            more = f"and {group.count - MAXIMUM_NODES} more nodes"
+            parts.append(f'<text class="weft-soft" x="{_INDENT}" y="{top + 6}">{more}</text>')
+            top += _LINE
+        top += _GAP
+        first += group.count * group.devices
+    for name, where, words in link_rows(cluster):
+        text = f"{name}: {words}, {where}"
+        parts.append(f'<text class="weft-soft" x="{_INDENT}" y="{top + 8}">{escape(text)}</text>')
+        top += _LINE
+    return picture_svg(parts, top + 6, title=title)
+
+
+def _placed(group: NodeGroup, first_rank: int, top: int) -> list[_Node]:
+    """Boxes side by side, in as many lines as they need."""
+    width = group.devices * _STEP - (_STEP - _DEVICE) + 2 * _PADDING
+    each = max(1, (WIDTH - 2 * _INDENT + _GAP) // (width + _GAP))
+    height = _DEVICE + 2 * _PADDING + _GAP
+    return [
+        _Node(
+            first_rank=first_rank + number * group.devices,
+            x=_INDENT + number % each * (width + _GAP),
+            y=top + number // each * height,
+        )
+        for number in range(min(group.count, MAXIMUM_NODES))
+    ]
+
+
+def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], stages: int) -> str:
+    width = group.devices * _STEP - (_STEP - _DEVICE) + 2 * _PADDING
+    height = _DEVICE + 2 * _PADDING
+    parts = [f'<rect class="weft-lane" x="{node.x}" y="{node.y}" width="{width}" height="{height}" rx="4"/>']
+    for place in range(group.devices):
+        rank = node.first_rank + place
+        x, y = node.x + _PADDING + place * _STEP, node.y + _PADDING
+        on_it = held.get(rank, ())
+        words = f"stage{'s' * (len(on_it) > 1)} {spans(on_it)}" if on_it else "left out"
+        colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, stages - 1)) if on_it else "#8a8f98"
+        shown = f"{on_it[0]}" + "+" * (len(on_it) > 1) if on_it else "-"
+        parts.append(
+            f'<g><title>rank {rank}: {words}</title><rect x="{x}" y="{y}" width="{_DEVICE}" '
+            f'height="{_DEVICE}" rx="3" fill="{colour}"/><text class="weft-block" x="{x + _DEVICE / 2:g}" '
+            f'y="{y + 19}">{shown}</text></g>'
+        )
+    return "".join(parts)

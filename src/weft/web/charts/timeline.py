@@ -1,0 +1,157 @@
+"""A Timeline as one small SVG: for files, for web pages and for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.program.kinds import KINDS
+from weft.program.program import Ints
+from weft.timeline.timeline import Timeline, label
+from weft.web.charts.axes import time_ticks
+from weft.web.charts.colours import kind_colour, shaded
+from weft.web.charts.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
+from weft.web.charts.picture import WIDTH, picture_svg
+
+MAXIMUM_RANKS = 64
+_STREAMS = ("compute", "collective")
+_GUTTER = 118
+_LENGTH = WIDTH - _GUTTER - 12
+_LANE = 26
+_THIN_LANE = 12
+_GAP = 4
+_TOP = 40
+_LETTER = 6.6
+
+
+def timeline_svg(timeline: Timeline, *, title: str) -> str:
+    """Computation and collectives of each rank as coloured blocks on a common time axis.
+
+    Blocks carry their micro-batch where it fits; a rank's later stages are darker. Times count from the first
+    start. Of more than 64 ranks the first 64 are drawn, and the picture says so.
+    """
+    lanes = tuple(
+        lane for lane in _lanes_in_use(timeline) if lane.stream in _STREAMS and lane.rank < MAXIMUM_RANKS
+    )
+    tops = _lane_tops(lanes)
+    height = (tops[-1] if tops else _TOP) + 40
+    origin = int(timeline.start_ns.min()) if len(timeline) else 0
+    span = max(1, int(timeline.end_ns.max()) - origin) if len(timeline) else 1
+    scale = _LENGTH / span
+    drawn = lane_of_rows(timeline, lanes)
+    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
+    ranks = int(timeline.rank.max()) + 1 if len(timeline) else 0
+    parts = [
+        _lanes(lanes, tops),
+        _axis(span, scale, tops),
+        _blocks(timeline, rows, drawn, lanes, tops, origin, scale),
+        _legend(timeline, rows, ranks, height),
+    ]
+    description = f"{title}: {len(timeline)} instructions on {ranks} ranks"
+    return picture_svg(parts, height, title=title, description=description)
+
+
+def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
+    """All lanes but those on which nothing takes time; every rank keeps the one it computes on."""
+    lanes = lane_table([timeline])
+    timed = np.unique(lane_of_rows(timeline, lanes)[timeline.end_ns > timeline.start_ns])
+    return tuple(lane for index, lane in enumerate(lanes) if index in timed or lane.stream == "compute")
+
+
+def _lane_height(lane: Lane) -> int:
+    return _LANE if lane.stream == "compute" else _THIN_LANE
+
+
+def _lane_tops(lanes: tuple[Lane, ...]) -> list[int]:
+    """Where each lane begins, and where the last one ends."""
+    tops, top = [], _TOP
+    for index, lane in enumerate(lanes):
+        if index and lanes[index - 1].rank != lane.rank:
+            top += _GAP
+        tops.append(top)
+        top += _lane_height(lane) + 1
+    return [*tops, top]
+
+
+def _lanes(lanes: tuple[Lane, ...], tops: list[int]) -> str:
+    parts = []
+    for lane, top in zip(lanes, tops, strict=False):
+        height = _lane_height(lane)
+        compute = lane.stream == "compute"
+        name, style = (f"rank {lane.rank}", "weft-ink") if compute else (lane.stream, "weft-soft")
+        parts.append(
+            f'<rect class="weft-lane" x="{_GUTTER}" y="{top}" width="{_LENGTH}" height="{height}"/>'
+            f'<text class="{style} weft-end" x="{_GUTTER - 10}" y="{top + height / 2 + 4:g}">{name}</text>'
+        )
+    return "".join(parts)
+
+
+def _axis(span: int, scale: float, tops: list[int]) -> str:
+    parts = []
+    for at, text in time_ticks(span, most=9):
+        x = _GUTTER + at * scale
+        parts.append(
+            f'<path class="weft-grid" d="M{x:.1f} {_TOP}V{tops[-1]}"/>'
+            f'<text class="weft-soft weft-middle" x="{x:.1f}" y="{tops[-1] + 14}">{escape(text)}</text>'
+        )
+    return "".join(parts)
+
+
+def _blocks(
+    timeline: Timeline,
+    rows: npt.NDArray[np.intp],
+    drawn: Ints,
+    lanes: tuple[Lane, ...],
+    tops: list[int],
+    origin: int,
+    scale: float,
+) -> str:
+    """Blocks narrower than half a pixel that begin inside a drawn one are left out."""
+    shades = shade_of_rows(timeline)
+    drawn_to = [0.0] * len(lanes)
+    parts = []
+    for row in rows[np.argsort(timeline.start_ns[rows], kind="stable")].tolist():
+        lane = int(drawn[row])
+        left = _GUTTER + (int(timeline.start_ns[row]) - origin) * scale
+        width = int(timeline.end_ns[row] - timeline.start_ns[row]) * scale
+        if width < 0.5 and left < drawn_to[lane]:
+            continue
+        shown = max(width - 0.8 if width > 3 else width, 0.5)
+        drawn_to[lane] = left + shown
+        height = _lane_height(lanes[lane])
+        kind = int(timeline.kind[row])
+        colour = shaded(kind_colour(KINDS[kind].name), float(shades[row]))
+        parts.append(
+            f'<rect x="{left:.1f}" y="{tops[lane]}" width="{shown:.1f}" height="{height}" fill="{colour}"/>'
+        )
+        text = _fitting(kind, int(timeline.stage[row]), int(timeline.micro_batch[row]), width)
+        if text and height == _LANE:
+            middle = left + width / 2
+            parts.append(f'<text class="weft-block" x="{middle:.1f}" y="{tops[lane] + 17}">{text}</text>')
+    return "".join(parts)
+
+
+def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
+    """The micro-batch, or the whole name of an instruction without one, where there is room for it."""
+    text = str(micro_batch) if micro_batch >= 0 else label(kind, stage, micro_batch)
+    return text if len(text) * _LETTER + 3 <= width else ""
+
+
+def _legend(timeline: Timeline, rows: npt.NDArray[np.intp], ranks: int, height: int) -> str:
+    x, y = float(_GUTTER), height - 8
+    parts = []
+    for code in np.unique(timeline.kind[rows]).tolist():
+        name, colour = KINDS[code].name.replace("_", " "), kind_colour(KINDS[code].name)
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y - 10}" width="11" height="11" rx="2" fill="{colour}"/>'
+            f'<text class="weft-soft" x="{x + 16:.0f}" y="{y}">{escape(name)}</text>'
+        )
+        x += 34 + len(name) * _LETTER
+    note = f"ranks 0 to {MAXIMUM_RANKS - 1} of {ranks}" if ranks > MAXIMUM_RANKS else ""
+    if (shade_of_rows(timeline) > 0).any():
+        note = f"{note}; darker: later stages of a rank".removeprefix("; ")
+    return "".join(
+        parts
+    ) + f'<text class="weft-soft weft-end" x="{WIDTH - 12}" y="{y}">{escape(note)}</text>' * bool(note)

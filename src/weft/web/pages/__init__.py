@@ -1,0 +1,1 @@
+"""Self-contained HTML: reports of runs, plans, searches, scores and corrections; pieces for notebooks."""

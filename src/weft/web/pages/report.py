@@ -1,0 +1,184 @@
+"""`write_report`: a run as one self-contained HTML file that needs no network and no other file.
+
+Template, styles and scripts are files in `static/`, put into the page when it is written. Names of runs and
+models are data: they are escaped in markup, travel to the scripts as JSON that cannot end its element, and a
+content security policy admits no script but the page's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from weft import __version__
+from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.timeline.figures import error_text, prediction_error
+from weft.web.charts.colours import kind_colour
+from weft.web.pages.page import policy_hash, section_html, static_text
+from weft.web.pages.page_record import page_record
+from weft.web.pages.report_data import KindRow, ReportData, kind_rows
+
+_SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
+_KIND_HEAD = ("kind", "count", "predicted", "measured", "error")
+_MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
+_MARKER = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
+    """Write the page; a file that is already there is replaced in one piece.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.write_text(report_html(report), encoding="utf-8")
+    temporary.replace(target)
+
+
+def report_html(report: ReportData) -> str:
+    """The page as text."""
+    style = static_text("report.css")
+    script = "\n".join(static_text(name) for name in _SCRIPTS)
+    parts = {
+        "title": escape(f"{report.run} - weft"),
+        "run": escape(report.run),
+        "subtitle": escape(" on ".join(name for name in (report.model, report.cluster) if name)),
+        "tiles": _tiles(report),
+        "tables": _tables(report),
+        "footer": f"Written by weft {escape(__version__)}. This file is complete: it loads nothing.",
+        "data": json_for_script(page_record(report)),
+        "style": style,
+        "script": script,
+        "style_hash": policy_hash(style),
+        "script_hash": policy_hash(script),
+    }
+    # One pass, so that a name which looks like a marker is never filled in.
+    return _MARKER.sub(lambda match: parts[match[1]], static_text("report.html"))
+
+
+def json_for_script(record: object) -> str:
+    """JSON that stays inside its script element whatever strings it holds."""
+    text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _tiles(report: ReportData) -> str:
+    tiles: list[tuple[str, str, str, str]] = []
+    interval, measured = report.interval, report.measured_step_s
+    if interval is not None:
+        detail = f"90 %: {format_seconds(interval.low_s)} to {format_seconds(interval.high_s)}"
+        tiles.append(("predicted step", format_seconds(interval.step_s), detail, ""))
+    if measured is not None:
+        tiles.append(("measured step", format_seconds(measured), "median after the warm-up", ""))
+    if interval is not None and measured is not None:
+        inside = interval.low_s <= measured <= interval.high_s
+        verdict = "inside the interval" if inside else "outside the interval"
+        error = error_text(prediction_error(interval.step_s, measured))
+        tiles.append(("error of the prediction", error, verdict, "good" if inside else "bad"))
+    if report.held_out:
+        first, last = report.held_out[0][1], report.held_out[-1][1]
+        tiles.append(("held-out loss", f"{last:.4g}", f"nats per target, from {first:.4g}", ""))
+    if isinstance(tokens := report.summary.get("tokens_per_s"), int | float):
+        steps = report.summary.get("steps")
+        tiles.append(
+            ("tokens per second", format_count(tokens), f"{steps} steps" if steps is not None else "", "")
+        )
+    items = "".join(
+        f'<li><span class="label">{escape(label)}</span><span class="value {tone}">{escape(value)}</span>'
+        f'<span class="detail">{escape(detail)}</span></li>'
+        for label, value, detail, tone in tiles
+    )
+    return f'<ul class="tiles">{items}</ul>' if items else ""
+
+
+def _tables(report: ReportData) -> str:
+    sections: list[str] = []
+    if report.plan:
+        sections.append(_section("plan", "Plan", _rows(report.plan)))
+    if rows := _kind_table(report):
+        title = "Busy time per kind <small>one step, all ranks together</small>"
+        sections.append(_section("kinds", title, rows, _KIND_HEAD))
+    if rows := _memory_table(report):
+        sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
+    sections += [
+        _section(one.name, escape(one.title), _rows(one.rows), chart=one.chart is not None)
+        for one in report.sections
+    ]
+    if report.summary:
+        shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
+        sections.append(_section("summary", "Summary", _rows(shown)))
+    return "\n".join(sections)
+
+
+def _section(name: str, title: str, rows: str, head: Sequence[str] = (), *, chart: bool = False) -> str:
+    columns = "".join(
+        f'<th scope="col"{" class=number" if index else ""}>{escape(text)}</th>'
+        for index, text in enumerate(head)
+    )
+    table_head = f"<thead><tr>{columns}</tr></thead>" if head else ""
+    picture = '<div class="chart"></div>' if chart else ""
+    table = f'<div class="scroll"><table>{table_head}<tbody>{rows}</tbody></table></div>'
+    return section_html(name, title, picture + table)
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> str:
+    return "".join(
+        f'<tr><th scope="row">{escape(label)}</th><td>{escape(text)}</td></tr>' for label, text in rows
+    )
+
+
+def _kind_table(report: ReportData) -> str:
+    lines = []
+    for row in kind_rows(report):
+        swatch = (
+            '<svg class="swatch" viewBox="0 0 11 11" aria-hidden="true">'
+            f'<rect width="11" height="11" rx="2" fill="{kind_colour(row.kind)}"/></svg>'
+        )
+        cells = (
+            f"{row.count:,}",
+            _or_dash(format_seconds, row.predicted_s),
+            _or_dash(format_seconds, row.measured_s),
+            _error_or_dash(row),
+        )
+        numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
+        name = escape(row.kind.replace("_", " "))
+        lines.append(f'<tr><th scope="row">{swatch}{name}</th>{numbers}</tr>')
+    return "".join(lines)
+
+
+def _error_or_dash(row: KindRow) -> str:
+    if row.predicted_s is None or not row.measured_s:
+        return "-"
+    return error_text(prediction_error(row.predicted_s, row.measured_s))
+
+
+def _memory_table(report: ReportData) -> str:
+    return "".join(
+        f'<tr><th scope="row">{memory.rank}</th>'
+        + "".join(
+            f'<td class="number">{escape(_or_dash(format_bytes, value))}</td>'
+            for value in (memory.predicted_bytes, memory.measured_bytes, memory.capacity_bytes)
+        )
+        + "</tr>"
+        for memory in report.memory
+    )
+
+
+def _summary_text(key: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
+    if key.endswith("_s") and not key.endswith("per_s"):
+        return format_seconds(value)
+    return format_bytes(value) if key.endswith("_bytes") else f"{value:.6g}"
+
+
+def _or_dash(text: Callable[[float], str], value: float | None) -> str:
+    return "-" if value is None else text(value)

@@ -1,0 +1,115 @@
+"""`weft plan --report`: every layout that was looked at as one page, step against peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.describe.units import format_bytes, format_seconds
+from weft.planning.advice import Advised, Mapped, mapped
+from weft.planning.planned import PlannedJob
+from weft.planning.planners import Ranking, Verdict
+from weft.planning.residuals import Lesson
+from weft.planning.what_if import Forecast
+from weft.training.trials import Trial
+from weft.web.charts.axes import Axis
+from weft.web.charts.chart import Chart, Cloud, Dot, dots_svg
+from weft.web.pages.calibration import calibration_sections, clouds_of_lesson
+from weft.web.pages.page import page_html, picture_section, table_section
+from weft.web.rows.search import FORECAST_HEAD, TRIAL_HEAD, change_text, forecast_rows, trial_rows
+
+# A device with more times what any layout needs would push all dots into a corner.
+_IN_SIGHT = 4
+_FITS, _TOO_BIG, _LEFT = "fits", "too big", "not simulated"
+_COLOURS = {_FITS: "#2b6cd4", _TOO_BIG: "#d4622b", _LEFT: "#8a8f98"}
+_HEAD = ("", "layout", "step", "90 % interval", "peak memory", "against the best", "why it stands here")
+_WORDS = ("layout", "against the best", "why it stands here", "best plan")
+
+
+def plan_page(
+    planned: PlannedJob,
+    shown: Sequence[Advised],
+    forecasts: Sequence[Forecast] = (),
+    trials: Sequence[Trial] = (),
+    lesson: Lesson | None = None,
+) -> str:
+    """A self-contained page: a dot for each layout, the rows that are shown, and forecasts, trials and what
+    these say of predictions, if any.
+
+    What was not simulated is drawn as a ring, at the lower bounds of its step and its memory.
+    """
+    ranking, job = planned.ranking, planned.problem.job
+    assert ranking is not None, "a searched plan has a ranking"
+    points = mapped(ranking)
+    sections = [
+        picture_section("map", "Every layout", _map(ranking, points)),
+        table_section(
+            "plans", "The best", _HEAD, [_row(one, at) for at, one in enumerate(shown, start=1)], words=_WORDS
+        ),
+    ]
+    if forecasts:
+        head = (*FORECAST_HEAD, "best plan")
+        rows = [
+            (*row, one.reason if one.best is None else one.best.words)
+            for one, row in zip(forecasts, forecast_rows(forecasts), strict=True)
+        ]
+        sections.append(table_section("what-if", "On another cluster", head, rows, words=_WORDS))
+    if trials:
+        rows = trial_rows(trials, lesson)
+        sections.append(
+            table_section("measured", "Measured on this machine", TRIAL_HEAD, rows, words=("plan",))
+        )
+    if lesson is not None:
+        sections += calibration_sections(clouds_of_lesson(lesson))
+    subtitle = (
+        f"{job.cluster.ranks} devices, global batch {job.global_batch}, {job.sequence} tokens per sample, "
+        f"{job.precision}: {len(ranking.candidates)} layouts considered, {len(ranking.fitting)} simulated "
+        f"and fitting, {len(points)} drawn"
+    )
+    return page_html(f"Plans of {job.graph.name} on {job.cluster.name}", subtitle, sections)
+
+
+def _map(ranking: Ranking, points: Sequence[Mapped]) -> str:
+    # What is drawn last lies on top: the best one.
+    by_kind = {
+        kind: tuple(_dot(one) for one in reversed(points) if _kind(one) == kind)
+        for kind in reversed(_COLOURS)
+    }
+    most = max((one.peak_bytes for one in points), default=0)
+    devices = {group.device.name: group.device.memory_bytes for group in ranking.problem.job.cluster.groups}
+    chart = Chart(
+        across=Axis(label="peak memory of the fullest device", logarithmic=True, text=format_bytes),
+        up=Axis(label="step; rings: a bound or an estimate", logarithmic=True, text=format_seconds),
+        drawn=[Cloud(name=kind, dots=dots, colour=_COLOURS[kind]) for kind, dots in by_kind.items() if dots],
+        limits=[(float(size), name) for name, size in devices.items() if size <= _IN_SIGHT * most],
+    )
+    return dots_svg(chart, title="Step against peak memory")
+
+
+def _kind(point: Mapped) -> str:
+    verdict = point.candidate.verdict
+    return _FITS if verdict is Verdict.FITS else _TOO_BIG if verdict is Verdict.TOO_BIG else _LEFT
+
+
+def _dot(point: Mapped) -> Dot:
+    least = "" if point.simulated else "at least "
+    words = (
+        f"{point.candidate.words}: {least}{format_seconds(point.step_s)}, {least}"
+        f"{format_bytes(point.peak_bytes)}; {point.candidate.reason}"
+    )
+    return Dot(x=float(point.peak_bytes), y=point.step_s, words=words, filled=point.simulated)
+
+
+def _row(advised: Advised, place: int) -> tuple[str, ...]:
+    one = advised.candidate
+    prediction, change = one.prediction, change_text(advised.smallest_change)
+    return (
+        str(place),
+        one.words,
+        "-" if prediction is None else format_seconds(prediction.step_s),
+        "-"
+        if prediction is None
+        else f"{format_seconds(prediction.step_low_s)} - {format_seconds(prediction.step_high_s)}",
+        format_bytes(one.peak_bytes) if one.peak_bytes else "-",
+        advised.standing.text or ("best" if place == 1 and one.verdict is Verdict.FITS else "-"),
+        f"{one.reason}; {change}" if change else one.reason,
+    )

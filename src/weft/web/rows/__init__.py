@@ -1,0 +1,1 @@
+"""Rows of words and figures that pages and terminals both show."""

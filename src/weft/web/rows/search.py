@@ -1,0 +1,69 @@
+"""What a search found, in words: what makes plans fit, other clusters, plans that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.describe.units import format_count, format_seconds
+from weft.planning.planners import Candidate, Verdict
+from weft.planning.residuals import Lesson
+from weft.planning.smallest_change import SmallestChange
+from weft.planning.what_if import Forecast
+from weft.timeline.figures import error_text, prediction_error
+from weft.training.trials import Trial
+
+FORECAST_HEAD = ("cluster", "step", "against now", "tokens/s", "cost/M tokens", "the plan of now")
+TRIAL_HEAD = ("", "predicted", "corrected", "measured", "spread", "error", "plan")
+
+
+def change_text(change: SmallestChange | None) -> str:
+    """What makes a layout fit, in words; empty where nothing is known to."""
+    return "" if change is None else f"fits with {change.words}: a step of {format_seconds(change.step_s)}"
+
+
+def forecast_rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
+    """The forecasts as texts under `FORECAST_HEAD`; the cost is left out where nothing has a price."""
+    return [
+        (
+            one.change or "as it is",
+            "-" if one.step_s is None else format_seconds(one.step_s),
+            "-" if one.against is None else f"{one.against - 1:+.1%}",
+            "-" if one.tokens_per_s is None else format_count(one.tokens_per_s),
+            "-" if one.cost_per_million_tokens is None else f"{one.cost_per_million_tokens:.3g}",
+            "" if not one.change else _unchanged_text(one.unchanged),
+        )
+        for one in forecasts
+    ]
+
+
+def _unchanged_text(candidate: Candidate) -> str:
+    """Whether the plan of the cluster as it is can run on another one, and how fast."""
+    if candidate.verdict is Verdict.FITS:
+        return format_seconds(candidate.step_s)
+    return "too big" if candidate.verdict is Verdict.TOO_BIG else "cannot run"
+
+
+def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tuple[str, ...]]:
+    """The trials as texts under `TRIAL_HEAD`, in the order given; `error` is that of the prediction."""
+    return [
+        (
+            str(place),
+            format_seconds(one.candidate.step_s),
+            "-" if (better := corrected_s(one, lesson)) is None else format_seconds(better),
+            str(one.outcome) if one.step_s is None else format_seconds(one.step_s),
+            "-" if one.spread is None else f"+- {one.spread:.1%}",
+            "-" if one.step_s is None else error_text(prediction_error(one.candidate.step_s, one.step_s)),
+            one.candidate.words,
+        )
+        for place, one in enumerate(trials, start=1)
+    ]
+
+
+def corrected_s(trial: Trial, lesson: Lesson | None) -> float | None:
+    """The step that all other measured plans of the lesson make of the trial's prediction.
+
+    None where the plan was not measured to the end, or it is the only one that ever was.
+    """
+    if lesson is None or len({one.plan_id for one in lesson.observations}) < 2:
+        return None
+    return next((one.step_s for one in lesson.left_out if one.observation == trial.observation), None)

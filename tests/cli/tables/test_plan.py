@@ -1,0 +1,29 @@
+"""One plan on a terminal: its cluster and its memory."""
+
+from __future__ import annotations
+
+from cli.tables.printed import text_of
+from web.plans import two_stages
+
+from weft.cli.tables.plan import cluster_table, memory_bars
+
+
+def test_terminals_get_a_line_for_each_group_and_each_link() -> None:
+    job = two_stages()
+    lines = text_of(cluster_table(job.problem.job.cluster, job.plan), width=200).splitlines()
+    assert [line.split()[0] for line in lines] == ["group", "a100-80gb", "t4", "a100-80gb", "t4"]
+    assert lines[2].rstrip().endswith("left out") == (job.plan.ranks == 4)
+    assert "a100-80gb - t4" in lines[3]
+
+
+def test_memory_bars_join_equal_neighbours_and_show_overflow() -> None:
+    gigabyte = 10**9
+    text = text_of(
+        memory_bars([10 * gigabyte] * 3 + [90 * gigabyte], [80 * gigabyte] * 4),
+    )
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("ranks 0-2")
+    assert "10.0 GB of 80.0 GB (12%)" in lines[0]
+    assert "(112%)" in lines[1]
+    assert "." not in lines[1].split("90.0")[0]

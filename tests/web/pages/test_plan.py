@@ -1,0 +1,27 @@
+"""The page of `weft show --report` in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from web.browser import Browser
+from web.plans import two_stages
+
+from weft.web.pages.plan import show_page
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_browser_draws_it_and_loads_nothing_else(browser: Browser, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "plan.html"
+    path.write_text(show_page(two_stages()), encoding="utf-8")
+    browser.open(path, width=width)
+    assert browser.complaints() == []
+    assert browser.requested() == [path.as_uri()]
+    sections = browser.run("[...document.querySelectorAll('main > section')].map((one) => one.id)")
+    assert sections == ["cluster", "stages", "memory", "breakdown", "timeline"]
+    inside = "(r) => { const b = r.getBBox(), v = r.ownerSVGElement.viewBox.baseVal; return b.x >= 0 && "
+    inside += "b.x + b.width <= v.width && b.y + b.height <= v.height; }"
+    assert browser.run(f"[...document.querySelectorAll('svg rect')].every({inside})")
+    assert browser.run(f"document.documentElement.scrollWidth <= {width}")
