@@ -14,7 +14,6 @@ import numpy as np
 
 from weft.describe.layout import AXES, DENSE, Layout
 from weft.describe.layout_text import counts_text
-from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
 from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
@@ -22,6 +21,8 @@ from weft.planning.planners.degrees import with_layers
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
 from weft.program.schedules import get_schedule
+
+from .metis_files import MetisInputs
 
 _HEADING = "rank, cost, node_sequence"
 _LISTS = r"\[([^\]]*)\]"

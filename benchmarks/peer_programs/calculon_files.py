@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.doors.peers.said import Stream
 
 DATA_TYPES: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 RECOMPUTE: Mapping[str, str] = {"none": "none", "selective": "attn_only", "full": "full"}
 # Capacity is judged by weft, so that plans that do not fit have a step, too: petabytes in their place.
 _NO_LIMIT_GIB = 2**20
 
+# What tensor ranks do with the tokens between divided products: each has all of them; each has a share, and
+# the gathered ones are kept for backward; the same, and backward gathers them again.
+Stream = Literal["whole", "kept", "gathered again"]
 Steps = tuple[tuple[float, float], ...]
 Scales = Mapping[str, tuple[float, float | None]]
 
