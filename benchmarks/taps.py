@@ -25,7 +25,7 @@ from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import MICRO_BATCH_NORMS, Choice, Plan, Replica, Stage
-from weft.planning.compile import compile_plan
+from weft.planning.compile import compile_part
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.workspace import Batch
@@ -63,7 +63,7 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def runtime_of(config: ModelConfig, plan: Plan, generation: int) -> RankRuntime:
     return RankRuntime(
         plan,
-        compile_plan(plan, layer_graph(config)),
+        compile_part(plan, layer_graph(config), 0),
         build_stages(plan, config, 0, SEED, torch.float32),
         mean_loss,
         lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True),

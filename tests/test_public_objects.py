@@ -40,6 +40,10 @@ def objects(tmp_path_factory) -> Iterator[dict[str, object]]:
         yield {
             "plan": planned,
             "Planned": planned,
+            "Plan": planned.plan,
+            "Cluster": planned.job.problem.job.cluster,
+            "simulate": timeline,
+            "Timeline": timeline,
             "train": weft.Run(Path("runs") / "gpt-1m", summary),
             "Run": (weft.Run(Path("runs") / "gpt-1m", summary), _comparison(timeline)),
             "evaluate": None,  # a plain mapping

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.api import words_to_run
 from weft.describe.layout import Layout
 from weft.describe.plan import Replica
+from weft.describe.run_keywords import run_of_keywords
 from weft.doors.emit import OWN_RUNS, emit
 from weft.doors.emit.base import Emitted
 from weft.errors import InputError
@@ -35,7 +35,7 @@ class Case:
     shares: tuple[int, ...] | None = None
 
     def planned(self) -> PlannedJob:
-        run = words_to_run(
+        run = run_of_keywords(
             model=self.model,
             on=self.cluster,
             global_batch=self.global_batch,

@@ -13,35 +13,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.api import Planned, Run, evaluate, plan, train
+    from weft.api import Planned, Run, evaluate, plan, simulate, train
     from weft.capture.block_model import BlockModel
+    from weft.describe.cluster import Cluster
+    from weft.describe.plan import Plan
     from weft.errors import InputError, RunError
     from weft.run.own_loop import Runtime
+    from weft.timeline.timeline import Timeline
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "BlockModel": "weft.capture.block_model",
+    "Cluster": "weft.describe.cluster",
     "InputError": "weft.errors",
+    "Plan": "weft.describe.plan",
     "Planned": "weft.api",
     "Run": "weft.api",
     "RunError": "weft.errors",
     "Runtime": "weft.run.own_loop",
+    "Timeline": "weft.timeline.timeline",
     "evaluate": "weft.api",
     "plan": "weft.api",
+    "simulate": "weft.api",
     "train": "weft.api",
 }
 
 __all__ = [
     "BlockModel",
+    "Cluster",
     "InputError",
+    "Plan",
     "Planned",
     "Run",
     "RunError",
     "Runtime",
+    "Timeline",
     "__version__",
     "evaluate",
     "plan",
+    "simulate",
     "train",
 ]
 

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from weft.describe.layout import Pins
-from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
-from weft.describe.plan_file import load_plan_file
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import RunFile, load_run, parse_run
-from weft.describe.tasks import default_task
-from weft.describe.toml_table import is_importable
+from weft.describe.run_file import changed, load_run
+from weft.describe.run_keywords import run_of_keywords
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planned import PlannedJob, given_plan, plan_run
+from weft.planning.plan_file_job import plan_file_job
+from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison
@@ -124,66 +122,29 @@ def plan(
     run = (
         load_run(Path(source))
         if source is not None
-        else words_to_run(
+        else run_of_keywords(
             model=model, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=pins
         )
     )
     return Planned(plan_run(run))
 
 
-def words_to_run(
-    *,
-    model: str | None,
-    on: str,
-    global_batch: int | None,
-    sequence: int | None,
-    precision: str | None,
-    pins: Mapping[str, Any],
-) -> RunFile:
-    """The run file that a few words amount to."""
-    known = model is not None and (Path(model).exists() or model in PRESETS)
-    tables: dict[str, dict[str, Any]] = {
-        "model": {_model_key(model): model},
-        "task": {"kind": default_task(resolve_model(model)) if known else None, "sequence": sequence},
-        "train": {"global_batch": global_batch, "precision": precision},
-        "cluster": {"use": on},
-        "plan": dict(pins),
-    }
-    given = {
-        table: {key: value for key, value in keys.items() if value is not None}
-        for table, keys in tables.items()
-    }
-    return parse_run({table: keys for table, keys in given.items() if keys})
+def simulate(source: Planned | str | Path) -> Timeline:
+    """Predict one step of a plan in the steady state.
 
+    Args:
+        source: what `plan` returned, the path of a plan file, or a run directory.
 
-def _model_key(model: str | None) -> str:
-    """The key of the run file's [model] table that a name belongs to."""
-    if model is not None and Path(model).exists():
-        return "hf"
-    return "build" if model is not None and is_importable(model) else "preset"
-
-
-def plan_file_job(path: Path) -> PlannedJob:
-    """The job of a plan file: model and cluster are those of a run file beside it, or those it names.
+    Returns:
+        One row per instruction and rank; times in nanoseconds from the begin of the step.
 
     Raises:
-        InputError: when they cannot be found, or the plan is not for them.
+        weft.errors.InputError: when it is no plan, or its model or cluster cannot be found.
     """
-    given, prediction = load_plan_file(path)
-    beside = path.parent / "run.toml"
-    run = (
-        load_run(beside)
-        if beside.exists()
-        else words_to_run(
-            model=given.model,
-            on=given.cluster,
-            global_batch=given.global_batch,
-            sequence=given.sequence,
-            precision=given.precision,
-            pins={},
-        )
-    )
-    return given_plan(run, given, prediction)
+    if isinstance(source, Planned):
+        return source.simulate()
+    path = Path(source)
+    return Planned(reopen(path) if path.is_dir() else plan_file_job(path)).simulate()
 
 
 def train(
@@ -300,16 +261,3 @@ def _job_and_path(
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
     run = changed(planned.run, {"task": {"data": data}, "train": {"steps": steps}})
     return replace(planned, run=run)
-
-
-def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
-    """A copy in which the given keys that are not None are replaced, and everything is checked again.
-
-    Raises:
-        InputError: when the changed run file is refused.
-    """
-    record = run.model_dump(exclude_none=True)
-    for table, keys in changes.items():
-        given = {key: value for key, value in keys.items() if value is not None}
-        record[table] = {**record.get(table, {}), **given}
-    return parse_run(record)

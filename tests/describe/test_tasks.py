@@ -2,9 +2,9 @@
 
 import pytest
 
-from weft.api import words_to_run
 from weft.describe.models import PRESETS
 from weft.describe.run_file import parse_run
+from weft.describe.run_keywords import run_of_keywords
 from weft.describe.tasks import KNOWN_TASKS, default_task, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run
@@ -45,7 +45,7 @@ def test_an_unknown_task_is_refused_with_the_nearest():
 
 
 def test_a_few_words_mean_the_models_own_task():
-    run = words_to_run(
+    run = run_of_keywords(
         model="vit-base", on="this-machine", global_batch=8, sequence=None, precision=None, pins={}
     )
     assert (run.task.kind, run.task.data) == ("image-classification", "digits")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.api import words_to_run
 from weft.describe.layout import Layout
 from weft.describe.run_file import RunFile
+from weft.describe.run_keywords import run_of_keywords
 from weft.moves.layout import build_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import problem_of_run
@@ -17,7 +17,7 @@ def run_of(
 ) -> RunFile:
     """A run of so many samples per step, in bf16 unless another precision is given."""
     given = {"sequence": None, "precision": "bf16", "pins": {}} | words
-    return words_to_run(model=model, on=on, global_batch=global_batch, **given)
+    return run_of_keywords(model=model, on=on, global_batch=global_batch, **given)
 
 
 def planned(run: RunFile, **choices: Any) -> PlannedJob:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from installing import register
 
-from weft.api import words_to_run
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout, PartialLayout
+from weft.describe.run_keywords import run_of_keywords
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.long_steps import predict_long_with
@@ -156,7 +156,7 @@ def test_what_no_layout_says_is_refused_with_the_move(weft_example: Path) -> Non
 
 def test_another_cluster_is_searched_with_the_moves_of_others(weft_example: Path, tmp_path: Path) -> None:
     pins = {"pp": 1, "tp": 1, "sharding": "zero-0", "recompute": "none"}
-    run = words_to_run(
+    run = run_of_keywords(
         model="gpt-1m", on=MANY, global_batch=3 * COUNT, sequence=64, precision=None, pins=pins
     )
     *_, changed = what_if(plan_run(run), "weft", ["memory 40 GB"], home=tmp_path)

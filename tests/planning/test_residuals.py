@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 
-from weft.api import words_to_run
 from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
+from weft.describe.run_keywords import run_of_keywords
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.problem import Problem, problem_of_model
@@ -53,7 +53,7 @@ def job(home: Path, where: Cluster = HERE, **pins: int | str) -> PlannedJob:
     posed = problem(home, where, **pins)
     plan = get_planner("weft").search(posed).fitting[0].plan
     assert plan is not None
-    run = words_to_run(model="gpt-1m", on="2xt4", global_batch=8, sequence=32, precision="fp32", pins={})
+    run = run_of_keywords(model="gpt-1m", on="2xt4", global_batch=8, sequence=32, precision="fp32", pins={})
     return PlannedJob(run=run, problem=posed, plan=plan)
 
 

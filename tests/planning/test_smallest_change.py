@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from weft.api import words_to_run
 from weft.describe.layout import Layout
+from weft.describe.run_keywords import run_of_keywords
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.move import Purpose
@@ -115,7 +115,7 @@ def test_only_rejected_rows_that_are_shown_are_asked() -> None:
 
 def test_a_job_that_does_not_fit_is_told_what_would() -> None:
     pins = {"dp": 8, "pp": 1, "tp": 1, "sharding": "zero-3", "recompute": "none", "micro_batch_size": 4}
-    run = words_to_run(
+    run = run_of_keywords(
         model="llama-7b", on="8xa100-80gb", global_batch=64, sequence=None, precision="bf16", pins=pins
     )
     with pytest.raises(InputError, match=r"; fits with .* -> .*: a step of \d"):

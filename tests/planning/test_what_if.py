@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.api import words_to_run
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.run_keywords import run_of_keywords
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
@@ -21,7 +21,7 @@ UNIFORM = "uniform"
 
 
 def planned(on: str = "16xa100-80gb", *, price: float | None = None, **pins: object) -> PlannedJob:
-    run = words_to_run(
+    run = run_of_keywords(
         model="gpt2",
         on=on,
         global_batch=64,
@@ -87,7 +87,7 @@ def test_what_does_not_fit_any_more_says_why(tmp_path: Path) -> None:
 
 
 def test_a_device_without_the_precision_is_an_answer(tmp_path: Path) -> None:
-    run = words_to_run(
+    run = run_of_keywords(
         model="gpt2", on="8xa100-80gb", global_batch=8, sequence=None, precision="bf16", pins={}
     )
     job = plan_run(run)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.costs import Costs
 from weft.program.kinds import BACKWARD, FORWARD, SEND_ACTIVATION
-from weft.program.program import Columns, Edges, Obligations, Program
+from weft.program.program import NONE, Columns, Edges, Obligations, Program
 
 Row = tuple[int, int, int]
 Edge = tuple[int, int, int]
@@ -36,7 +36,8 @@ def by_hand(
             kind=kind,
             stage=stage,
             rank=rank,
-            micro_batch=np.arange(len(rows)),
+            # Those who meet are at the same micro-batch, or at none.
+            micro_batch=np.where(kind == REDUCE, NONE, np.arange(len(rows))),
             iteration=np.zeros(len(rows)) if iteration is None else iteration,
             group=np.where(kind == REDUCE, 0, -1),
             peer=np.where(kind == SEND_ACTIVATION, (rank + 1) % (rank.max() + 1), -1),

@@ -20,7 +20,8 @@ from asked_methods import TELLS_NORMS
 from late_streams import late
 from pool import WorkerPool
 from small_jobs import batch_of, descent, make_plan, make_program, make_runtime, parameters_of, tiny
-from tensor_jobs import divisible, tensor_plan
+from tensor_jobs import divisible
+from tensor_plans import tensor_plan
 from torch import nn
 
 from weft.describe.families import layer_graph

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.api import words_to_run
 from weft.cli.main import run as weft
 from weft.describe.plan_file import load_plan
+from weft.describe.run_keywords import run_of_keywords
 from weft.errors import InputError, RunError, Violation
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
@@ -29,7 +29,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def planned() -> PlannedJob:
     """Eight plans, whatever this machine is: an expression in place of its devices."""
-    run = words_to_run(
+    run = run_of_keywords(
         model="gpt-1m", on="4xa100-80gb", global_batch=8, sequence=32, precision="fp32", pins={}
     )
     job = plan_run(run)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from pool import RankError, WorkerPool
+from training.directory.test_resuming import run_file
 from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, run_training, tensors
-from training.test_resuming import run_file
 
 import weft
 from weft.api import prepared

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from web.browser import Browser
 
-from weft.api import words_to_run
+from weft.describe.run_keywords import run_of_keywords
 from weft.planning.advice import advised, mapped
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
@@ -23,7 +23,7 @@ from weft.web.trials import trial_record, trials_table
 @cache
 def planned() -> PlannedJob:
     pins = {"schedule": "1f1b", "sharding": "zero-1"}
-    run = words_to_run(
+    run = run_of_keywords(
         model="llama-7b", on="8xa100-80gb", global_batch=32, sequence=None, precision="bf16", pins=pins
     )
     return plan_run(run)
@@ -104,7 +104,7 @@ def test_a_browser_draws_it_and_loads_nothing_else(browser: Browser, tmp_path: P
 
 
 def test_a_device_far_larger_than_all_plans_is_out_of_sight() -> None:
-    run = words_to_run(
+    run = run_of_keywords(
         model="gpt-1m",
         on="1xa100-80gb",
         global_batch=4,

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.api import changed, words_to_run
 from weft.cli.advice import show_plan
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.layout_options import LayoutOptions, decided
 from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
-from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_file import RunFile, changed, load_run
+from weft.describe.run_keywords import run_of_keywords
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.training.trials import require_this_machine
@@ -152,7 +152,7 @@ def asked_run(
 ) -> RunFile:
     """The run file of a preset or a folder, or the one named, with what else was asked."""
     if not source.endswith(".toml"):
-        return words_to_run(
+        return run_of_keywords(
             model=source,
             on=on or "this-machine",
             global_batch=global_batch,

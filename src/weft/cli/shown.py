@@ -8,13 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from weft.api import plan_file_job
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
 from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
+from weft.planning.plan_file_job import plan_file_job
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.problem import problem_of_run
 from weft.planning.simulated import simulation_record, with_ranks

@@ -165,3 +165,16 @@ def _beside(folder: Path, name: str | None) -> str | None:
 def commented_run_file() -> str:
     """A RUN.toml that runs as it is and says what else can be written."""
     return files("weft.describe").joinpath("commented_run.toml").read_text(encoding="utf-8")
+
+
+def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
+    """Return a copy with the given keys replaced, except for None, and check it again.
+
+    Raises:
+        InputError: when the changed run file is refused.
+    """
+    record = run.model_dump(exclude_none=True)
+    for table, keys in changes.items():
+        given = {key: value for key, value in keys.items() if value is not None}
+        record[table] = {**record.get(table, {}), **given}
+    return parse_run(record)

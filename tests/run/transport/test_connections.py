@@ -10,8 +10,8 @@ import pytest
 from pool import WorkerPool
 
 from weft.errors import InputError, RunError
+from weft.run.transport import connections
 from weft.run.transport.connections import connect, own_address, receive_exactly, require_reachable, send_all
-from weft.run.transport.host_group import connections
 
 
 def talk(rank: int, ranks: int) -> list[bytes]:

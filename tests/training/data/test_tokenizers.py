@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from weft.describe.run_file import load_run, parse_run
 from weft.errors import InputError
-from weft.training.data.text import Corpus, open_corpus, tokenizer_json
+from weft.training.data import tokenizer_json
+from weft.training.data.text import Corpus, open_corpus
 from weft.training.data.tokenizer_files import tokenizer_files
 from weft.training.data.tokenizer_json import JsonTokenizer
 from weft.training.data.tokenizers import get_tokenizer, tokenizer_name

@@ -68,17 +68,16 @@ class MicroBatchNorms(MethodState):
         make = self._stages[stage]
         spare, under_way = [make()], dict[int, StageSquares]()
 
-        def of(now: Passing) -> StageSquares:
-            squares = under_way.get(now.micro_batch)
-            if squares is None:
-                squares = under_way[now.micro_batch] = spare.pop() if spare else make()
+        def begun(micro_batch: int) -> StageSquares:
+            squares = under_way[micro_batch] = spare.pop() if spare else make()
             return squares
 
         def see(now: Passing, name: str, gradient: torch.Tensor) -> None:
-            of(now).see(name, gradient)
+            squares = under_way.get(now.micro_batch) or begun(now.micro_batch)
+            squares.see(name, gradient)
 
         def ended(now: Passing) -> None:
-            squares = of(now)
+            squares = under_way.get(now.micro_batch) or begun(now.micro_batch)
             self._squares[now.step % 2, now.micro_batch] += squares.take()
             spare.append(under_way.pop(now.micro_batch))
 

@@ -13,7 +13,7 @@ from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.segment_times import SegmentShares, Shares
+from weft.predict.cost.segment_times import SegmentShares, StageShares
 from weft.program.program import Ints
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
@@ -27,7 +27,7 @@ def _exchange(pricing: Pricing, rows: Ints) -> Taken:
     return taken._replace(occupancy=part * taken.occupancy, link=part * taken.link)
 
 
-def _shares(pricing: Pricing, stage: int, device: Device) -> Shares:
+def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
     plan, graph, compute = pricing.plan, pricing.model.graph, pricing.model.compute
     shape = pricing.placed.shape(stage)
     pieces = compute.piece_times(graph, plan.stages[stage].layers, shape, plan.precision, device)
@@ -44,7 +44,7 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> Shares:
         ranks = tuple(pricing.placed.ranks_of_stage[stage][0].tolist())
         all_s, left_s = tensor_exchanges_s(plan, graph, pricing.model.network, stage, ranks)
         contained_s = all_s - left_s
-    return Shares(
+    return StageShares(
         _parts([one.forward_s for one in pieces], segment_of[False]),
         _parts([one.backward_input_s for one in pieces], segment_of[True]),
         _parts([one.backward_weight_s for one in pieces], segment_of[True]),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.predict.cost.pricing import Pricing
 
 
-class Shares(NamedTuple):
+class StageShares(NamedTuple):
     """Parts of a stage's times by segment, in order of the forward pass; each adds up to 1.
 
     Attributes:
@@ -44,7 +44,7 @@ class SegmentShares:
     """
 
     method: str
-    shares: Callable[[Pricing, int, Device], Shares]
+    shares: Callable[[Pricing, int, Device], StageShares]
     left: Callable[[Pricing, int, int, Exchanges], Exchanges]
 
 
@@ -82,7 +82,7 @@ class SegmentedTimes:
         return self.priced.left(pricing, stage, replica, exchanges)
 
 
-def _own(times: StageTimes, shares: Shares, kind: str, number: int) -> StageTimes:
+def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> StageTimes:
     if kind in ("forward", "forward_segment"):
         alone_s = max(0.0, times.forward_s - shares.contained_s)
         return replace(times, forward_s=alone_s * shares.forward[number])

@@ -22,7 +22,7 @@ Step = Callable[[State], State]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StagePiece:
     """One piece. `weights` are those that a region of divided products uses; outside of regions there are
     none to name."""
 
@@ -46,7 +46,7 @@ class Ran(NamedTuple):
 class Tape:
     """A micro-batch's way through the pieces of a stage; backward they are taken off its end."""
 
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[StagePiece] = ()
     ran: list[Ran] = field(default_factory=list)
     behind: State = ()
 
@@ -67,7 +67,7 @@ class InPieces(Protocol):
         """Of each border between two pieces whether a region of divided products begins there, or ends."""
         ...
 
-    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+    def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         """What turns the stage's input into its output, one after the other, with ranks that exchange
         elsewhere."""
         ...
@@ -106,7 +106,7 @@ def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, reg
 class PieceList:
     """Pieces as they are put together: what is computed, and where ranks exchange."""
 
-    pieces: list[Piece] = field(default_factory=lambda: [Piece([])])
+    pieces: list[StagePiece] = field(default_factory=lambda: [StagePiece([])])
     borders: list[bool] = field(default_factory=list)
 
     def compute(self, function: LayerFunction) -> None:
@@ -116,7 +116,7 @@ class PieceList:
     def cross(self, *, enters: bool, weights: Iterable[nn.Parameter] = ()) -> None:
         """Begin another piece behind a border."""
         self.borders.append(enters)
-        self.pieces.append(Piece([], tuple(weights)))
+        self.pieces.append(StagePiece([], tuple(weights)))
 
     def branch(self, one: Branch) -> None:
         self._append(lambda state: (one.before(state[0]), state[0]))
@@ -127,4 +127,4 @@ class PieceList:
 
     def _append(self, step: Step) -> None:
         last = self.pieces[-1]
-        self.pieces[-1] = Piece([*last.steps, step], last.weights)
+        self.pieces[-1] = StagePiece([*last.steps, step], last.weights)

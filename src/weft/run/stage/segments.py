@@ -17,7 +17,7 @@ from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
 from weft.program.segments import StageSegments, segments_of
 from weft.run.parallel.tensor_parallel import TensorRanks
-from weft.run.stage.pieces import InPieces, Piece, Ran, State, Tape
+from weft.run.stage.pieces import InPieces, Ran, StagePiece, State, Tape
 from weft.run.stage.stage_pass import draws_numbers
 from weft.sync.base import Group
 
@@ -142,7 +142,7 @@ def _roots(
 
 
 def _input_part(
-    piece: Piece, ran: Ran, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
+    piece: StagePiece, ran: Ran, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
 ) -> WeightPart:
     # The part of torch that splits autograd takes seconds to import, which whole passes do without.
     from weft.run.stage.split_backward import input_part

@@ -25,7 +25,7 @@ from weft.run.parallel.tensor_layers import (
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.randomness import counter_seed
 from weft.run.stage.layers import LayerFunction
-from weft.run.stage.pieces import Branch, Piece, PieceList
+from weft.run.stage.pieces import Branch, PieceList, StagePiece
 
 
 class RunnableStage(Protocol):
@@ -173,7 +173,7 @@ class StageModule(nn.Module, ABC):
         table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
         return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
 
-    def pieces(self, inputs: torch.Tensor) -> Sequence[Piece]:
+    def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         """The stage cut at its borders."""
         found, divided = PieceList(), bool(self.token_table)
         if self.embeds and divided:
