@@ -154,8 +154,8 @@ def rates(judge: Calculon) -> None:
 def full_cost_s(ranking: Ranking) -> float:
     """Simulated step of the plan with the least cost, where the larger cost of a plan counts.
 
-    In its second order of kinds Metis' program prints plans of two stages twice, first with the cost of one
-    stage only.
+    In its second order of kinds Metis' program prints plans of two stages twice. The first line has the cost
+    of one stage only.
     """
     costs: dict[str, float] = {}
     steps: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Calculon's step and peak of plans (Isaev et al., SC 2023): a formula for GPT blocks on equal devices.
 
-Each plan becomes the three files of its command `llm`. Plans that it cannot say have a reason; what it takes
-in place of something that it does not know is named.
+Each plan becomes the three files of its command `llm`. Plans that it cannot say have a reason. Its answer
+names the parts of a plan that it replaces by others.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Calculon:
         self.program.require(_COMMAND)
 
     def say(self, questions: Sequence[Question]) -> tuple[Said, ...]:
-        """A step and a peak for each plan, or why there are none.
+        """Ask for a step and a peak of each plan; a plan without them has a reason.
 
         Raises:
             RunError: when the program fails, takes too long, or answers what is no answer.
@@ -164,7 +164,7 @@ class _Prepared:
 
 
 def _prepared(question: Question) -> _Prepared | str:
-    """What is asked of Calculon, or why nothing is."""
+    """Prepare a question for Calculon, or return the reason why it cannot answer."""
     plan, cluster = question.plan, question.cluster
     if question.model.family != "gpt":
         return f"it knows GPT's blocks only, not {question.model.family}'s"
@@ -194,7 +194,7 @@ def _prepared(question: Question) -> _Prepared | str:
 
 
 def _refusals(question: Question, layout: Layout) -> Iterator[str]:
-    """What of a layout Calculon cannot say."""
+    """Yield the parts of a layout that Calculon cannot say."""
     for name in layout.unusual:
         if name not in _KNOWN:
             yield f"it does not have {decision_text(name, getattr(layout, name))}"
@@ -217,13 +217,13 @@ def _refusals(question: Question, layout: Layout) -> Iterator[str]:
 
 
 def _dealt(blocks: int, stages: int, loops: int) -> list[int]:
-    """Blocks of each stage as Calculon deals them: of one stage to a device the first take what is left."""
+    """Return the blocks of each stage as Calculon deals them: the first stages take the remainder."""
     each, left = divmod(blocks, stages)
     return [each + (loops == 1 and stage < left) for stage in range(stages)]
 
 
 def _approximated(one: _Prepared) -> Iterator[str]:
-    """What Calculon takes in place of what the plan says."""
+    """Yield the parts of a plan that Calculon replaces by others."""
     layout, devices, tiers = one.layout, one.group.devices, one.tiers
     if layout.pp > 1 and "messages" not in layout.blocking:
         yield "messages are waited for"

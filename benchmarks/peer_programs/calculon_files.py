@@ -1,8 +1,8 @@
 """Calculon's three input files, made from a plan, a model and a cluster.
 
-Sizes of the model come from its config, peaks, memory and links from the cluster. What a data sheet does not
-say are shares of peaks that are reached: those are Calculon's own, of the A100 system that its authors
-publish (Isaev et al., SC 2023): steps by size of an operation, and factors of links and collectives.
+Sizes of the model come from its config, peaks, memory and links from the cluster. Data sheets do not give
+the reached shares of peaks. Those of Calculon's published A100 system stand in (Isaev et al., SC 2023).
+They are steps by size of an operation, and factors of links and collectives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Scales = Mapping[str, tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Which shares of peaks are reached.
+    """Reached shares of peaks.
 
     Attributes:
         matrix, vector: (least GFLOP of an operation, share of the peak), falling.
@@ -87,7 +87,7 @@ class Tiers:
 
 
 def tiers_of(layout: Layout, devices: int) -> Tiers:
-    """Where the messages of a layout go on nodes of so many devices, ranks in order."""
+    """Return the tiers of a layout's messages on nodes of so many devices, ranks in order."""
 
     def tier(together: int) -> int:
         inside = devices % together == 0 or layout.ranks <= devices

@@ -63,7 +63,7 @@ class Judgement:
 
     @cached_property
     def both(self) -> tuple[JudgedPlan, ...]:
-        """Those that Calculon can say, too."""
+        """The plans that Calculon can say, too."""
         return tuple(one for one in self.plans if one.said.step_s is not None)
 
     @property
@@ -88,7 +88,7 @@ class Judgement:
         }
 
     def table(self) -> Group:
-        """The best plan of each planner and the shortest others that both can say, then the whole."""
+        """Show the best plan of each planner, the shortest others of both, and a summary."""
         rest = [one for one in self.both if not one.best_of][:SHOWN]
         rows = [one for one in self.plans if one.best_of or any(one is other for other in rest)]
         figures = Table(box=None, pad_edge=False, header_style="dim")
@@ -138,12 +138,12 @@ def judge(calculon: Calculon, problem: Problem, answers: Sequence[Answer]) -> Ju
 
 
 def agreement_text(agreement: float | None) -> str:
-    """How alike two rankings are."""
+    """Say how alike two rankings are."""
     return "too few to compare the order" if agreement is None else f"rank correlation {agreement:.2f}"
 
 
 def reason_lines(reasons: Sequence[tuple[str, int]]) -> list[str]:
-    """The most frequent reasons why plans cannot be said."""
+    """List the most frequent reasons why plans cannot be said."""
     return [f"  not {count} of them: {reason}" for reason, count in reasons[:SHOWN]]
 
 

@@ -1,7 +1,7 @@
 """Metis' own search (Um et al., USENIX ATC 2024) as a planner: its plans are priced by weft's simulator.
 
-Its program is run on the files of `metis_files` and prints its plans, cheapest first. The first of them that
-weft's plans can say become candidates with its cost as their estimate; the others are refused, with reasons.
+Its program is run on the files of `metis_files` and prints its plans, cheapest first. The first of them
+become candidates with its cost as their estimate. Plans that weft cannot say are refused, with reasons.
 """
 
 from __future__ import annotations

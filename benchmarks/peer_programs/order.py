@@ -18,7 +18,7 @@ from .judgement import agreement_text, reason_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How a planner with costs of its own ranks its plans.
+    """A planner's ranking by costs of its own.
 
     Attributes:
         peer: the planner.
@@ -46,7 +46,7 @@ class Order:
         }
 
     def table(self) -> Group:
-        """How many of its plans weft can say, and how alike both rank them."""
+        """Show the number of plans that weft can say, and the agreement of both rankings."""
         return Group(
             Text(f"weft can say {self.said} of the first {self.considered} plans of {self.peer}"),
             *map(Text, reason_lines(self.reasons)),
@@ -55,7 +55,7 @@ class Order:
 
 
 def order_of(answer: Answer) -> Order:
-    """The order of a planner that answered."""
+    """Return the order of a planner that answered."""
     said = [one for one in answer.candidates if one.estimate_s is not None]
     both = [(one.estimate_s, one.prediction.step_s) for one in said if one.prediction is not None]
     costs, steps = np.array(both, dtype=np.float64).reshape(-1, 2).T

@@ -150,7 +150,7 @@ def asked_run(
     precision: str | None,
     pins: dict[str, Any],
 ) -> RunFile:
-    """The run file of a preset or a folder, or the one named, with what else was asked."""
+    """Make the run file of a preset or a folder, or read the one named; the other words replace its keys."""
     if not source.endswith(".toml"):
         return run_of_keywords(
             model=source,

@@ -77,7 +77,7 @@ def show_comparison(problem: Problem, names: str, *, out: Path | None, json: boo
 
 
 def named_planners(names: str) -> list[Planner]:
-    """The planners named with commas between them, each once.
+    """Return the planners named with commas between them, each once.
 
     Raises:
         InputError: for no name, or one that no planner has.
@@ -89,7 +89,7 @@ def named_planners(names: str) -> list[Planner]:
 
 
 def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) -> tuple[Answer, ...]:
-    """What planners answer; the best plan is written to `out`, if given.
+    """Ask planners; the best plan is written to `out`, if given.
 
     Raises:
         InputError: when no planner's plan fits.
@@ -104,7 +104,7 @@ def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) ->
 
 
 def comparison_record(problem: Problem, answers: Sequence[Answer]) -> dict[str, Any]:
-    """What was asked and what each planner answered, as JSON."""
+    """Return the problem and the answer of each planner as JSON."""
     return {
         "assumed": dict(problem.assumed),
         "kept_out": kept_out_record(problem),
@@ -113,7 +113,7 @@ def comparison_record(problem: Problem, answers: Sequence[Answer]) -> dict[str, 
 
 
 def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
-    """What was asked, and the best plan of each planner."""
+    """Print the problem, and the best plan of each planner."""
     _print_problem(problem)
     console().print(answers_table(answers))
 
