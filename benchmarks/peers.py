@@ -1,13 +1,18 @@
-"""Other people's programs beside weft: Calculon on published runs and by the thousand, Metis' search.
+"""Other people's programs beside weft: on a question of your own, or on those of docs/benchmarks.md.
 
-Clone https://github.com/calculon-ai/calculon and https://github.com/SamsungLabs/Metis, and name the clones in
-WEFT_CALCULON and WEFT_METIS; WEFT_PEER_PYTHON is a Python with numpy, pandas and psutil, if this one lacks
-them. What is not named is left out.
+    python benchmarks/peers.py gpt2 --on 16xa100-80gb --compare weft,uniform --calculon FOLDER --metis FOLDER
+    python benchmarks/peers.py
+
+The first form compares the plans of planners; --help has its options. The second form takes Calculon on
+published runs and by the thousand, and Metis' search. Clone https://github.com/calculon-ai/calculon and
+https://github.com/SamsungLabs/Metis, and name the clones in WEFT_CALCULON and WEFT_METIS; WEFT_PEER_PYTHON is
+a Python with numpy, pandas and psutil, if this one lacks them. What is not named is left out.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 from harness import print_machine
+from peer_programs.calculon import Calculon, Question
+from peer_programs.command import run
+from peer_programs.metis import Metis
+from peer_programs.program import PeerProgram
 
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.doors.peers.calculon import Calculon
-from weft.doors.peers.metis import Metis
-from weft.doors.peers.program import PeerProgram
-from weft.doors.peers.said import Question
 from weft.moves.layout import build_plan, refuse
 from weft.planning.planners import PLANNERS, Candidate, Ranking, Verdict
 from weft.planning.planners.simulated import simulated
@@ -149,8 +154,8 @@ def rates(judge: Calculon) -> None:
 def full_cost_s(ranking: Ranking) -> float:
     """Simulated step of the plan with the least cost, where the larger cost of a plan counts.
 
-    In its second order of kinds Metis' program prints plans of two stages twice, first with the cost of one
-    stage only.
+    In its second order of kinds Metis' program prints plans of two stages twice. The first line has the cost
+    of one stage only.
     """
     costs: dict[str, float] = {}
     steps: dict[str, float] = {}
@@ -220,4 +225,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]) if sys.argv[1:] else main())

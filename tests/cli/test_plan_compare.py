@@ -20,7 +20,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_planner_has_a_row_and_its_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    assert run([*QUESTION, "--compare", "amp, megatron,metis-form,exhaustive", "--out", str(path)]) == 0
+    assert run([*QUESTION, "--compare", "amp, megatron,metis-form,amp,exhaustive", "--out", str(path)]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(len(line) for line in lines if "wrote" not in line) <= 80
@@ -60,6 +60,11 @@ def test_a_ranking_shows_what_the_planner_itself_estimates(capsys: pytest.Captur
         ),
         (["--compare", "amp", "--curve"], "weft: --compare: not with --curve, which searches every batch"),
         (["--compare", ""], "weft: --compare: names no planner (nearest valid: homogeneous,amp)"),
+        (
+            ["--compare", "amp,megatro"],
+            "weft: planner: 'megatro' is not one of amp, annealing, exhaustive, homogeneous, megatron, "
+            "metis-form, random, uniform, weft (nearest valid: megatron)",
+        ),
         (
             ["--compare", "amp,uniform", "--schedule", "zb-h1"],
             "weft: amp: no layout fits: plan.schedule: amp plans 1f1b and gpipe, not 'zb-h1' "

@@ -15,8 +15,6 @@ from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
 from weft.describe.run_file import RunFile, changed, load_run
 from weft.describe.run_keywords import run_of_keywords
-from weft.doors.peers import named_peers
-from weft.doors.peers.program import LIMIT_S
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.training.trials import require_this_machine
@@ -36,9 +34,6 @@ def plan(
     planner: str | None = None,
     budget_seconds: float | None = None,
     compare: str | None = None,
-    peer: list[str] | None = None,
-    peer_python: str | None = None,
-    peer_seconds: float | None = None,
     top: int = SHOWN,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
@@ -83,13 +78,6 @@ def plan(
         Seconds after which the best plan so far is the answer (planner weft).
     compare
         Planners, with commas between them: show the best plan of each, judged by one simulator.
-    peer
-        With --compare: a program of others beside them, from a clone of its repository, such as
-        calculon=/path/to/calculon or metis=/path/to/metis. May be given several times.
-    peer_python
-        The Python that runs them; else that of the clone's .venv, else weft's own.
-    peer_seconds
-        How long each of them may take, 300 if nothing is said.
     top
         How many candidates to show.
     what_if
@@ -112,10 +100,6 @@ def plan(
     svg
         With --curve: write both charts to this file.
     """
-    only_compare = {"--peer": peer, "--peer-python": peer_python, "--peer-seconds": peer_seconds}
-    if compare is None:
-        given = [name for name, value in only_compare.items() if value is not None]
-        refuse_options(given, "only with --compare")
     only_curve = {"--critical-batch": critical_batch, "--svg": svg}
     never_curve = {
         "--global-batch": global_batch,
@@ -132,7 +116,7 @@ def plan(
         "not with --curve, which searches every batch" if curve else "only with --curve",
     )
     words = {**decided(pins), "planner": planner}
-    run = _run_of(source, on, global_batch, sequence, precision, words)
+    run = asked_run(source, on, global_batch, sequence, precision, words)
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
@@ -147,10 +131,7 @@ def plan(
             [name for name, value in never_compared.items() if value is not None],
             "not with --compare, which names several planners",
         )
-        peers = named_peers(
-            peer or (), python=peer_python, limit_s=LIMIT_S if peer_seconds is None else peer_seconds
-        )
-        show_comparison(problem_of_run(run), compare, peers, out=out, json=json)
+        show_comparison(problem_of_run(run), compare, out=out, json=json)
         return
     if measure is not None:
         require_this_machine(run, measure)
@@ -161,7 +142,7 @@ def plan(
     show_plan(planned, top=top, changes=what_if or (), measure=measure, out=out, report=report, json=json)
 
 
-def _run_of(
+def asked_run(
     source: str,
     on: str | None,
     global_batch: int | None,
@@ -169,6 +150,7 @@ def _run_of(
     precision: str | None,
     pins: dict[str, Any],
 ) -> RunFile:
+    """Make the run file of a preset or a folder, or read the one named; the other words replace its keys."""
     if not source.endswith(".toml"):
         return run_of_keywords(
             model=source,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from weft.cli.output import console, print_json
 from weft.cli.tables.candidates import plans_table
@@ -15,19 +16,14 @@ from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
-from weft.doors.peers import Peers
-from weft.doors.peers.beside import ask_beside, ranked
 from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
-from weft.planning.comparison import compare_planners
+from weft.planning.comparison import Answer, compare_planners
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem
-from weft.web.peers import beside_record, beside_table, ranked_lines, ranked_record
-
-NO_PEERS = Peers()
 
 
 def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:
@@ -65,44 +61,61 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
-def show_comparison(
-    problem: Problem, names: str, peers: Peers = NO_PEERS, *, out: Path | None, json: bool
-) -> None:
+def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
     """Ask planners named with commas between them; the best plan is written to `out`, if given.
-
-    Peers that plan are asked with them, those that judge plans are asked about all that were simulated.
 
     Raises:
         InputError: for no name or one that no planner has, and when no planner's plan fits.
-        RunError: when a peer's program fails.
+    """
+    answers = compared(problem, named_planners(names), out)
+    if json:
+        print_json(comparison_record(problem, answers))
+        return
+    print_comparison(problem, answers)
+    if out is not None:
+        print(f"wrote {out}")
+
+
+def named_planners(names: str) -> list[Planner]:
+    """Return the planners named with commas between them, each once.
+
+    Raises:
+        InputError: for no name, or one that no planner has.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise InputError(Violation("--compare", "names no planner", "homogeneous,amp"))
-    answers = compare_planners(problem, wanted, peers.planners)
+    return [get_planner(name) for name in dict.fromkeys(wanted)]
+
+
+def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) -> tuple[Answer, ...]:
+    """Ask planners; the best plan is written to `out`, if given.
+
+    Raises:
+        InputError: when no planner's plan fits.
+    """
+    answers = compare_planners(problem, planners)
     if not any(answer.fits for answer in answers):
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
     if out is not None and best is not None and best.plan is not None:
         out.write_text(PlanFile(best.plan, best.prediction).to_json())
-    beside = [ask_beside(judge, problem, answers) for judge in peers.judges]
-    planners = {planner.name for planner in peers.planners}
-    in_order = [ranked(answer) for answer in answers if answer.planner in planners and answer.candidates]
-    if json:
-        record = {
-            "assumed": dict(problem.assumed),
-            "kept_out": kept_out_record(problem),
-            "answers": [answer_record(one) for one in answers],
-        }
-        told = [*map(beside_record, beside), *map(ranked_record, in_order)]
-        print_json(record | ({"peers": told} if told else {}))
-        return
+    return answers
+
+
+def comparison_record(problem: Problem, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the problem and the answer of each planner as JSON."""
+    return {
+        "assumed": dict(problem.assumed),
+        "kept_out": kept_out_record(problem),
+        "answers": [answer_record(one) for one in answers],
+    }
+
+
+def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
+    """Print the problem, and the best plan of each planner."""
     _print_problem(problem)
     console().print(answers_table(answers))
-    for shown in (*map(beside_table, beside), *map(ranked_lines, in_order)):
-        console().print("", shown)
-    if out is not None:
-        print(f"wrote {out}")
 
 
 def _print_problem(problem: Problem) -> None:

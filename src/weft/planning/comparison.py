@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weft.describe.prediction import Prediction
 from weft.errors import InputError
-from weft.planning.planners import Candidate, Planner, Ranking, Verdict, get_planner
+from weft.planning.planners import Candidate, Planner, Ranking, Verdict
 from weft.planning.problem import Problem
 
 
@@ -39,11 +39,6 @@ class Answer:
     candidates: tuple[Candidate, ...] = ()
 
     @property
-    def simulated(self) -> tuple[Candidate, ...]:
-        """The candidates that were."""
-        return tuple(one for one in self.candidates if one.plan is not None)
-
-    @property
     def fits(self) -> bool:
         return self.candidate is not None and self.candidate.verdict is Verdict.FITS
 
@@ -58,17 +53,8 @@ class Answer:
         return self.prediction.step_s if self.prediction is not None else None
 
 
-def compare_planners(
-    problem: Problem, names: Sequence[str], others: Sequence[Planner] = ()
-) -> tuple[Answer, ...]:
-    """Ask each planner once; plans that fit come first, the shortest simulated step before the others.
-
-    `others` are planners without a name of weft's.
-
-    Raises:
-        InputError: for a name that no planner has.
-    """
-    planners = [*(get_planner(name) for name in dict.fromkeys(names)), *others]
+def compare_planners(problem: Problem, planners: Sequence[Planner]) -> tuple[Answer, ...]:
+    """Ask each planner; plans that fit come first, the shortest simulated step before the others."""
     answers = []
     for planner in planners:
         began = time.perf_counter()

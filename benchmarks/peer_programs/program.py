@@ -34,6 +34,11 @@ class PeerProgram:
     python: str | None = None
     limit_s: float = LIMIT_S
 
+    def __post_init__(self) -> None:
+        if not self.limit_s > 0.0:
+            problem = f"{self.limit_s:g}: a program needs some seconds"
+            raise InputError(Violation("--seconds", problem, f"{LIMIT_S:g}"))
+
     def require(self, *needed: str) -> None:
         """Refuse a folder that lacks the files that are run.
 
@@ -43,7 +48,7 @@ class PeerProgram:
         missing = [name for name in needed if not (self.root / name).is_file()]
         if missing:
             problem = f"{self.root} has no {missing[0]}; it must be a clone of the program's repository"
-            raise InputError(Violation(f"--peer {self.name}", problem))
+            raise InputError(Violation(f"--{self.name}", problem))
 
     def run(self, arguments: Sequence[str], folder: Path) -> Path:
         """Run Python with these arguments in `folder`, and give the file with all that it printed.

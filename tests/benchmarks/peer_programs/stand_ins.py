@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.doors.peers.calculon import Calculon
-from weft.doors.peers.program import PeerProgram
-from weft.doors.peers.said import Question, Said
+from benchmarks.peer_programs.calculon import Calculon, Question, Said
+from benchmarks.peer_programs.program import PeerProgram
 
 HEADING = "rank, cost, node_sequence, device_groups, strategies(dp_deg, tp_deg), batches, layer_partition"
 FIRST = "1, 12.5, [<DeviceType.A100: 'a100'>, <DeviceType.T4: 't4'>], [4, 4], [(4, 1), (4, 1)], 2, [0, 3, 6]"

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors.peers.stand_ins import FIRST, HEADING, SECOND, UNLIKE, metis
+from benchmarks.peer_programs.stand_ins import FIRST, HEADING, SECOND, UNLIKE, metis
 
+from benchmarks.peer_programs.metis import Metis
+from benchmarks.peer_programs.metis_files import MetisInputs
+from benchmarks.peer_programs.metis_plans import MetisPlan, Translation, read_plans
+from benchmarks.peer_programs.program import PeerProgram
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
-from weft.doors.peers.metis import Metis
-from weft.doors.peers.metis_files import MetisInputs
-from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
-from weft.doors.peers.program import PeerProgram
 from weft.errors import InputError, RunError
 from weft.planning.planners import Verdict
 from weft.planning.planners.layer_times import ProblemLayerTimes

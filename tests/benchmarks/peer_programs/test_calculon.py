@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doors.peers.blocks import DEVICES, INSIDE, layout, question
-from doors.peers.stand_ins import ANSWER, calculon, says, writing
+from benchmarks.peer_programs.blocks import DEVICES, INSIDE, layout, question
+from benchmarks.peer_programs.stand_ins import ANSWER, calculon, says, writing
 
+from benchmarks.peer_programs.calculon import Calculon, Said
+from benchmarks.peer_programs.calculon_files import PUBLISHED, Tiers, application, execution, system, tiers_of
+from benchmarks.peer_programs.program import PeerProgram
 from weft.describe.cluster import Link
-from weft.doors.peers.calculon import Calculon
-from weft.doors.peers.calculon_files import PUBLISHED, Tiers, application, execution, system, tiers_of
-from weft.doors.peers.program import PeerProgram
-from weft.doors.peers.said import Said
 from weft.errors import InputError, RunError
 from weft.planning.problem import problem_of
 

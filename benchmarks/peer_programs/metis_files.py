@@ -1,8 +1,8 @@
 """The input files of Metis: hosts, their devices and links, and profiles of layers, in its own words.
 
-Metis (Um et al., USENIX ATC 2024) knows what a profile says, for each kind of device, tensor degree and
-number of samples: milliseconds of every layer forward and backward, exchanges between tensor ranks included,
-and its memory. What weft's cost model says of a problem (measured layers, else data sheets) is written so.
+Metis (Um et al., USENIX ATC 2024) reads profiles by kind of device, tensor degree and number of
+samples. A profile has each layer's memory, and its milliseconds forward and backward with the exchanges
+between tensor ranks. The figures are those of weft's cost model (measured layers, else data sheets).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN_PASSES_MS = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class MetisInputs:
-    """What Metis is told of a problem.
+    """A problem in Metis' words.
 
     Attributes:
         problem: what is planned.
@@ -72,8 +72,10 @@ class MetisInputs:
 
     @property
     def samples(self) -> list[int]:
-        """Samples of a micro-batch that its search may ask for: those of equal replicas, and powers of two,
-        of which it puts unequal ones together."""
+        """Samples of a micro-batch that its search may ask for.
+
+        Equal replicas have the first; unequal ones are put together from powers of two.
+        """
         job = self.problem.job
         replicas = [2**power for power in range(job.cluster.ranks.bit_length())]
         batches = [count for count in range(1, job.global_batch + 1) if job.global_batch % count == 0]
@@ -84,7 +86,7 @@ class MetisInputs:
         )
 
     def arguments(self, folder: Path) -> list[str]:
-        """Those of its command line."""
+        """Return the arguments of its command line."""
         job, model = self.problem.job, self.problem.model
         options = {
             "model_name": "GPT",
@@ -193,7 +195,7 @@ class MetisInputs:
 
     @cached_property
     def _gradient_bytes(self) -> list[int]:
-        """What replicas add up of each layer, without tensor ranks; it takes parameters for that."""
+        """Bytes of each layer that replicas add up, without tensor ranks; it takes parameters for them."""
         job = self.problem.job
         shape = Shape(1, job.sequence)
         each = state_bytes(job.precision).gradients
@@ -214,7 +216,7 @@ class MetisInputs:
 
 
 def _refusals(problem: Problem) -> Iterator[str]:
-    """What Metis' program cannot be told or cannot plan."""
+    """Yield the reasons why Metis' program cannot plan a problem."""
     job, pins = problem.job, problem.pins
     groups: tuple[NodeGroup, ...] = job.cluster.groups
     kinds = [layer.kind for layer in job.graph.layers]

@@ -1,7 +1,7 @@
 """Metis' own search (Um et al., USENIX ATC 2024) as a planner: its plans are priced by weft's simulator.
 
-Its program is run on the files of `metis_files` and prints its plans, cheapest first. The first of them that
-weft's plans can say become candidates with its cost as their estimate; the others are refused, with reasons.
+Its program is run on the files of `metis_files` and prints its plans, cheapest first. The first of them
+become candidates with its cost as their estimate. Plans that weft cannot say are refused, with reasons.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import ClassVar
 
 from weft.describe.layout import Layout
 from weft.describe.units import format_seconds
-from weft.doors.peers.metis_files import MetisInputs
-from weft.doors.peers.metis_plans import MetisPlan, Translation, read_plans
-from weft.doors.peers.program import PeerProgram
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import rank_by_estimate
 from weft.planning.planners.space import require_closed_form
 from weft.planning.problem import Problem
 
-SCRIPT = "cost_het_cluster.py"
+from .metis_files import MetisInputs
+from .metis_plans import MetisPlan, Translation, read_plans
+from .program import PeerProgram
+
+_SCRIPT = "cost_het_cluster.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Metis:
     """Metis' program as a planner.
 
     Attributes:
-        program: its clone.
+        program: its clone; another folder is refused.
         most_samples: of a micro-batch of one replica that it may plan.
         kept: how many of its plans, the cheapest, are looked at.
         finalists: how many of them that fit are simulated.
@@ -42,6 +43,9 @@ class Metis:
     most_samples: int = 16
     kept: int = 400
     finalists: int = 8
+
+    def __post_init__(self) -> None:
+        self.program.require(_SCRIPT)
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Its plans that weft can say, cheapest first."""
@@ -57,11 +61,10 @@ class Metis:
         """
         require_closed_form(problem, self.name)
         inputs = MetisInputs(problem=problem, most_samples=self.most_samples)
-        self.program.require(SCRIPT)
         with TemporaryDirectory(prefix="weft-metis-") as name:
             folder = Path(name)
             inputs.write(folder)
-            script = str((self.program.root / SCRIPT).resolve())
+            script = str((self.program.root / _SCRIPT).resolve())
             printed = self.program.run([script, *inputs.arguments(folder)], folder)
             plans = read_plans(printed, self.kept)
         return _ranked(inputs, plans, self.finalists)

@@ -1,24 +1,38 @@
-"""`weft plan --compare --peer`; small scripts stand for the peers."""
+"""The command of the benchmark of peers; small scripts stand for them."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from doors.peers.stand_ins import ANSWER, FIRST, HEADING, SECOND, UNLIKE, calculon, metis, writing
+from benchmarks.peer_programs.stand_ins import (
+    ANSWER,
+    FIRST,
+    HEADING,
+    SECOND,
+    UNLIKE,
+    calculon,
+    metis,
+    writing,
+)
 
-from weft.cli.main import run
+from benchmarks.peer_programs.command import run
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
-EQUAL = ("plan", "gpt-1m", "--on", "4xa100-80gb", "--precision", "fp16", "--global-batch", "16")
-MIXED = ("plan", "gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers.py"
+CLONES = ("WEFT_CALCULON", "WEFT_METIS")
+EQUAL = ("gpt-1m", "--on", "4xa100-80gb", "--precision", "fp16", "--global-batch", "16")
+MIXED = ("gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
 
 
 def test_a_peers_step_and_peak_stand_beside_wefts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     calculon(tmp_path, writing(ANSWER))
-    asked = [*EQUAL, "--compare", "uniform,megatron", "--peer", f"calculon={tmp_path}"]
+    asked = [*EQUAL, "--compare", "uniform,megatron", "--calculon", str(tmp_path)]
     assert run(asked) == 0
     shown = capsys.readouterr().out
     assert max(len(line) for line in shown.splitlines()) <= 80
@@ -40,7 +54,7 @@ def test_a_peers_step_and_peak_stand_beside_wefts(capsys: pytest.CaptureFixture[
 
 def test_a_peer_that_plans_is_one_of_the_planners(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     metis(tmp_path, HEADING, FIRST, SECOND, UNLIKE)
-    asked = [*MIXED, "--compare", "amp", "--peer", f"metis={tmp_path}"]
+    asked = [*MIXED, "--compare", "amp", "--metis", str(tmp_path)]
     assert run(asked) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "weft can say 2 of the first 3 plans of metis" in words
@@ -63,7 +77,7 @@ def test_a_problem_that_a_peer_cannot_plan_is_an_answer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     metis(tmp_path, HEADING, FIRST)
-    asked = [*MIXED, "--compare", "amp", "--peer", f"metis={tmp_path}", "--sharding", "zero-1"]
+    asked = [*MIXED, "--compare", "amp", "--metis", str(tmp_path), "--sharding", "zero-1"]
     assert run([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "peers" not in told
@@ -74,35 +88,31 @@ def test_a_problem_that_a_peer_cannot_plan_is_an_answer(
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
-        (["--peer", "calculon=CLONE"], 2, "weft: --peer: only with --compare"),
-        (["--peer-python", "python3"], 2, "weft: --peer-python: only with --compare"),
-        (["--peer-seconds", "9"], 2, "weft: --peer-seconds: only with --compare"),
+        (["--compare", ""], 2, "--compare: names no planner (nearest valid: homogeneous,amp)"),
         (
-            ["--compare", "amp", "--peer", "calculon=/nowhere"],
+            ["--calculon", "/nowhere"],
             2,
-            "weft: --peer: 'calculon=/nowhere' names no folder with a clone of calculon "
-            "(nearest valid: calculon=/path/to/calculon)",
+            "--calculon: /nowhere has no bin/calculon; it must be a clone of the program's repository",
         ),
         (
-            ["--compare", "amp", "--peer", "metis=CLONE"],
+            ["--compare", "amp", "--metis", "CLONE"],
             2,
-            "weft: --peer metis: CLONE has no cost_het_cluster.py; "
-            "it must be a clone of the program's repository",
+            "--metis: CLONE has no cost_het_cluster.py; it must be a clone of the program's repository",
         ),
         (
-            ["--compare", "amp", "--peer", "calculon=CLONE"],
+            ["--compare", "amp", "--calculon", "CLONE"],
             1,
-            "weft: calculon: its program failed with exit code 1: RuntimeError: no numpy",
+            "calculon: its program failed with exit code 1: RuntimeError: no numpy",
         ),
         (
-            ["--compare", "amp", "--peer", "calculon=CLONE", "--peer-python", "/no/python"],
+            ["--compare", "amp", "--calculon", "CLONE", "--python", "/no/python"],
             1,
-            "weft: calculon: /no/python cannot be started: No such file or directory",
+            "calculon: /no/python cannot be started: No such file or directory",
         ),
         (
-            ["--compare", "amp", "--peer", "calculon=HANGS", "--peer-seconds", "0.2"],
+            ["--compare", "amp", "--calculon", "HANGS", "--seconds", "0.2"],
             1,
-            "weft: calculon: no answer within 0.2 s; it was ended",
+            "calculon: no answer within 0.2 s; it was ended",
         ),
     ],
 )
@@ -117,4 +127,20 @@ def test_a_mistake_or_a_failing_program_is_one_line(
     words = [one.replace("CLONE", str(clone)).replace("HANGS", str(hangs)) for one in options]
     assert run([*EQUAL, *words]) == code
     complaint = capsys.readouterr().err.splitlines()
-    assert complaint == [expected.replace("CLONE", str(clone))]
+    assert complaint == ["benchmarks/peers.py: " + expected.replace("CLONE", str(clone))]
+
+
+def test_the_script_takes_a_question_and_leaves_out_what_is_not_named(tmp_path: Path) -> None:
+    calculon(tmp_path, writing(ANSWER))
+    environment = {name: value for name, value in os.environ.items() if name not in CLONES}
+
+    def ran(*words: str) -> str:
+        command = [sys.executable, str(SCRIPT), *words]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    (told,) = json.loads(ran(*EQUAL, "--compare", "megatron", "--calculon", str(tmp_path), "--json"))["peers"]
+    assert told["peer"] == "calculon"
+    left_out = [line.split()[0] for line in ran().splitlines() if "is left out: git clone" in line]
+    assert left_out == ["calculon", "metis"]

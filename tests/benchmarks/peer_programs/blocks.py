@@ -8,13 +8,13 @@ import numpy as np
 from oracles import calculon_program as oracle
 from predict.cost.steps import machine
 
+from benchmarks.peer_programs.calculon import Question
 from weft.describe.cluster import Link
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import chain_edges
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.doors.peers.said import Question
 from weft.moves.job import Job
 from weft.moves.layout import build_plan
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from weft.describe.layout import AXES, DENSE, Layout
 from weft.describe.layout_text import counts_text
-from weft.doors.peers.metis_files import MetisInputs
 from weft.errors import RunError
 from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
@@ -22,6 +21,8 @@ from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.metis_form import shared_by_speed
 from weft.planning.planners.space import with_layers
 from weft.program.schedules import get_schedule
+
+from .metis_files import MetisInputs
 
 _HEADING = "rank, cost, node_sequence"
 _LISTS = r"\[([^\]]*)\]"
@@ -33,8 +34,15 @@ _DECIDED = {*AXES, "loops", "micro_batch_size", "schedule", "recompute"}
 
 
 class MetisPlan(NamedTuple):
-    """One line of its answer: its cost, its kinds of devices in order, devices and (replicas, tensor ranks)
-    of each stage, micro-batches, and the first layer of each stage with the end of the last."""
+    """One line of its answer.
+
+    Attributes:
+        cost_s: its cost.
+        kinds: its kinds of devices in order.
+        devices, degrees: devices and (replicas, tensor ranks) of each stage.
+        micro_batches: of a replica.
+        cuts: the first layer of each stage, and the end of the last.
+    """
 
     cost_s: float
     kinds: tuple[str, ...]
@@ -91,7 +99,12 @@ def _plan(line: str) -> MetisPlan:
 
 
 class Translated(NamedTuple):
-    """A plan of Metis as a layout; why weft's plans cannot say it, and what they say in place of it."""
+    """A plan of Metis as a layout.
+
+    Attributes:
+        reason: why weft's plans cannot say it, empty where they can.
+        approximated: the words for a part that they replace by another.
+    """
 
     layout: Layout
     reason: str = ""
@@ -173,7 +186,7 @@ class Translation:
         return shared_by_speed(1.0 / longest_s, micro_batches * layout.dp)
 
     def _unpinned(self, layout: Layout) -> str | None:
-        """Which pin the layout does not hold to."""
+        """Return the pins that the layout does not hold to, in words."""
         pins = self.inputs.problem.pins
         pinned = {
             "pp": (pins.pp, layout.pp),

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from asked_methods import CLIPS
-from doors.peers.blocks import layout, question
-from doors.peers.stand_ins import ANSWER, says, writing
+from benchmarks.peer_programs.blocks import layout, question
+from benchmarks.peer_programs.stand_ins import ANSWER, says, writing
 
+from benchmarks.peer_programs.calculon import Question, Said
 from weft.describe.layout import Layout
 from weft.describe.optimizers import PLAIN_SGD
-from weft.doors.peers.said import Question, Said
 from weft.moves.layout import build_plan
 from weft.planning.problem import problem_of
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from doors.peers.programs import program
+from benchmarks.peer_programs.clones import program
 from oracles import metis as oracle
 
+from benchmarks.peer_programs.metis import Metis
 from weft.describe.amount import Shape
 from weft.describe.cluster import Link
-from weft.doors.peers.metis import Metis
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 

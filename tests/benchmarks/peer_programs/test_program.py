@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.doors.peers.program import PeerProgram
+from benchmarks.peer_programs.program import PeerProgram
 from weft.errors import InputError, RunError
 
 
@@ -93,6 +93,12 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_clone(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--peer peer: .* has no bin/peer; it must be a clone"):
+    with pytest.raises(InputError, match=r"--peer: .* has no bin/peer; it must be a clone"):
         peer(tmp_path, "").require("program.py", "bin/peer")
     assert os.path.isfile(tmp_path / "program.py")
+
+
+@pytest.mark.parametrize("limit_s", [0.0, -1.0, float("nan")])
+def test_a_program_without_time_is_refused(tmp_path: Path, limit_s: float) -> None:
+    with pytest.raises(InputError, match=rf"--seconds: {limit_s:g}: a program needs .* valid: 300\)$"):
+        peer(tmp_path, "", limit_s=limit_s)

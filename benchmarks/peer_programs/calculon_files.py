@@ -1,33 +1,35 @@
 """Calculon's three input files, made from a plan, a model and a cluster.
 
-Sizes of the model come from its config, peaks, memory and links from the cluster. What a data sheet does not
-say are shares of peaks that are reached: those are Calculon's own, of the A100 system that its authors
-publish (Isaev et al., SC 2023): steps by size of an operation, and factors of links and collectives.
+Sizes of the model come from its config, peaks, memory and links from the cluster. Data sheets do not give
+the reached shares of peaks. Those of Calculon's published A100 system stand in (Isaev et al., SC 2023).
+They are steps by size of an operation, and factors of links and collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.doors.peers.said import Stream
 
 DATA_TYPES: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 RECOMPUTE: Mapping[str, str] = {"none": "none", "selective": "attn_only", "full": "full"}
 # Capacity is judged by weft, so that plans that do not fit have a step, too: petabytes in their place.
 _NO_LIMIT_GIB = 2**20
 
+# What tensor ranks do with the tokens between divided products: each has all of them; each has a share, and
+# the gathered ones are kept for backward; the same, and backward gathers them again.
+Stream = Literal["whole", "kept", "gathered again"]
 Steps = tuple[tuple[float, float], ...]
 Scales = Mapping[str, tuple[float, float | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Which shares of peaks are reached.
+    """Reached shares of peaks.
 
     Attributes:
         matrix, vector: (least GFLOP of an operation, share of the peak), falling.
@@ -85,7 +87,7 @@ class Tiers:
 
 
 def tiers_of(layout: Layout, devices: int) -> Tiers:
-    """Where the messages of a layout go on nodes of so many devices, ranks in order."""
+    """Return the tiers of a layout's messages on nodes of so many devices, ranks in order."""
 
     def tier(together: int) -> int:
         inside = devices % together == 0 or layout.ranks <= devices

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.doors.peers.program import PeerProgram
+from benchmarks.peer_programs.program import PeerProgram
 
 SOURCES = {
     "calculon": "https://github.com/calculon-ai/calculon",

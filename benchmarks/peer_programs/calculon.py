@@ -1,7 +1,7 @@
 """Calculon's step and peak of plans (Isaev et al., SC 2023): a formula for GPT blocks on equal devices.
 
-Each plan becomes the three files of its command `llm`. Plans that it cannot say have a reason; what it takes
-in place of something that it does not know is named.
+Each plan becomes the three files of its command `llm`. Plans that it cannot say have a reason. Its answer
+names the parts of a plan that it replaces by others.
 """
 
 from __future__ import annotations
@@ -9,33 +9,36 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from weft.describe.cluster import NodeGroup
+from weft.describe.cluster import Cluster, NodeGroup
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.layout_text import counts_text, decision_text
+from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW
-from weft.describe.plan import GRADIENT_NORM
-from weft.doors.peers import calculon_batch
-from weft.doors.peers.calculon_files import (
+from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.errors import InputError, RunError
+from weft.moves.layout_of_plan import layout_of
+
+from .calculon_files import (
     DATA_TYPES,
     PUBLISHED,
     Shares,
+    Stream,
     Tiers,
     application,
     execution,
     system,
     tiers_of,
 )
-from weft.doors.peers.program import PeerProgram
-from weft.doors.peers.said import Question, Said, Stream
-from weft.errors import InputError, RunError
-from weft.moves.layout_of_plan import layout_of
+from .program import PeerProgram
 
-COMMAND = "bin/calculon"
+_COMMAND = "bin/calculon"
+_BATCH = Path(__file__).resolve().with_name("calculon_batch.py")
 # The parts of its step by our words; offloads, which weft does not have, are 0.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "compute": ("fw_time", "bw_time"),
@@ -58,11 +61,41 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A plan of a model on a cluster; `stream` None: as weft's own runtime divides the tokens."""
+
+    model: ModelConfig
+    graph: LayerGraph
+    cluster: Cluster
+    plan: Plan
+    stream: Stream | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Calculon's answer about one plan.
+
+    Attributes:
+        step_s: seconds of a step, None where it cannot say the plan.
+        peak_bytes: of the fullest device.
+        breakdown: seconds of the step by cause; they add up to the step.
+        approximated: what of the plan it does not know, and what it takes in its place.
+        reason: why it cannot say the plan, empty where it can.
+    """
+
+    step_s: float | None = None
+    peak_bytes: int | None = None
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    approximated: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calculon:
     """Calculon's program as a judge of plans.
 
     Attributes:
-        program: its clone.
+        program: its clone; another folder is refused.
         shares: which shares of the data sheet's peaks are reached.
     """
 
@@ -75,14 +108,15 @@ class Calculon:
     program: PeerProgram
     shares: Shares = PUBLISHED
 
+    def __post_init__(self) -> None:
+        self.program.require(_COMMAND)
+
     def say(self, questions: Sequence[Question]) -> tuple[Said, ...]:
-        """A step and a peak for each plan, or why there are none.
+        """Ask for a step and a peak of each plan; a plan without them has a reason.
 
         Raises:
-            InputError: when the clone is none.
             RunError: when the program fails, takes too long, or answers what is no answer.
         """
-        self.program.require(COMMAND)
         prepared = [_prepared(question) for question in questions]
         asked = [one for one in prepared if isinstance(one, _Prepared)]
         with TemporaryDirectory(prefix="weft-calculon-") as name:
@@ -95,8 +129,9 @@ class Calculon:
         for number, one in enumerate(asked):
             for part, record in one.files(self.shares).items():
                 (folder / f"{number}.{part}.json").write_text(json.dumps(record), encoding="utf-8")
-        batch = str(Path(calculon_batch.__file__).resolve())
-        self.program.run([batch, str(self.program.root.resolve()), str(folder), str(len(asked))], folder)
+        self.program.run(
+            [str(_BATCH), str(self.program.root.resolve()), str(folder), str(len(asked))], folder
+        )
         return [_said(one, folder, number) for number, one in enumerate(asked)]
 
 
@@ -129,7 +164,7 @@ class _Prepared:
 
 
 def _prepared(question: Question) -> _Prepared | str:
-    """What is asked of Calculon, or why nothing is."""
+    """Prepare a question for Calculon, or return the reason why it cannot answer."""
     plan, cluster = question.plan, question.cluster
     if question.model.family != "gpt":
         return f"it knows GPT's blocks only, not {question.model.family}'s"
@@ -159,7 +194,7 @@ def _prepared(question: Question) -> _Prepared | str:
 
 
 def _refusals(question: Question, layout: Layout) -> Iterator[str]:
-    """What of a layout Calculon cannot say."""
+    """Yield the parts of a layout that Calculon cannot say."""
     for name in layout.unusual:
         if name not in _KNOWN:
             yield f"it does not have {decision_text(name, getattr(layout, name))}"
@@ -182,13 +217,13 @@ def _refusals(question: Question, layout: Layout) -> Iterator[str]:
 
 
 def _dealt(blocks: int, stages: int, loops: int) -> list[int]:
-    """Blocks of each stage as Calculon deals them: of one stage to a device the first take what is left."""
+    """Return the blocks of each stage as Calculon deals them: the first stages take the remainder."""
     each, left = divmod(blocks, stages)
     return [each + (loops == 1 and stage < left) for stage in range(stages)]
 
 
 def _approximated(one: _Prepared) -> Iterator[str]:
-    """What Calculon takes in place of what the plan says."""
+    """Yield the parts of a plan that Calculon replaces by others."""
     layout, devices, tiers = one.layout, one.group.devices, one.tiers
     if layout.pp > 1 and "messages" not in layout.blocking:
         yield "messages are waited for"

@@ -6,14 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from doors.peers.blocks import A100, case_of, drawn
-from doors.peers.programs import program
+from benchmarks.peer_programs.blocks import A100, case_of, drawn
+from benchmarks.peer_programs.clones import program
 from oracles import calculon_program as oracle
 from predict.cost.steps import machine
 
+from benchmarks.peer_programs.calculon import Calculon
+from benchmarks.peer_programs.calculon_files import system
 from weft.describe.cluster import Link
-from weft.doors.peers.calculon import Calculon
-from weft.doors.peers.calculon_files import system
 from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
