@@ -141,10 +141,10 @@ def words_to_run(
     pins: Mapping[str, Any],
 ) -> RunFile:
     """The run file that a few words amount to."""
-    known = model is not None and (Path(model).exists() or model in PRESETS)
+    known = model if model is not None and (Path(model).exists() or model in PRESETS) else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
-        "task": {"kind": default_task(resolve_model(model)) if known else None, "sequence": sequence},
+        "task": {"kind": None if known is None else default_task(resolve_model(known)), "sequence": sequence},
         "train": {"global_batch": global_batch, "precision": precision},
         "cluster": {"use": on},
         "plan": dict(pins),
