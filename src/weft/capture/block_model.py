@@ -67,7 +67,8 @@ class BlockModel:
         self._sequence = sequence or (example.shape[1] if tokens else 1)
         self._classes = classes
         samples = torch.empty_like(example, device="meta")
-        shapes, costed, values = [tuple(samples.shape[1:])], [], []
+        shapes, costed = [tuple(samples.shape[1:])], list[Layer]()
+        values: list[torch.Tensor] = []
         for index, make in enumerate(self._makers):
             before = [values[producer] for producer, consumer in self._edges if consumer == index]
             layer, value = _costed(index, make, before or [samples], from_samples=not before)
@@ -179,7 +180,8 @@ class _Work(TorchDispatchMode):
     """Counts products by their sizes, and what all other operators read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # Not `super()`, of which types do not tell that it is torch's, whose functions may have none.
+        TorchDispatchMode.__init__(self)
         self.products: list[Matmul] = []
         self.products_of_values: list[Matmul] = []
         self.elements = 0.0
@@ -191,11 +193,13 @@ class _Work(TorchDispatchMode):
         result = operator(*arguments, **(options or {}))
         name = operator.overloadpacket.__name__
         if name in ("mm", "addmm"):
-            rows, weight = arguments[-2:]
-            self.products.append(_product(1, *rows.shape, weight.shape[1]))
+            left, weight = arguments[-2:]
+            rows, inner = left.shape
+            self.products.append(_product(1, rows, inner, weight.shape[1]))
         elif name in ("bmm", "baddbmm"):
             left, right = arguments[-2:]
-            self.products_of_values.append(_product(*left.shape, right.shape[2]))
+            count, rows, inner = left.shape
+            self.products_of_values.append(_product(count, rows, inner, right.shape[2]))
         elif name == "convolution":
             weight = arguments[1]
             rows = math.prod(result.shape[2:]) * result.shape[0]

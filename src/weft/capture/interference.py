@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -42,7 +42,6 @@ from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
 from weft.run.runtime import TIMEOUT_S, RankRuntime
 from weft.run.stage.build import build_stage
-from weft.run.stage.stage_module import StageModule
 from weft.run.transport.channels import open_channels
 
 MODEL = "gpt-1m"
@@ -160,7 +159,7 @@ def _pass_round(line: MessageLine, messages: int) -> list[float]:
 def _recorded(
     plan: Plan,
     program: RankProgram,
-    stages: dict[int, StageModule],
+    stages: Mapping[int, torch.nn.Module],
     config: ModelConfig,
     device: torch.device,
 ) -> npt.NDArray[np.void]:

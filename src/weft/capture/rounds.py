@@ -10,14 +10,14 @@ import torch
 from weft.describe.model import ModelConfig
 from weft.run.parallel.loss_input import DividesOutput
 from weft.run.parallel.tensor_stage import SummedGradients
-from weft.run.stage.stage_module import StageModule
+from weft.run.stage.stage_module import RunnableStage
 from weft.run.state.precision import at_least_fp32
 
 IN_FLIGHT = 4
 
 
 def stage_inputs(
-    stage: StageModule,
+    stage: RunnableStage,
     config: ModelConfig,
     first_layer: int,
     size: int,

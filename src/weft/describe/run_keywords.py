@@ -22,11 +22,10 @@ def run_of_keywords(
     pins: Mapping[str, Any],
 ) -> RunFile:
     """Return the run file that says the same, with defaults for all else."""
-    known = model is not None and (model in PRESETS or Path(model).exists())
-    task = default_task(resolve_model(model)) if model is not None and known else None
+    known = model if model is not None and (model in PRESETS or Path(model).exists()) else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
-        "task": {"kind": task, "sequence": sequence},
+        "task": {"kind": None if known is None else default_task(resolve_model(known)), "sequence": sequence},
         "train": {"global_batch": global_batch, "precision": precision},
         "cluster": {"use": on},
         "plan": dict(pins),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ class HostStream:
         # Threads of other streams, and who reads the clock, take work for ended when its call is.
         self._settle = torch.cuda.synchronize if device.type == "cuda" else None
 
-    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Ended:
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Ended:
         for value in reads:
             if value.completion.times is None:
                 value.completion.wait()

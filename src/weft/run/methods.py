@@ -50,11 +50,11 @@ class OwnGradient:
 class StepGate(Protocol):
     """What a method has a stage's optimizer step wait for, and does about it."""
 
-    def reads(self) -> tuple[Value, ...]:
+    def reads(self) -> tuple[Value[Any], ...]:
         """The values that the step follows; asked when it is issued."""
         ...
 
-    def admits(self, *values: Value) -> bool:
+    def admits(self, *values: Value[Any]) -> bool:
         """Whether to step; asked when these values are there."""
         ...
 

@@ -42,8 +42,9 @@ from weft.run.transport.mesh import Groups, open_groups
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
-# Mean loss of one micro-batch from (output of the last stage, targets).
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Mean loss of one micro-batch from (output of the last stage, targets). The output is a tensor, or a share of
+# the logits for one that declares to take it (`weft.run.parallel.loss_input`), which no type says.
+LossFunction = Callable[[Any, torch.Tensor], torch.Tensor]
 
 # Makes the optimizer of one stage; asked once per stage of the rank.
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]

@@ -10,7 +10,7 @@ lets the device wait for an event while the host goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from weft.program.program import Instruction
 
@@ -127,7 +127,7 @@ THERE = Value.of(None)
 class Stream(Protocol):
     """One queue of a rank's Program: what is run on it goes in order, beside what runs on other streams."""
 
-    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Completion:
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
         """Do `work` when all that was run here before has ended, and all that it reads is there.
 
         The work is called once: within this call, or later by a thread of the stream. It may block the thread

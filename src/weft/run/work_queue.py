@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.errors import RunError
 from weft.run.launch.failures import PeerLostError
@@ -49,7 +50,7 @@ class QueuedWork:
 
     label: str
     work: Callable[[], None]
-    reads: Sequence[Value]
+    reads: Sequence[Value[Any]]
     promise: Promise = field(default_factory=Promise)
     posted_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -64,7 +65,7 @@ class WorkQueue:
         self._jobs: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, label: str, work: Callable[[], None], *reads: Value) -> Completion:
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"weft-{self.name}", daemon=True)
             self._thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -83,7 +83,7 @@ class Workspace:
     training: bool
     micro_batch_weight: float
     gradient_weight: float = 1.0
-    values: dict[tuple[str, int, int], Value] = field(default_factory=dict)
+    values: dict[tuple[str, int, int], Value[Any]] = field(default_factory=dict)
     crossed: dict[Crossed, Value[torch.Tensor]] = field(default_factory=dict)
     segments: Mapping[int, StageRun] = field(default_factory=dict)
     last_gradients: frozenset[int] = frozenset()
@@ -103,7 +103,7 @@ class Workspace:
         whole, part = divmod(number, splits)
         return MicroBatch(*(tensor.tensor_split(splits)[part] for tensor in self.batch(whole)))
 
-    def latest(self, name: str, stage: int) -> Value:
+    def latest(self, name: str, stage: int) -> Value[Any]:
         """What is known of a stage so far."""
         return self.values.get((name, stage, NONE), THERE)
 

@@ -81,6 +81,7 @@ class Synchroniser(Protocol):
         ...
 
 
+@runtime_checkable
 class Averager(Synchroniser, Protocol):
     """One whose replicas step by themselves and agree on weights; its gradients are those of one replica."""
 

@@ -7,10 +7,12 @@ before it only: no kernel of its own is needed, and what lies outside is not com
 from __future__ import annotations
 
 import copy
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
 
 from weft.describe.layer_choices import Value
 from weft.errors import InputError, Violation
@@ -73,11 +75,22 @@ def give_window(stage: nn.Module, layer: int, value: Value) -> None:
     if not isinstance(stage, StageModule):
         raise InputError(Violation(NAME, f"layer {layer} is no block of a family that weft knows"))
     for part in stage.block(layer).modules():
-        if getattr(part, "is_causal", False):
+        if _attends_causally(part):
             # Blocks share their configuration, and have windows of their own.
             part.config = copy.copy(part.config)
             part.config._attn_implementation = _INTERFACE
             part.attention_window = value
+
+
+class _Windowed(Protocol):
+    """An attention module of `transformers` that has a window."""
+
+    config: PreTrainedConfig
+    attention_window: Value
+
+
+def _attends_causally(part: nn.Module) -> TypeGuard[_Windowed]:
+    return getattr(part, "is_causal", False)
 
 
 register_attention(_INTERFACE, _attend)

@@ -48,7 +48,8 @@ class AuxiliaryHead(AddedModule):
         return Initial(deviation=_DEVIATION)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.product(self.norm(hidden))
+        logits: torch.Tensor = self.product(self.norm(hidden))
+        return logits
 
 
 def make_head(config: ModelConfig, layers: Sequence[int], choice: Choice) -> Mapping[str, AddedModule]:
@@ -88,6 +89,7 @@ class HeadState(MethodState):
         weight = Value.of(torch.tensor(self._weight, dtype=torch.float64, device=self._device))
 
         def loss(now: Passing, hidden: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+            assert targets is not None, "a root that reads targets is given them"
             return loss_function(at_least_fp32(head(hidden)), targets)
 
         root = Root(

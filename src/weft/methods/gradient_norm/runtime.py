@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -109,10 +110,10 @@ class _Clipping:
     def __init__(self, norm: GradientNorm, workspace: Workspace, stage: int) -> None:
         self._norm, self._workspace, self._stage = norm, workspace, stage
 
-    def reads(self) -> tuple[Value, ...]:
+    def reads(self) -> tuple[Value[torch.Tensor], ...]:
         return (self._workspace.latest(NORM, NONE),)
 
-    def admits(self, *values: Value) -> bool:
+    def admits(self, *values: Value[Any]) -> bool:
         (norm,) = values
         return self._norm.clip(self._stage, norm.content.item())
 

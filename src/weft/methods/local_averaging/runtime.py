@@ -15,7 +15,7 @@ from weft.run.resources import Resources, groups_of_stages, share_of
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.averaging import Averaging, OuterMomentum
-from weft.sync.base import Group, Meeting, StatefulSynchroniser, SynchroniserOf
+from weft.sync.base import Averager, Group, Meeting, StatefulSynchroniser, SynchroniserOf
 
 Tensors = Sequence[torch.Tensor]
 
@@ -66,6 +66,7 @@ class LocalAveraging(MethodState):
 
     def begin(self, resources: Resources) -> None:
         program = self._program
+        assert isinstance(resources.synchroniser, Averager), "the method brings its own"
         self._modules, self._synchroniser = resources.stages, resources.synchroniser
         self._publish = {stage: one.publish for stage, one in resources.stepped.items()}
         for stage, group in sorted(groups_of_stages(program, "average_weights").items()):
@@ -85,8 +86,8 @@ class LocalAveraging(MethodState):
                 self._synchroniser.begin(stage, one.flat(one.stepped))
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        stateful = isinstance(self._synchroniser, StatefulSynchroniser)
-        return self._synchroniser.tensors() if stateful else {}
+        synchroniser = self._synchroniser
+        return synchroniser.tensors() if isinstance(synchroniser, StatefulSynchroniser) else {}
 
     @contextmanager
     def settled(self) -> Iterator[None]:

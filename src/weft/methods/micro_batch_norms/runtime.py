@@ -165,7 +165,8 @@ def micro_batch_norms(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, MicroBatchNorms)
 
     def issue(stream: Stream) -> Completion:
-        value, step = Value(), workspace.step
+        step = workspace.step
+        value: Value[torch.Tensor] = Value()
         workspace.values[NORMS, NONE, NONE] = value
 
         def work() -> None:

@@ -126,7 +126,8 @@ class _Products(TorchDispatchMode):
     """What the products of a layer's first run have given; under `reused` it is given again."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # Not `super()`, of which types do not tell that it is torch's, whose functions may have none.
+        TorchDispatchMode.__init__(self)
         self._kept: list[tuple[Any, list[int]]] = []
         self._needed = 0
 
@@ -151,7 +152,7 @@ class _Products(TorchDispatchMode):
 
 class _Reused(TorchDispatchMode):
     def __init__(self, kept: list[tuple[Any, list[int]]]) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._left = iter(kept)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from weft.program.program import Instruction
 from weft.run.handlers.base import (
     BORDER_GRADIENT,
@@ -33,7 +35,8 @@ def _exchange(
     exchange = workspace.segments[stage].exchanger(instruction.part, group, backward=backward)
 
     def issue(stream: Stream) -> Completion:
-        left, made = values.pop((left_as, stage, number)), Value()
+        left: Value[torch.Tensor] = values.pop((left_as, stage, number))
+        made: Value[torch.Tensor] = Value()
         values[made_as, stage, number] = made
 
         def work() -> None:

@@ -7,7 +7,7 @@ up, so that each steps with the same gradient and all of them stay equal bit by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -139,10 +139,10 @@ class _Clearing:
     def __init__(self, copies: list[TiedGradient], stage: int) -> None:
         self._copies, self._stage = copies, stage
 
-    def reads(self) -> tuple[Value, ...]:
+    def reads(self) -> tuple[Value[Any], ...]:
         return ()
 
-    def admits(self, *values: Value) -> bool:
+    def admits(self, *values: Value[Any]) -> bool:
         return True
 
     def stepped(self) -> None:

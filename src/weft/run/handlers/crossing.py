@@ -66,13 +66,15 @@ def _left(
     ]
 
 
-def fill(left: Sequence[Left], made: Iterable[Value], values: Sequence[torch.Tensor]) -> None:
+def fill(left: Sequence[Left], made: Iterable[Value[torch.Tensor]], values: Sequence[torch.Tensor]) -> None:
     """Fill the messages that are made of a micro-batch's outputs, or of its inputs' gradients."""
     for (_, crossing, within), value in zip(left, made, strict=True):
         value.content = crossing.packed(values, within)
 
 
-def leave(workspace: Workspace, left: Sequence[Left], made: Iterable[Value], ended: Completion) -> None:
+def leave(
+    workspace: Workspace, left: Sequence[Left], made: Iterable[Value[torch.Tensor]], ended: Completion
+) -> None:
     """Leave the messages that the computation with this end fills."""
     for (key, _, _), value in zip(left, made, strict=True):
         value.completion = ended

@@ -19,7 +19,7 @@ from weft.run.handlers.crossing import (
 )
 from weft.run.parallel.tensor_stage import leads_replica
 from weft.run.stage.borders import received
-from weft.run.stage.stage_pass import roots_of, stage_pass
+from weft.run.stage.stage_pass import Outputs, roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -46,8 +46,10 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     def issue(stream: Stream) -> Completion:
         loaded = workspace.micro_batch(number, borders.splits) if loads else None
         given = [crossed.pop(key) for key in taken]
-        saved, loss, step = Value(), Value(), workspace.step
-        made = [Value() for _ in left]
+        step = workspace.step
+        saved: Value[tuple[Sequence[torch.Tensor], Outputs]] = Value()
+        loss: Value[torch.Tensor] = Value()
+        made: list[Value[torch.Tensor]] = [Value() for _ in left]
         rooted = None if roots is None else roots.empty()
 
         def work() -> None:
@@ -56,12 +58,16 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if training:
                 # Anew, for several stages may read the same value.
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
-            if borders.reads_samples:
-                # Samples come in one precision, whatever the model computes in.
-                samples = loaded.inputs
-                arrived[0] = samples.to(device, dtype if samples.is_floating_point() else samples.dtype)
+            targets = None
+            if loaded is not None:
+                if borders.reads_samples:
+                    # Samples come in one precision, whatever the model computes in.
+                    samples = loaded.inputs
+                    arrived[0] = samples.to(device, dtype if samples.is_floating_point() else samples.dtype)
+                if reads_targets:
+                    targets = loaded.targets.to(device)
             inputs = [arrived[place] for place in range(borders.inputs)]
-            outputs = run_stage(inputs, loaded.targets.to(device) if reads_targets else None, step)
+            outputs = run_stage(inputs, targets, step)
             if training:
                 statistics.count()
                 saved.content = (inputs, outputs)
@@ -76,7 +82,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
         saved.completion = loss.completion = ended
         if training:
             values[SAVED, stage, number] = saved
-        if rooted:
+        if rooted and roots is not None:
             roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(loss)
@@ -178,11 +184,12 @@ def _going_back(
     start = differentiate if roots is None else roots.starting(differentiate)
     shown = seen(workspace, instruction, start, ends=leaves is None)
 
-    def issue(stream: Stream, *coefficients: Value) -> Completion:
+    def issue(stream: Stream, *coefficients: Value[torch.Tensor]) -> Completion:
         saved = values.pop((SAVED, stage, number))
         given = [crossed.pop(key) for key in taken]
-        step, kept = workspace.step, Value()
-        made = [Value() for _ in left]
+        step = workspace.step
+        kept: Value[Any] = Value()
+        made: list[Value[torch.Tensor]] = [Value() for _ in left]
 
         def work() -> None:
             require_weights()

@@ -37,6 +37,7 @@ from weft.run.workspace import Workspace
 
 if TYPE_CHECKING:
     from weft.run.stage.segments import Crossed, Finish
+    from weft.run.stage.split_backward import WeightPart
 
 
 def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
@@ -80,11 +81,13 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
             given = [values.pop((SEGMENT_INPUT, stage, number))]
         # Each segment follows the one before, and leaves the tape to the next one.
         before = Value.of(Tape()) if begins else values[saved]
-        tape, made, messages = before.content, Value(), [Value() for _ in left]
+        tape = before.content
+        made: Value[torch.Tensor] = Value()
+        messages: list[Value[torch.Tensor]] = [Value() for _ in left]
 
         def work() -> None:
             require_weights()
-            if reads_batch:
+            if loaded is not None and reads_batch:
                 entered = loaded.inputs
                 entered = entered.to(device, dtype if entered.is_floating_point() else entered.dtype)
             else:
@@ -93,7 +96,9 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
                 entered = entered.detach().requires_grad_()
             if begins:
                 cut.begin(tape, entered)
-            finish = _finish(workspace, stage, loaded.targets.to(device)) if ends else None
+            finish = None
+            if loaded is not None and ends:
+                finish = _finish(workspace, stage, loaded.targets.to(device))
             made.content = cut.run(tape, segment, entered, finish)
             if completes:
                 statistics.count()
@@ -163,8 +168,10 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
         given = [workspace.crossed.pop(key) for key in taken]
         if not begins:
             given = [values.pop((BORDER_GRADIENT, stage, number))]
-        made, left, step = Value(), Value(), workspace.step
-        messages = [Value() for _ in messages_left]
+        step = workspace.step
+        made: Value[torch.Tensor | None] = Value()
+        left: Value[list[WeightPart]] = Value()
+        messages: list[Value[torch.Tensor]] = [Value() for _ in messages_left]
 
         def work() -> None:
             require_weights()
@@ -198,7 +205,7 @@ def weight_segment(workspace: Workspace, instruction: Instruction) -> Issue:
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     bucket = workspace.resources.buckets[stage]
 
-    def accumulate(left: Value, *, step: int) -> None:
+    def accumulate(left: Value[list[WeightPart]], *, step: int) -> None:
         bucket.claim()
         for part in left.content:
             part.run()

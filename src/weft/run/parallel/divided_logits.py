@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from weft.run.parallel.function import Function
 from weft.run.parallel.tensor_parallel import TensorRanks
 
 # What cross entropy leaves out by default, in torch and here.
@@ -57,7 +58,7 @@ class DividedLogits:
         return logits
 
 
-class _TotalCrossEntropy(torch.autograd.Function):
+class _TotalCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, own: torch.Tensor, targets: torch.Tensor, ignored: int, ranks: TensorRanks, share: range
@@ -82,7 +83,7 @@ class _TotalCrossEntropy(torch.autograd.Function):
         return logits_gradient, None, None, None, None
 
 
-class _Joined(torch.autograd.Function):
+class _Joined(Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, vocabulary: int, ranks: TensorRanks) -> torch.Tensor:
         ctx.share = ranks.share(vocabulary)

@@ -33,10 +33,11 @@ def loss_input(module: object, loss_function: object, output: torch.Tensor) -> t
     share = module.divided(output) if isinstance(module, DividesOutput) else None
     if share is None:
         return output
+    all_tokens: torch.Tensor | Divided = share
     if isinstance(share, DividedTokens):
         if getattr(loss_function, share.declared, False):
             return share
-        share = share.with_all_tokens()
-    if isinstance(share, DividedLogits) and not getattr(loss_function, share.declared, False):
-        return share.whole()
-    return share
+        all_tokens = share.with_all_tokens()
+    if isinstance(all_tokens, DividedLogits) and not getattr(loss_function, all_tokens.declared, False):
+        return all_tokens.whole()
+    return all_tokens

@@ -81,7 +81,7 @@ class Division:
 class RowProduct(nn.Module):
     """A product whose inner dimension is divided: partial sums are added up, then comes the bias."""
 
-    def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
+    def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
         super().__init__()
         self._transposed = isinstance(whole, Conv1D)
         self._ranks = ranks
@@ -97,6 +97,12 @@ class RowProduct(nn.Module):
     def finish(self, stream: torch.Tensor) -> torch.Tensor:
         """What the product gives, from the sum of all ranks' partial ones."""
         return stream if self.bias is None else stream + self.bias
+
+
+def row_product(module: nn.Module) -> RowProduct:
+    """The same, of a stage that ranks divide: types know what the family has in its place."""
+    assert isinstance(module, RowProduct), "ranks have divided the stage"
+    return module
 
 
 class DividedTable(nn.Embedding):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from weft.run.parallel.function import Function
 from weft.run.parallel.replica_ranks import ReplicaRanks
 
 # Values are (samples, tokens, ...).
@@ -105,7 +106,7 @@ class TensorRanks(ReplicaRanks):
         return self.scatter_sum(partial.unflatten(_TOKENS, (self.size, -1)).movedim(_TOKENS, 0))
 
 
-class _Enter(torch.autograd.Function):
+class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, stream: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
         ctx.ranks = ranks
@@ -118,7 +119,7 @@ class _Enter(torch.autograd.Function):
         return exchange(gradient), None
 
 
-class _Leave(torch.autograd.Function):
+class _Leave(Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
         ctx.ranks = ranks
@@ -131,7 +132,7 @@ class _Leave(torch.autograd.Function):
         return ranks.gather_tokens(gradient) if ranks.divides_sequence else gradient, None
 
 
-class _Whole(torch.autograd.Function):
+class _Whole(Function):
     """What follows is the same on every rank, and so is its gradient: each takes the part of its tokens."""
 
     @staticmethod

@@ -178,7 +178,10 @@ def _meeting_times(
     is_receive = sender[position] != NONE
     np.maximum.at(ready_ns, (turn[~is_receive], meeting[position[~is_receive]]), start_ns[~is_receive])
     end_ns = records["end_ns"].astype(np.int64)
-    return np.minimum(np.maximum(start_ns, ready_ns[turn, meeting[position]]), end_ns)
+    met_ns: npt.NDArray[np.int64] = np.minimum(
+        np.maximum(start_ns, ready_ns[turn, meeting[position]]), end_ns
+    )
+    return met_ns
 
 
 def _require_same_program(

@@ -68,7 +68,7 @@ def _compile(stage: nn.Module, function: LayerFunction) -> None:
 
 def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     # The same numbers are dropped out as without compiling, and again when a layer is run again.
-    options = {"fallback_random": True}
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
     compiled: Callable[..., torch.Tensor] = torch.compile(
         function, dynamic=False, fullgraph=True, options=options
     )

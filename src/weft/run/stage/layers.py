@@ -81,4 +81,5 @@ def _run_of(recompute: Recompute) -> RunOne | None:
     """How layers are run; None where that is to call them, which tiny layers do often."""
     if recompute == "none":
         return None
-    return next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)
+    found: RunOne = next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)
+    return found

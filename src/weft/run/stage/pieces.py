@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from weft.run.parallel.tensor_layers import row_product
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.layers import LayerFunction
 
@@ -94,10 +95,10 @@ def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, reg
 
     `product` is the last of the region, which ranks divide by rows.
     """
+    divided = row_product(product)
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = product.finish(summed) + stream
-        return added
+        return divided.finish(summed) + stream
 
     return Branch(norm, inside, after, tuple(region.parameters()))
 

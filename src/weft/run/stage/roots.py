@@ -71,7 +71,7 @@ class StageRoots:
 
     def leave(
         self,
-        values: dict[tuple[str, int, int], Value],
+        values: dict[tuple[str, int, int], Value[Any]],
         micro_batch: int,
         content: Mapping[int, Value[torch.Tensor]],
         ended: Completion,

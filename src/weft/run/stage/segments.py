@@ -163,7 +163,9 @@ def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, Stage
     """
     owed = segments_of(program.obligations.methods)
     found: dict[int, StageRun] = {}
-    for stage, module in resources.stages.items() if owed is not None else ():
+    if owed is None:
+        return found
+    for stage, module in resources.stages.items():
         segments = owed.segments[stage]
         if not segments.forward and not segments.backward:
             continue

@@ -65,7 +65,8 @@ def input_part(
     outputs = [output.clone() if output._is_view() else output for output in outputs]
     starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)
     others = tuple(weight for weight in weights if not any(weight is start for start in starts))
-    _, groups = stage_backward_input(outputs, list(gradients), starts, iter(others))
+    # A loss has no gradient, which torch takes and does not say.
+    _, groups = stage_backward_input(outputs, list(gradients), starts, iter(others))  # type: ignore[arg-type]
     return WeightPart(others, groups)
 
 

@@ -125,7 +125,11 @@ class StageModule(nn.Module, ABC):
     def initial_of(self, name: str) -> Initial:
         """The rule for any parameter, also of what was added."""
         first, _, rest = name.partition(".")
-        return self.get_submodule(first).initial(rest) if first in self.added else self.initial(name)
+        if first not in self.added:
+            return self.initial(name)
+        module = self.get_submodule(first)
+        assert isinstance(module, AddedModule)
+        return module.initial(rest)
 
     @abstractmethod
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,6 +22,18 @@ Outputs = tuple[torch.Tensor, ...]
 StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], Outputs]
 
 
+class _Pass(Protocol):
+    """One that can be given other layers than the stage's."""
+
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor | None,
+        step: int,
+        layers_of: LayersOf = ...,
+    ) -> Outputs: ...
+
+
 def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     """What runs a stage forward, and computes the weighted loss where it is the last one."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
@@ -30,8 +43,8 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     draws = workspace.training and draws_numbers(module)
     recompute = resources.recompute[stage] if workspace.training else "none"
     taps = resources.taps.get(stage) if workspace.training else None
-    sees_layers = taps is not None and taps.sees_layers
-    layered = draws or recompute != "none" or sees_layers or wiring is not None or roots is not None
+    watching = taps if taps is not None and taps.sees_layers else None
+    layered = draws or recompute != "none" or watching is not None or wiring is not None or roots is not None
     to_the_loss = _ending_in_the_loss(workspace, stage) if last else _as_they_are
 
     def seeded(layer: int, function: LayerFunction, step: int) -> LayerFunction:
@@ -42,7 +55,7 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
         return draw_and_run
 
     def layers_of(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
-        functions = layer_functions(module, inputs) if layered else (module,)
+        functions: Sequence[LayerFunction] = layer_functions(module, inputs) if layered else (module,)
         if draws:
             # A module that does not name its layers is one.
             return [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=False)]
@@ -60,24 +73,29 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
                 return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
             return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
 
-    def run_seen(
-        inputs: Sequence[torch.Tensor],
-        targets: torch.Tensor | None,
-        step: int,
-        layers_of: LayersOf = layers_of,
-    ) -> Outputs:
-        with torch.enable_grad():
-            now = taps.passing(step, number)
-            functions = to_the_loss(taps.watched(layers_of(inputs[0], step), now), targets)
-            return (taps.run_layers(functions, inputs[0], now, recompute=recompute, draws=draws),)
+    chosen: _Pass = run
+    if watching is not None:
 
-    chosen = run_seen if sees_layers else run
+        def run_seen(
+            inputs: Sequence[torch.Tensor],
+            targets: torch.Tensor | None,
+            step: int,
+            layers_of: LayersOf = layers_of,
+        ) -> Outputs:
+            with torch.enable_grad():
+                now = watching.passing(step, number)
+                functions = to_the_loss(watching.watched(layers_of(inputs[0], step), now), targets)
+                return (watching.run_layers(functions, inputs[0], now, recompute=recompute, draws=draws),)
+
+        chosen = run_seen
+    if roots is None:
+        return chosen
 
     def run_rooted(inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, step: int) -> Outputs:
         growth = roots.growth(step, number, targets)
         return (*chosen(inputs, targets, step, growth.on(layers_of)), *growth.take())
 
-    return chosen if roots is None else run_rooted
+    return run_rooted
 
 
 def roots_of(workspace: Workspace, stage: int) -> StageRoots | None:
@@ -105,6 +123,7 @@ def _ending_in_the_loss(
     weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
 
     def to_the_loss(functions: _Layers, targets: torch.Tensor | None) -> _Layers:
+        assert targets is not None, "a last stage reads targets"
         *others, final = functions
 
         def compute(*inputs: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def make_states(
 
 def _weight_buffers(layouts: Mapping[int, FlatLayout], dtype: torch.dtype) -> dict[int, WeightBuffer]:
     """The buffer of each stage: its j-th stage uses buffer j mod `SHARDED_BUFFERS`, as in the Program."""
-    stages, rooms = sorted(layouts), {}
+    stages, rooms = sorted(layouts), dict[int, WeightBuffer]()
     for first in range(min(SHARDED_BUFFERS, len(stages))):
         turns = stages[first::SHARDED_BUFFERS]
         rooms |= dict.fromkeys(turns, WeightBuffer([layouts[stage] for stage in turns], dtype))

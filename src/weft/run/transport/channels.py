@@ -216,4 +216,4 @@ def _read(connection: socket.socket, tensor: torch.Tensor, label: str, name: str
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         tensor = tensor.to("cpu").contiguous()
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data

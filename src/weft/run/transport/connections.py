@@ -48,7 +48,8 @@ def connect(peers: Collection[int], names: Sequence[str], timeout_s: float) -> C
     deadline = time.monotonic() + timeout_s
     with socket.create_server((own_address(), 0), backlog=max(1, len(peers) * len(names))) as server:
         token = secrets.token_bytes(_TOKEN_BYTES)
-        addresses = _tell_all(*server.getsockname()[:2], token)
+        host, port, *_ = server.getsockname()
+        addresses = _tell_all(host, port, token)
         require_reachable([host for host, _, _ in addresses])
         found: Connections = {}
         try:
@@ -92,7 +93,8 @@ def own_address() -> str:
         if not addresses:
             near = ", ".join(sorted(psutil.net_if_addrs()))
             raise InputError(Violation(INTERFACE, f"{interface!r} has no IPv4 address", near))
-        return addresses[0]
+        address: str = addresses[0]
+        return address
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
             # Sends nothing: only asks which way a packet would take.

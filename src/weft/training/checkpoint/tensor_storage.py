@@ -122,6 +122,6 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor], progress: Call
 def _failure(path: Path, cause: BaseException) -> RunError:
     """One line."""
     # Writing to a full disk names no file.
-    nameless = isinstance(cause, OSError) and cause.filename is None
-    reason = (nameless and cause.strerror) or " ".join(str(cause).split()) or type(cause).__name__
+    told = cause.strerror if isinstance(cause, OSError) and cause.filename is None else None
+    reason = told or " ".join(str(cause).split()) or type(cause).__name__
     return RunError(f"{path}: rank {dist.get_rank()}: {reason}")

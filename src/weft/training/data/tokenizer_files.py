@@ -44,7 +44,7 @@ def byte_tokenizer_files(sequence: int) -> Mapping[str, str]:
     Args:
         sequence: the most tokens that the model takes.
     """
-    texts: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    texts: dict[int, str] = bytes_to_unicode()
     tokenizer = Tokenizer(BPE(vocab={text: byte for byte, text in texts.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

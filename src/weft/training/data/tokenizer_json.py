@@ -62,7 +62,9 @@ class JsonTokenizer:
             problem = f"no token ends a document: name one as eos_token in {SETTINGS_FILE}, or have one of"
             raise _refusal(where, f"{problem} {known}")
         self._end = end
-        self.end_token: str = self._tokenizer.id_to_token(end)
+        end_token = self._tokenizer.id_to_token(end)
+        assert end_token is not None, "it is of the vocabulary"
+        self.end_token: str = end_token
         self.name = where
         self.vocabulary = max(ids.values()) + 1
         mask = _first(ids, (_text(settings.get("mask_token")), *MASK_TOKENS))

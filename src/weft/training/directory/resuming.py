@@ -32,7 +32,7 @@ def as_in(run: RunFile, path: Path) -> RunFile:
     open_keys = {
         key: value for key, value in train.items() if getattr(run.train, key) in (None, ANY_PRECISION)
     }
-    changes = {"train": run.train.model_copy(update=open_keys)}
+    changes: dict[str, object] = {"train": run.train.model_copy(update=open_keys)}
     if run.task.sequence is None:
         changes["task"] = run.task.model_copy(update={"sequence": former.sequence})
     return run.model_copy(update=changes)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from weft.run.resources import LossFunction
 from weft.training.coordination.agreement import gather
 from weft.training.tasks.base import Outputs, Task
 
@@ -20,7 +21,7 @@ class Meter:
     """
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._loss: LossFunction = task.loss
         self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
         self.takes_divided_tokens = getattr(task, "takes_divided_tokens", False)
         self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
@@ -34,7 +35,7 @@ class Meter:
             for name, value in self._metrics(outputs.detach(), targets).items():
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)
             self._micro_batches += 1
-        return self._task.loss(outputs, targets)
+        return self._loss(outputs, targets)
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -39,5 +39,7 @@ def _writer_class() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        from tensorboardX import SummaryWriter
+        import tensorboardX
+
+        return tensorboardX.SummaryWriter
     return SummaryWriter

@@ -98,4 +98,7 @@ def _draws(seed: int, samples: Ints, sequence: int, *, held_out: bool) -> Words:
 
 def _uniform(draws: Words, number: np.uint64) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """From 0 to 1 without 1; the upper 53 bits of a word are a double's."""
-    return (mix(draws + number) >> np.uint64(11)) * 2.0**-53
+    uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.multiply(
+        mix(draws + number) >> np.uint64(11), 2.0**-53, dtype=np.float64
+    )
+    return uniform

@@ -96,7 +96,9 @@ class ReportData:
         times = [(int(step), seconds) for step, seconds in self.step_times if math.isfinite(seconds)]
         cycle = 1 if self.predicted is None else cycle_of(self.predicted)
         counted = times[WARM_UP_STEPS:] if len(times) >= WARM_UP_STEPS + cycle else times
-        return typical_step_s(*zip(*counted, strict=True), cycle) if times else None
+        if not times:
+            return None
+        return typical_step_s([step for step, _ in counted], [seconds for _, seconds in counted], cycle)
 
 
 def chosen_steps(measured: Timeline) -> dict[int, list[str]]:

@@ -8,14 +8,16 @@ of other tokens than its own, nor more than the masked part of one chunk's squar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
 
 from weft.run.parallel.context.ranks import ContextRanks
+from weft.run.parallel.function import Function
 from weft.run.stage.attention import register_attention
 
 # Under this name the modules of `transformers` find the attention that gathers.
@@ -84,9 +86,20 @@ def spread_tokens(module: nn.Module, ranks: ContextRanks) -> None:
     """Let all attention inside a module read the tokens of all ranks."""
     attention = ContextAttention(ranks)
     for part in module.modules():
-        if hasattr(part, "is_causal"):
+        if _attends(part):
             part.config._attn_implementation = _NAME
             part.context_attention = attention
+
+
+class _Spread(Protocol):
+    """An attention module of `transformers` that a stage whose tokens are divided has."""
+
+    config: PreTrainedConfig
+    context_attention: ContextAttention
+
+
+def _attends(part: nn.Module) -> TypeGuard[_Spread]:
+    return hasattr(part, "is_causal")
 
 
 def _attend(
@@ -96,7 +109,7 @@ def _attend(
     return attention(queries, keys, values, causal=bool(module.is_causal), scale=scale)
 
 
-class _KeysAndValues(torch.autograd.Function):
+class _KeysAndValues(Function):
     """Those of all tokens out of those of the own ones, in one exchange; backward in another."""
 
     @staticmethod

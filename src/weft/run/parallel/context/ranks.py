@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.run.parallel.function import Function
 from weft.run.parallel.replica_ranks import ReplicaRanks
 
 # Values are (samples, tokens, ...).
@@ -49,7 +50,7 @@ class ContextRanks(ReplicaRanks):
         return mean
 
 
-class _AllTokens(torch.autograd.Function):
+class _AllTokens(Function):
     """What follows is the same on every rank, and so is its gradient: each takes the part of its tokens."""
 
     @staticmethod
@@ -59,10 +60,11 @@ class _AllTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.ranks.own_tokens(gradient), None
+        ranks: ContextRanks = ctx.ranks
+        return ranks.own_tokens(gradient), None
 
 
-class _Mean(torch.autograd.Function):
+class _Mean(Function):
     """Totals and counts are exchanged at once; backward a rank knows the count and needs no other."""
 
     @staticmethod
@@ -70,8 +72,10 @@ class _Mean(torch.autograd.Function):
         totals, counts = ranks.gather(torch.stack([total.double(), count.double()])).sum(0)
         # No saved tensor: a layer that is run again for its saved tensors ends before the exchange.
         ctx.count = counts.item()
-        return (totals / counts).to(total.dtype)
+        mean: torch.Tensor = (totals / counts).to(total.dtype)
+        return mean
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return gradient / ctx.count, None, None
+        count: float = ctx.count
+        return gradient / count, None, None

@@ -9,19 +9,27 @@ from typing import ClassVar
 import torch
 from torch import nn
 from transformers import BertConfig
-from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertPredictionHeadTransform
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertLayer,
+    BertOutput,
+    BertPredictionHeadTransform,
+    BertSelfOutput,
+)
 
 from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
-from weft.run.parallel.tensor_layers import HeldByTensorRanks
+from weft.run.parallel.tensor_layers import HeldByTensorRanks, row_product
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
+from weft.run.stage.submodules import Submodules, weight_of
 
 
 def bert_config(config: ModelConfig) -> BertConfig:
     """The `transformers` configuration of a model, without dropout and with fused attention."""
-    return BertConfig(
+    return BertConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         max_position_embeddings=config.sequence,
         hidden_size=config.hidden,
@@ -37,6 +45,39 @@ def bert_config(config: ModelConfig) -> BertConfig:
         pad_token_id=None,
         attn_implementation="sdpa",
     )
+
+
+class _TokenTable(nn.Module):
+    """What a stage has of `bert.embeddings` where it has the head alone."""
+
+    word_embeddings: nn.Embedding
+
+
+class _Encoder(nn.Module):
+    """What a stage has of `bert.encoder`."""
+
+    layer: Submodules[BertLayer]
+
+
+class _Bert(nn.Module):
+    """What a stage has of `bert`."""
+
+    embeddings: BertEmbeddings | _TokenTable
+    encoder: _Encoder
+
+
+class _Predictions(nn.Module):
+    """What a stage has of `cls.predictions`; a tied head has a `bias`, another a `decoder`."""
+
+    transform: BertPredictionHeadTransform
+    bias: nn.Parameter
+    decoder: nn.Linear
+
+
+class _Head(nn.Module):
+    """What a stage has of `cls`."""
+
+    predictions: _Predictions
 
 
 class BertStage(StageModule):
@@ -65,24 +106,25 @@ class BertStage(StageModule):
         super().__init__(config, layers)
         hugging_face = bert_config(config)
         self.initializer_range = hugging_face.initializer_range
-        self.bert = nn.Module()
+        self.bert = _Bert()
         if self.embeds:
-            self.bert.embeddings = BertEmbeddings(hugging_face)
+            embeddings = BertEmbeddings(hugging_face)
+            self.bert.embeddings = embeddings
             # Buffers and no parameters: nothing would give them values after the meta device.
             with torch.device("cpu"):
                 positions = torch.arange(config.sequence).unsqueeze(0)
-                self.bert.embeddings.position_ids = positions
-                self.bert.embeddings.token_type_ids = torch.zeros_like(positions)
+                embeddings.register_buffer("position_ids", positions, persistent=False)
+                embeddings.register_buffer("token_type_ids", torch.zeros_like(positions), persistent=False)
         elif self.has_table:
-            self.bert.embeddings = nn.Module()
+            self.bert.embeddings = _TokenTable()
             self.bert.embeddings.word_embeddings = nn.Embedding(config.vocabulary, config.hidden)
-        self.bert.encoder = nn.Module()
-        self.bert.encoder.layer = nn.ModuleDict(
+        self.bert.encoder = _Encoder()
+        self.bert.encoder.layer = Submodules(
             {str(index): BertLayer(hugging_face, layer_idx=index) for index in self.block_indices}
         )
         if self.ends:
-            self.cls = nn.Module()
-            self.cls.predictions = nn.Module()
+            self.cls = _Head()
+            self.cls.predictions = _Predictions()
             self.cls.predictions.transform = BertPredictionHeadTransform(hugging_face)
             if config.tied_embeddings:
                 self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocabulary))
@@ -112,6 +154,7 @@ class BertStage(StageModule):
 
     def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         embeddings = self.bert.embeddings
+        assert isinstance(embeddings, BertEmbeddings), "the stage embeds"
         positions = self.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])
         embedded: torch.Tensor = embeddings(inputs_embeds=rows, position_ids=positions)
         return embedded
@@ -124,8 +167,8 @@ class BertStage(StageModule):
     def head_weights(self) -> tuple[nn.Parameter, ...]:
         predictions = self.cls.predictions
         if self.config.tied_embeddings:
-            return (self.bert.embeddings.word_embeddings.weight, predictions.bias)
-        return (predictions.decoder.weight, predictions.decoder.bias)
+            return (weight_of(self.bert.embeddings.word_embeddings), predictions.bias)
+        return (weight_of(predictions.decoder), predictions.decoder.bias)
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.logits(hidden, *self.head_weights)
@@ -137,11 +180,12 @@ class BertStage(StageModule):
         return self.multiply_out(self.last_norm(hidden))
 
 
-def _normed_branch(inside: LayerFunction, output: nn.Module, *regions: nn.Module) -> Branch:
+def _normed_branch(inside: LayerFunction, output: BertSelfOutput | BertOutput, *regions: nn.Module) -> Branch:
     """A branch whose norm follows the sum with the stream; `output` has its last product and the norm."""
+    product = row_product(output.dense)
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = output.LayerNorm(output.dense.finish(summed) + stream)
+        normed: torch.Tensor = output.LayerNorm(product.finish(summed) + stream)
         return normed
 
     weights = tuple(weight for region in regions for weight in region.parameters())
@@ -152,11 +196,11 @@ def _as_it_is(stream: torch.Tensor) -> torch.Tensor:
     return stream
 
 
-def _attend(attention: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def _attend(attention: BertAttention, hidden: torch.Tensor) -> torch.Tensor:
     partial_sum: torch.Tensor = attention.output.dense(attention.self(hidden)[0])
     return partial_sum
 
 
-def _feed_forward(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def _feed_forward(layer: BertLayer, hidden: torch.Tensor) -> torch.Tensor:
     partial_sum: torch.Tensor = layer.output.dense(layer.intermediate(hidden))
     return partial_sum

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -26,12 +27,16 @@ class ConvolutionalStage(StageModule):
     row_products = ()
     # The name of the last linear layer.
     head: ClassVar[str]
-    sample_shapes: ClassVar[Callable[[ModelConfig], list[tuple[int, ...]]]]
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
         shapes = type(self).sample_shapes(config)
         self._borders = (shapes[layers[0]], shapes[layers[-1] + 1])
+
+    @staticmethod
+    @abstractmethod
+    def sample_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
+        """Of the values between the layers: of one sample, before each and after the last."""
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

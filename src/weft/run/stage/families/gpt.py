@@ -16,11 +16,12 @@ from weft.run.parallel.tensor_layers import HeldByTensorRanks
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, plain_branch
 from weft.run.stage.stage_module import Initial, StageModule
+from weft.run.stage.submodules import Submodules, weight_of
 
 
 def gpt_config(config: ModelConfig) -> GPT2Config:
     """The `transformers` configuration of a model, without dropout and with fused attention."""
-    return GPT2Config(
+    return GPT2Config(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         n_positions=config.sequence,
         n_embd=config.hidden,
@@ -39,6 +40,15 @@ def gpt_config(config: ModelConfig) -> GPT2Config:
         # The family's gelu_new in one kernel, which keeps its input alone for the backward pass.
         activation_function="gelu_pytorch_tanh",
     )
+
+
+class _Transformer(nn.Module):
+    """What a stage has of `transformer`."""
+
+    wte: nn.Embedding
+    wpe: nn.Embedding
+    h: Submodules[GPT2Block]
+    ln_f: nn.LayerNorm
 
 
 class GptStage(StageModule):
@@ -63,12 +73,12 @@ class GptStage(StageModule):
         super().__init__(config, layers)
         hugging_face = gpt_config(config)
         self.initializer_range = hugging_face.initializer_range
-        self.transformer = nn.Module()
+        self.transformer = _Transformer()
         if self.has_table:
             self.transformer.wte = nn.Embedding(config.vocabulary, config.hidden)
         if self.embeds:
             self.transformer.wpe = nn.Embedding(config.sequence, config.hidden)
-        self.transformer.h = nn.ModuleDict(
+        self.transformer.h = Submodules(
             {str(index): GPT2Block(hugging_face, layer_idx=index) for index in self.block_indices}
         )
         if self.ends:
@@ -81,6 +91,7 @@ class GptStage(StageModule):
         return list(self.transformer.h.values())
 
     def narrow(self, block: nn.Module, size: int) -> None:
+        assert isinstance(block, GPT2Block)
         attention, feed_forward = block.attn, block.mlp
         attention.split_size //= size
         attention.c_attn.nf //= size
@@ -121,7 +132,7 @@ class GptStage(StageModule):
     @property
     def head_weights(self) -> tuple[nn.Parameter, ...]:
         head = self.transformer.wte if self.config.tied_embeddings else self.lm_head
-        return (head.weight,)
+        return (weight_of(head),)
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.logits(hidden, self.head_weights[0])

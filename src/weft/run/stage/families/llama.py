@@ -9,18 +9,24 @@ from typing import ClassVar
 import torch
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.tensor_layers import HeldByTensorRanks
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, plain_branch
 from weft.run.stage.stage_module import Initial, StageModule
+from weft.run.stage.submodules import Submodules, weight_of
 
 
 def llama_config(config: ModelConfig) -> LlamaConfig:
     """The `transformers` configuration of a model, with fused attention."""
-    return LlamaConfig(
+    return LlamaConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         max_position_embeddings=config.sequence,
         hidden_size=config.hidden,
@@ -39,6 +45,15 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
         eos_token_id=None,
         attn_implementation="sdpa",
     )
+
+
+class _Model(nn.Module):
+    """What a stage has of `model`."""
+
+    embed_tokens: nn.Embedding
+    layers: Submodules[LlamaDecoderLayer]
+    rotary_emb: LlamaRotaryEmbedding
+    norm: LlamaRMSNorm
 
 
 class LlamaStage(StageModule):
@@ -63,10 +78,10 @@ class LlamaStage(StageModule):
         super().__init__(config, layers)
         hugging_face = llama_config(config)
         self.initializer_range = hugging_face.initializer_range
-        self.model = nn.Module()
+        self.model = _Model()
         if self.has_table:
             self.model.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
-        self.model.layers = nn.ModuleDict(
+        self.model.layers = Submodules(
             {str(index): LlamaDecoderLayer(hugging_face, layer_idx=index) for index in self.block_indices}
         )
         # The angles are a buffer and no parameter: nothing would give them values after the meta device.
@@ -106,7 +121,7 @@ class LlamaStage(StageModule):
     @property
     def head_weights(self) -> tuple[nn.Parameter, ...]:
         head = self.model.embed_tokens if self.config.tied_embeddings else self.lm_head
-        return (head.weight,)
+        return (weight_of(head),)
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.logits(hidden, self.head_weights[0])
@@ -131,7 +146,7 @@ class LlamaStage(StageModule):
 
 
 def _attend(
-    attention: nn.Module, angles: tuple[torch.Tensor, torch.Tensor], hidden: torch.Tensor
+    attention: LlamaAttention, angles: tuple[torch.Tensor, torch.Tensor] | None, hidden: torch.Tensor
 ) -> torch.Tensor:
     output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=None)[0]
     return output

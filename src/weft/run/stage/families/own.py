@@ -81,7 +81,8 @@ class OwnGraphStage(OwnStage):
             self._of_samples(one) if name in self._samples_first else one for name, one in self.layers.items()
         ]
 
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    # Called as its wiring says, and by nobody as a chain.
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         return run_wired(self.layer_functions(inputs[0]), self.wiring, inputs, recompute="none", draws=False)
 
     def readers(self, layer: int) -> Set[int]:

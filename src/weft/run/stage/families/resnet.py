@@ -18,13 +18,14 @@ from weft.describe.model import ModelConfig
 from weft.run.stage.batch_norm import use_step_batch_norms
 from weft.run.stage.families.convolution import ConvolutionalStage, as_computed
 from weft.run.stage.layers import LayerFunction
+from weft.run.stage.submodules import Submodules
 
 
 def resnet_config(config: ModelConfig) -> ResNetConfig:
     """The `transformers` configuration of a model; the size of the images is a key of weft's own."""
     sizes = config.convolutions
     assert sizes is not None, "a residual network has convolutions"
-    return ResNetConfig(
+    return ResNetConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         num_channels=config.channels,
         embedding_size=config.hidden,
         hidden_sizes=list(sizes.widths),
@@ -35,6 +36,25 @@ def resnet_config(config: ModelConfig) -> ResNetConfig:
     )
 
 
+class _Group(nn.Module):
+    """What a stage has of one of `resnet.encoder.stages`."""
+
+    layers: Submodules[ResNetBasicLayer | ResNetBottleNeckLayer]
+
+
+class _Encoder(nn.Module):
+    """What a stage has of `resnet.encoder`."""
+
+    stages: Submodules[_Group]
+
+
+class _ResNet(nn.Module):
+    """What a stage has of `resnet`."""
+
+    embedder: ResNetEmbeddings
+    encoder: _Encoder
+
+
 class ResNetStage(ConvolutionalStage):
     """Blocks of any groups; batch norms are `StepBatchNorm`."""
 
@@ -43,11 +63,11 @@ class ResNetStage(ConvolutionalStage):
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
-        self.resnet = nn.Module()
+        self.resnet = _ResNet()
         if self.embeds:
             self.resnet.embedder = ResNetEmbeddings(resnet_config(config))
-        self.resnet.encoder = nn.Module()
-        self.resnet.encoder.stages = nn.ModuleDict()
+        self.resnet.encoder = _Encoder()
+        self.resnet.encoder.stages = Submodules()
         for index in self.block_indices:
             self._add_block(index)
         if self.ends:
@@ -77,8 +97,8 @@ class ResNetStage(ConvolutionalStage):
         )
         groups = self.resnet.encoder.stages
         if str(group) not in groups:
-            groups[str(group)] = nn.Module()
-            groups[str(group)].layers = nn.ModuleDict()
+            groups[str(group)] = _Group()
+            groups[str(group)].layers = Submodules()
         groups[str(group)].layers[str(depth)] = block
 
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:

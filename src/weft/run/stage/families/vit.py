@@ -16,11 +16,12 @@ from weft.run.parallel.tensor_layers import HeldByTensorRanks
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, plain_branch
 from weft.run.stage.stage_module import Initial, StageModule
+from weft.run.stage.submodules import Submodules
 
 
 def vit_config(config: ModelConfig) -> ViTConfig:
     """The `transformers` configuration of a model, without dropout and with fused attention."""
-    return ViTConfig(
+    return ViTConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         hidden_size=config.hidden,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -34,6 +35,14 @@ def vit_config(config: ModelConfig) -> ViTConfig:
         attention_probs_dropout_prob=0.0,
         attn_implementation="sdpa",
     )
+
+
+class _ViT(nn.Module):
+    """What a stage has of `vit`."""
+
+    embeddings: ViTEmbeddings
+    layers: Submodules[ViTLayer]
+    layernorm: nn.LayerNorm
 
 
 class ViTStage(StageModule):
@@ -63,10 +72,10 @@ class ViTStage(StageModule):
         super().__init__(config, layers)
         hugging_face = vit_config(config)
         self.initializer_range = hugging_face.initializer_range
-        self.vit = nn.Module()
+        self.vit = _ViT()
         if self.embeds:
             self.vit.embeddings = ViTEmbeddings(hugging_face)
-        self.vit.layers = nn.ModuleDict({str(index): ViTLayer(hugging_face) for index in self.block_indices})
+        self.vit.layers = Submodules({str(index): ViTLayer(hugging_face) for index in self.block_indices})
         if self.ends:
             self.vit.layernorm = nn.LayerNorm(config.hidden, eps=hugging_face.layer_norm_eps)
             self.classifier = nn.Linear(config.hidden, config.vocabulary)

@@ -1,0 +1,26 @@
+"""What torch's own types do not say of a stage's submodules."""
+
+from __future__ import annotations
+
+from collections.abc import ValuesView
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torch import nn
+
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+class Submodules(nn.ModuleDict, Generic[Kind]):
+    """A `ModuleDict` that says what its modules are."""
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, key: str) -> Kind: ...
+
+        def values(self) -> ValuesView[Kind]: ...
+
+
+def weight_of(module: nn.Embedding | nn.Linear) -> nn.Parameter:
+    """The weight of a module, which torch's types call a tensor."""
+    weight: nn.Parameter = module.weight  # type: ignore[assignment]
+    return weight
