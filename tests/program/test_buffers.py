@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.program.buffers import gathers, reductions
-from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Pipeline
 
@@ -70,6 +70,18 @@ def test_every_stage_is_gathered_and_reduced_and_events_are_in_order(order, buff
 def test_a_buffer_for_every_stage_needs_one_gather_and_one_reduction_each(order):
     stages = len(set(order.stage.tolist()))
     assert len(gathers(order, stages)) == len(reductions(order, stages)) == stages
+
+
+@given(orders(), st.integers(1, 5))
+def test_what_reads_weights_finds_those_of_its_stage_in_its_buffer(order, buffers):
+    local = {stage: index for index, stage in enumerate(sorted(set(order.stage.tolist())))}
+    gathered = {event.before: event.stage for event in gathers(order, buffers)}
+    content = {}
+    for position, (kind, stage) in enumerate(zip(order.kind.tolist(), order.stage.tolist(), strict=True)):
+        if position in gathered:
+            content[local[gathered[position]] % buffers] = gathered[position]
+        if kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
+            assert content[local[stage] % buffers] == stage
 
 
 @given(orders(), st.integers(1, 4))
