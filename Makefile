@@ -11,7 +11,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test examples check bench docs pictures clean
+.PHONY: install demo test examples mutants check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,9 @@ test: install
 
 examples: install
 	$(BIN)/python -m pytest -m examples
+
+mutants: install
+	PYTHONPATH=tests $(BIN)/python tests/mutants/run_all.py $(ROOMS)
 
 check: install
 	$(BIN)/ruff format --check .
