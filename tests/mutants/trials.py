@@ -40,7 +40,7 @@ class Trials:
     """
 
     def __init__(self, root: Path, copy: Path) -> None:
-        self._root, self._copy = root, copy
+        self._copy = copy
         for name in COPIED:
             source = root / name
             if source.is_dir():
@@ -61,13 +61,13 @@ class Trials:
         Raises:
             StaleError: when the source no longer has the piece.
         """
-        original, changed = self._root / mutation.file, self._copy / mutation.file
-        text = mutation.applied(original.read_text(encoding="utf-8"))
+        changed = self._copy / mutation.file
+        text = changed.read_text(encoding="utf-8")
         try:
-            changed.write_text(text, encoding="utf-8")
+            changed.write_text(mutation.applied(text), encoding="utf-8")
             code = self._exit_code(mutation.tests, limit_s=LIMIT_S)
         finally:
-            shutil.copy2(original, changed)
+            changed.write_text(text, encoding="utf-8")
         return {0: Verdict.SURVIVED, 1: Verdict.CAUGHT}.get(code, Verdict.BROKEN)
 
     def _exit_code(self, tests: Sequence[str], *, limit_s: float | None) -> int:
