@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test test-pure examples check bench docs pictures clean
+.PHONY: install demo test test-pure examples mutants check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +40,9 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 
 examples: install
 	$(BIN)/python -m pytest -m examples
+
+mutants: install
+	PYTHONPATH=tests $(BIN)/python tests/mutants/run_all.py $(ROOMS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import interruptible
 from lab.clusters import mixed
 from listeners import listeners
 
@@ -125,7 +126,7 @@ def test_a_spinning_rank_gets_its_quota() -> None:
 
 def start(path: Path, *command: str) -> subprocess.Popen[str]:
     """`weft lab` of a cluster whose command has begun."""
-    words = [sys.executable, "-m", "weft.cli.main", "lab", str(path), "--", "sh", "-c", *command]
+    words = interruptible("-m", "weft.cli.main", "lab", str(path), "--", "sh", "-c", *command)
     lab = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert lab.stdout is not None
     assert lab.stdout.readline().startswith("begun ")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from program.layouts import pipelines, schedule_layout, training_program
 from torch.distributed.pipelining.schedules import (
@@ -163,7 +163,17 @@ def test_a_file_with_one_action_missing_or_doubled_is_refused(case: Case, data: 
         orders_from_csv("\n".join(",".join(row) for row in rows), "order.csv")
 
 
-@given(st.text(alphabet=string.digits[:3] + "FBIW,\n \"'", max_size=30))
+TWO_RANKS = st.tuples(st.permutations(["0F0", "0B0", ""]), st.permutations(["1F0", "1B0", " "]))
+
+
+@example("0F0, ,0I0,0W0")
+@given(
+    st.one_of(
+        st.text(alphabet=string.digits[:3] + "FBIW,\n \"'", max_size=30),
+        # Of which every fourth is an order, as by chance no text is.
+        TWO_RANKS.map(lambda rows: "\n".join(map(",".join, rows))),
+    )
+)
 def test_any_text_is_read_or_refused_with_its_name(text: str) -> None:
     try:
         orders, problems = orders_from_csv(text, "order.csv"), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,18 @@ class DroppingStage(nn.Module):
         return self.stage.output_shape(micro_batch_size, sequence)
 
 
+class ToldStage(DroppingStage):
+    """One that tells with which seed it begins to drop out."""
+
+    def __init__(self, seeds: list[int], stage: nn.Module) -> None:
+        super().__init__(stage)
+        self.seeds = seeds
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seeds.append(torch.initial_seed())
+        return super().forward(inputs)
+
+
 def custom_runtime(rank: int, plan: Plan, wrap: Any, loss: Any = loss_of, seed: int = 7) -> RankRuntime:
     program = make_program(CONFIG, plan)
     stages = {
@@ -151,6 +164,22 @@ def test_dropout_is_keyed_by_what_is_computed(worker_pool: WorkerPool) -> None:
         for noise, schedule in enumerate(("gpipe", "1f1b"))
     ]
     assert found[0] == found[1]
+
+
+def draw(rank: int, ranks: int, plan: Plan) -> list[int]:
+    """The seeds of this rank's forward passes in two steps."""
+    seeds: list[int] = []
+    runtime = custom_runtime(rank, plan, partial(ToldStage, seeds))
+    for step in range(2):
+        runtime.step(step, batch_of(CONFIG, plan, 0))
+    runtime.close()
+    return seeds
+
+
+def test_every_step_micro_batch_and_stage_draws_numbers_of_its_own(worker_pool: WorkerPool) -> None:
+    plan = make_plan(CONFIG, pp=2, schedule="1f1b")
+    seeds = [seed for each in worker_pool.run(draw, plan, ranks=2) for seed in each]
+    assert len(set(seeds)) == len(seeds) == 2 * plan.micro_batches * 2
 
 
 def start_unequal(rank: int, ranks: int, plan: Plan) -> dict[str, torch.Tensor]:

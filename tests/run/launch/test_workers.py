@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import interruptible
 from listeners import is_loopback, listeners
 from small_disk import small_disk
 
@@ -53,7 +54,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 def start_launcher(run_dir: Path, name: str) -> subprocess.Popen[bytes]:
     """A launcher process whose two workers have reached `name`."""
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, str(run_dir)], stderr=subprocess.PIPE)
+    launcher = subprocess.Popen(interruptible("-c", LAUNCH, str(run_dir)), stderr=subprocess.PIPE)
     files = [run_dir / f"{name}-{rank}" for rank in range(2)]
     wait_for(lambda: all(file.exists() and (name == "ready" or file.read_text()) for file in files))
     return launcher

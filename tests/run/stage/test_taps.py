@@ -222,6 +222,21 @@ def test_what_a_tap_is_shown_is_no_copy() -> None:
     taps.close()
 
 
+def test_a_passing_ends_once_after_all_its_gradients() -> None:
+    module, told = nn.Linear(3, 2), []
+    see = Tap(gradient=lambda now, name, gradient: told.append(name), ended=lambda now: told.append("ended"))
+    taps = StageTaps(module, 0, 0, [see])
+
+    def differentiate(output: torch.Tensor, *, step: int) -> None:
+        output.backward()
+
+    for ends in (False, True):
+        taps.around(0, differentiate, ends=ends)(module(torch.ones(4, 3)).sum(), step=0)
+    taps.close()
+    assert sorted(told[:-1]) == ["bias", "bias", "weight", "weight"]
+    assert told[-1] == "ended"
+
+
 def test_a_stage_without_taps_has_no_hook(worker_pool: WorkerPool) -> None:
     assert worker_pool.run(hooks_without_taps, Case(), ranks=2) == [(0, 0)] * 2
 

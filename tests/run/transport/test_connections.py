@@ -70,8 +70,8 @@ def stay_away(rank: int, ranks: int) -> str:
     return str(caught.value)
 
 
-def meet_a_stranger(rank: int, ranks: int, forged: bool) -> bool:
-    """Whether rank 0 lets in the stranger, rank 1, who greets as itself and for the right purpose."""
+def meet_a_stranger(rank: int, ranks: int, forged: bool, peer: int, purpose: int) -> bool:
+    """Whether rank 0, which waits for rank 1 and purpose 0, lets in the stranger, who greets as `peer`."""
     if rank == 0:
         try:
             found = connect({1}, ("only",), 2.0)
@@ -84,7 +84,7 @@ def meet_a_stranger(rank: int, ranks: int, forged: bool) -> bool:
     if forged:
         token = bytes([token[0] ^ 1]) + token[1:]
     with socket.create_connection((host, port)) as line:
-        line.sendall(connections._GREETING.pack(token, 1, 0))
+        line.sendall(connections._GREETING.pack(token, peer, purpose))
         return receive_end(line)
 
 
@@ -101,9 +101,19 @@ def test_strangers_are_not_let_in_and_who_is_missing_is_named(worker_pool: Worke
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("forged", [False, True])
-def test_a_stranger_who_knows_all_but_the_token_is_not_let_in(worker_pool: WorkerPool, forged: bool) -> None:
-    assert worker_pool.run(meet_a_stranger, forged, ranks=2) == [not forged, True]
+@pytest.mark.parametrize(
+    ("greeting", "enters"),
+    [
+        pytest.param((False, 1, 0), True, id="right"),
+        pytest.param((True, 1, 0), False, id="another token"),
+        pytest.param((False, 0, 0), False, id="a rank that nobody waits for"),
+        pytest.param((False, 1, 1), False, id="a purpose that there is not"),
+    ],
+)
+def test_a_stranger_who_knows_all_but_one_thing_is_not_let_in(
+    worker_pool: WorkerPool, greeting: tuple[bool, int, int], enters: bool
+) -> None:
+    assert worker_pool.run(meet_a_stranger, *greeting, ranks=2) == [enters, True]
 
 
 def test_ranks_of_several_machines_need_addresses_that_lead_to_them() -> None:
