@@ -20,7 +20,7 @@ from figures import Record, Row, current
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "figures.jsonl"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-_MARKED = re.compile(r"(<!-- figures: (?P<name>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- figures: (?P<name>.+?) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ def with_tables(text: str, made: Callable[[str], list[str]]) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         lines = made(match["name"])
-        return "\n".join([match[1].rstrip(), *lines, match[3]]) if lines else match[0]
+        return "\n".join([match[1], *lines, "", match[4]]) if lines else match[0]
 
     return _MARKED.sub(replaced, text)
 
 
 def marked(text: str) -> dict[str, list[str]]:
     """The lines of each marked table of a page, by its name."""
-    return {match["name"]: match[0].splitlines()[1:-1] for match in _MARKED.finditer(text)}
+    return {match["name"]: match["table"].strip("\n").splitlines() for match in _MARKED.finditer(text)}
 
 
 def _shown(row: Row) -> str:
