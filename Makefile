@@ -51,6 +51,7 @@ check: install
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
+# Continues where it was stopped; `python benchmarks/tables.py` then makes the tables of docs/benchmarks.md.
 bench: install
 	$(BIN)/python benchmarks/run_all.py
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet
+from harness import Report, parser
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -96,17 +97,24 @@ class Difference(NamedTuple):
     what: str
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--before", type=Path)
+    made.add_argument("--collect", type=Path)
+    made.add_argument("--only", default="")
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--collect", type=Path)
-    parser.add_argument("--only", default="")
-    asked = parser.parse_args()
+    made = options()
+    asked = made.parse_args()
     if asked.collect is not None:
         asked.collect.write_text(json.dumps(dict(collect(HERE, asked.only)), indent=1))
         return 0
     if asked.before is None:
-        parser.error("give --before or --collect")
+        made.error("give --before or --collect")
+    report = Report("before_and_after", asked)
+    report.print_machine()
     before = (
         json.loads(asked.before.read_text())
         if asked.before.is_file()
@@ -117,8 +125,10 @@ def main() -> int:
     for case, answer in after.items():
         found = list(differences(case, before.get(case, {}), answer))
         different += bool(found)
-        print(f"{case:<32} {'DIFFERENT: ' + ', '.join(one.what for one in found) if found else 'equal'}")
-    print(f"{len(after) - different} of {len(after)} cases equal")
+        words = f"DIFFERENT: {', '.join(one.what for one in found)}" if found else "equal"
+        report.say(f"{case:<32} {words}")
+    cell = f"cases with {asked.only!r} beside {asked.before.name}"
+    report.add_outcome(cell, len(after), different)
     return 1 if different else 0
 
 

@@ -6,6 +6,7 @@ bootstrap interval over the blocks.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
+from figures import Value
+from harness import words_for_workers
 
 BLOCKS, STEPS, WARM_UP_BLOCKS = 24, 10, 2
 # What one trainer trains in all: a first step, whose losses are compared, then the blocks.
@@ -49,21 +52,23 @@ def _block_s(train: Trainer) -> float:
     return time.perf_counter() - began
 
 
-def print_ratio(name: str, times: Floats, *, target: float) -> None:
-    """Median step of both, and the ratio of the medians with its bootstrap 95 % interval over blocks."""
-    ours_s, theirs_s = np.median(times, axis=0)
+def ratio_of(times: Floats, *, target: float) -> dict[str, Value]:
+    """Median step of both, and the ratio of the medians with its bootstrap 95 % interval over blocks.
+
+    The target is for the interval's upper end.
+    """
+    ours_s, theirs_s = np.median(times, axis=0).tolist()
     draws = np.random.default_rng(SEED).integers(len(times), size=(RESAMPLES, len(times)))
     medians = np.median(times[draws], axis=1)
-    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
-    verdict = "met" if high <= target else "MISSED"
-    print(
-        f"{name}  weft {ours_s * 1e3:8.2f} ms  torch {theirs_s * 1e3:8.2f} ms  ratio {ours_s / theirs_s:.3f} "
-        f"({low:.3f} to {high:.3f}, target at most {target:g}: {verdict})",
-        flush=True,
-    )
+    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5]).tolist()
+    return {
+        "weft": Value(ours_s, "s"),
+        "torch": Value(theirs_s, "s"),
+        "ratio": Value(ours_s / theirs_s, "ratio", target, met=high <= target, low=low, high=high),
+    }
 
 
-def launch(script: str, ranks: int) -> int:
+def launch(script: str, ranks: int, asked: argparse.Namespace) -> int:
     """Run `script --worker` on so many ranks of this machine, and return the exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*command, script, "--worker"], check=False).returncode
+    return subprocess.run([*command, script, "--worker", *words_for_workers(asked)], check=False).returncode

@@ -7,11 +7,13 @@ One thread and the time of the process, so that other load on the machine counts
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 
 import torch
+from figures import Value
+from harness import Report, parser
 from torch import nn
 
 from weft.describe.models import resolve_model
@@ -27,19 +29,34 @@ def seconds(stage: nn.Module, tokens: torch.Tensor) -> float:
     return time.process_time() - started
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("model", nargs="?", default="gpt-1m")
+    return made
+
+
 def main() -> None:
+    asked = options().parse_args()
+    report = Report("compiled_layers", asked)
+    report.print_machine()
+    if not report.missing(asked.model):
+        return
     torch.set_num_threads(1)
-    model = resolve_model(sys.argv[1] if len(sys.argv) > 1 else "gpt-1m")
+    model = resolve_model(asked.model)
     eager, compiled = (build_stage(model, range(model.layers + 2), 0, torch.float32) for _ in range(2))
     tokens = torch.randint(model.vocabulary, (MICRO_BATCH_SIZE, model.sequence))
     started = time.process_time()
     compile_stage(compiled, tokens, dtype=torch.float32, recompute="none")
-    print(f"{model.name}: compiled in {time.process_time() - started:.1f} s")
+    compile_s = time.process_time() - started
     times = [(seconds(eager, tokens), seconds(compiled, tokens)) for _ in range(ROUNDS)][2:]
-    ratio = statistics.median(second / first for first, second in times)
-    print(
-        f"eager {statistics.median(first for first, _ in times):.4f} s, "
-        f"compiled {statistics.median(second for _, second in times):.4f} s, ratio {ratio:.2f}"
+    report.add_cell(
+        asked.model,
+        {
+            "compiling": Value(compile_s, "s"),
+            "eager": Value(statistics.median(first for first, _ in times), "s"),
+            "compiled": Value(statistics.median(second for _, second in times), "s"),
+            "compiled / eager": Value(statistics.median(second / first for first, second in times), "ratio"),
+        },
     )
 
 

@@ -2,7 +2,6 @@
 
     python benchmarks/decisions.py                    # this checkout
     python benchmarks/decisions.py --before FOLDER    # beside another one
-    python benchmarks/decisions.py --json
 
 Counted are the Python files of `src/weft`: all of them, and those outside the method's own folder.
 """
@@ -10,11 +9,13 @@ Counted are the Python files of `src/weft`: all of them, and those outside the m
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from figures import Value
+from harness import Report, parser
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -46,23 +47,22 @@ def count(folder: Path, words: str, own: str) -> Count:
     return Count(len(found), lines, sum(not path.startswith(own) for path in found))
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--before", type=Path, help="another checkout")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--before", type=Path, help="another checkout")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options().parse_args()
+    report = Report("decisions", asked)
+    report.print_machine()
     folders = {"before": asked.before, "now": HERE} if asked.before else {"now": HERE}
-    table = {
-        name: {when: count(folder, *what)._asdict() for when, folder in folders.items()}
-        for name, what in DECISIONS.items()
-    }
-    if asked.json:
-        print(json.dumps(table, indent=1))
-        return
-    print(f"{'':32}" + "".join(f"{when:>8}: files  lines  elsewhere" for when in folders))
-    for name, counts in table.items():
-        columns = ((one["files"], one["lines"], one["files_elsewhere"]) for one in counts.values())
-        print(f"{name:32}{''.join('{:>15}{:>7}{:>11}'.format(*column) for column in columns)}")
+    for name, what in DECISIONS.items():
+        for when, folder in folders.items():
+            counts = count(folder, *what)._asdict()
+            words = {word.replace("_", " "): Value(number, "count") for word, number in counts.items()}
+            report.add_cell(f"{name}, {when}", words)
 
 
 if __name__ == "__main__":

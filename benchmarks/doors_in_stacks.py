@@ -33,6 +33,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from figures import Value
+from harness import Report, parser
 from stacks.emitted_plans import Case, emitted_for
 from stacks.table import Asked, answers_of, rows
 
@@ -43,24 +45,41 @@ HERE = Path(__file__).parent / "stacks"
 TIME_LIMIT_S = 900
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("environments", nargs="?", type=Path, help="a folder with an environment per stack")
+    made.add_argument("--python", action="append", default=[], metavar="STACK=PATH")
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("environments", nargs="?", type=Path, help="a folder with an environment per stack")
-    parser.add_argument("--python", action="append", default=[], metavar="STACK=PATH")
-    arguments = parser.parse_args()
-    pythons = dict(one.split("=", 1) for one in arguments.python)
+    made = options()
+    asked = made.parse_args()
+    pythons = dict(one.split("=", 1) for one in asked.python)
     if unknown := set(pythons) - set(EMITTERS):
-        parser.error(f"no such stack: {', '.join(sorted(unknown))}; there are {', '.join(EMITTERS)}")
-    asked = []
+        made.error(f"no such stack: {', '.join(sorted(unknown))}; there are {', '.join(EMITTERS)}")
+    report = Report("doors_in_stacks", asked)
+    report.print_machine()
     for stack in EMITTERS:
         python = pythons.get(stack) or (sys.executable if stack == "slurm" else None)
-        if python is None and arguments.environments is not None:
-            python = str(arguments.environments / stack / "bin" / "python")
-        asked.append(ask(stack, python))
-        print("\n".join(rows(asked[-1])), flush=True)
-    return 1 if any(one.refused_unsaid for one in asked) else 0
+        if python is None and asked.environments is not None:
+            python = str(asked.environments / stack / "bin" / "python")
+        if report.missing(stack):
+            add_answers(report, ask(stack, python))
+    return 1 if any(report.values(stack).get("failed") for stack in EMITTERS) else 0
+
+
+def add_answers(report: Report, found: Asked) -> None:
+    """What a stack said; nothing is added of one that was not asked."""
+    report.say("\n".join(rows(found)))
+    if not found.skipped:
+        report.add_outcome(
+            found.stack,
+            len(found.accepted) + len(found.refused),
+            len(found.refused_unsaid),
+            accepted=Value(len(found.accepted), "count"),
+            refused=Value(len(found.refused), "count"),
+        )
 
 
 def ask(stack: str, python: str | None) -> Asked:

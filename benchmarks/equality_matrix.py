@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -28,35 +28,46 @@ from pool import WorkerPool
 RANKS = 8
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--every", type=int, default=1, help="run every n-th case")
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, help="run every n-th case")
-    chosen = list(cases(RANKS))[:: parser.parse_args().every]
-    print_machine()
-    print(f"{len(chosen)} plans; largest difference from one process, tolerance {TOLERANCE:g}")
+    asked = options().parse_args()
+    report = Report("equality_matrix", asked)
+    report.print_machine()
+    chosen = list(cases(RANKS))[:: asked.every]
+    report.say(f"{len(chosen)} plans; largest difference from one process, tolerance {TOLERANCE:g}")
     pool = WorkerPool(RANKS)
 
     @cache
     def reference(training: Training) -> Outcome:
         return pool.run(alone, training, ranks=1)[0]
 
-    unequal, began = [], time.monotonic()
+    cells = []
     try:
         for mesh, group in groupby(chosen, key=lambda row: (row.pp, row.dp, row.tp)):
+            words = " x ".join(f"{axis} {size}" for axis, size in zip(("pp", "dp", "tp"), mesh, strict=True))
+            cells.append(cell := words if asked.every == 1 else f"{words}, one of {asked.every}")
+            if not report.missing(cell):
+                continue
             sizes = {}
             for row in group:
                 plan = row.plan
                 found = together(pool.run(train, row, plan, ranks=plan.ranks))
                 sizes[row] = max(differences(found, reference(row.training(plan))).values())
-            unequal += [row for row, size in sizes.items() if not size <= TOLERANCE]
-            words = " x ".join(f"{axis} {size}" for axis, size in zip(("pp", "dp", "tp"), mesh, strict=True))
-            print(f"{words}: {len(sizes):>4} plans, at most {max(sizes.values()):.1e}", flush=True)
+            unequal = [row for row, size in sizes.items() if not size <= TOLERANCE]
+            for row in unequal:
+                report.say(f"UNEQUAL: {row}")
+            largest = Value(max(sizes.values()), "ratio", TOLERANCE)
+            report.add_outcome(cell, len(sizes), len(unequal), largest=largest)
     finally:
         pool.close()
-    for row in unequal:
-        print(f"UNEQUAL: {row}")
-    print(f"{len(chosen) - len(unequal)} of {len(chosen)} equal, {time.monotonic() - began:.0f} s")
-    return 1 if unequal else 0
+    failed = sum(report.values(cell)["failed"] for cell in cells)
+    report.say(f"{len(chosen) - failed:.0f} of {len(chosen)} equal")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

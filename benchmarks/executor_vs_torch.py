@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from beside import ALL_STEPS, WORK, Trainer, launch, print_ratio, side_by_side
-from harness import print_machine
+from beside import ALL_STEPS, WORK, Trainer, launch, ratio_of, side_by_side
+from harness import Report, parser
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -55,7 +55,7 @@ class Case:
     target: float
 
     def __str__(self) -> str:
-        return f"{self.size:<6}{self.schedule:<14} loops {self.loops}"
+        return f"{self.size}, {self.schedule}, loops {self.loops}"
 
 
 def _cases() -> tuple[Case, ...]:
@@ -193,7 +193,7 @@ def weft_trainer(case: Case, runtime: RankRuntime) -> Trainer:
     return train
 
 
-def measure(case: Case, rank: int, ranks: int, generation: int) -> None:
+def measure(report: Report, case: Case, rank: int, ranks: int, generation: int) -> None:
     theirs = torch_trainer(case, rank, ranks)
     with tempfile.TemporaryDirectory(prefix="weft-executor-") as name:
         runtime, recorder = weft_runtime(case, rank, ranks, Path(name), generation)
@@ -202,28 +202,34 @@ def measure(case: Case, rank: int, ranks: int, generation: int) -> None:
         runtime.close()
         recorder.close()
     if rank == 0:
-        print_ratio(str(case), times, target=case.target)
+        report.add_cell(str(case), ratio_of(times, target=case.target))
 
 
-def worker() -> None:
+def worker(report: Report) -> None:
     context = start_worker()
     torch.set_num_threads(1)
     for generation, case in enumerate(_cases()):
-        measure(case, context.rank, dist.get_world_size(), generation)
+        if report.missing(str(case)):
+            measure(report, case, context.rank, dist.get_world_size(), generation)
     context.close()
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--ranks", type=int, default=2)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker()
+    asked = options().parse_args()
+    report = Report("executor_vs_torch", asked)
+    if asked.worker:
+        worker(report)
         return 0
-    print_machine()
-    print(f"{WORK}, {MICRO_BATCHES} micro-batches")
-    return launch(__file__, arguments.ranks)
+    report.print_machine()
+    report.say(f"{WORK}, {MICRO_BATCHES} micro-batches")
+    return launch(__file__, asked.ranks, asked)
 
 
 if __name__ == "__main__":

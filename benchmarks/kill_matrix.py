@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from harness import print_machine
+from harness import Report, parser
 
 STEPS, EVERY, KILLS = 24, 2, 2
 LIMIT_S = 300.0
@@ -46,6 +46,8 @@ micro_batch_size = 2
 every = {every}
 """
 MOMENTS = ("training", "saving", "loading")
+
+Outcome = tuple[dict[int, float], dict[str, bytes]]
 
 
 def train(source: Path, *options: str) -> subprocess.Popen[str]:
@@ -97,7 +99,7 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def outcome(run_dir: Path) -> tuple[dict[int, float], dict[str, bytes]]:
+def outcome(run_dir: Path) -> Outcome:
     """The loss of every step, and the tensors of the last checkpoint."""
     from safetensors.torch import load_file
 
@@ -139,33 +141,45 @@ def kill_and_resume(source: Path, run_dir: Path, draw: random.Random) -> list[st
     return told
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--seeds", type=int, default=6)
+    made.add_argument("--first", type=int, default=0)
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    print_machine()
-    different = 0
+    asked = options().parse_args()
+    report = Report("kill_matrix", asked)
+    report.print_machine()
+    seeds = range(asked.first, asked.first + asked.seeds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["WEFT_HOME"] = str(folder / "home")
         (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 2000)
-        expected = {}
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            draw = random.Random(seed)
-            plan = draw.choice(list(PLANS))
-            source = folder / f"plan-{list(PLANS).index(plan)}.toml"
-            if plan not in expected:
-                text = RUN.format(data=folder / "text.txt", steps=STEPS, plan=PLANS[plan], every=EVERY)
-                source.write_text(text)
-                finish(source, "--directory", str(folder / source.stem))
-                expected[plan] = outcome(folder / source.stem)
-            told = kill_and_resume(source, folder / f"seed-{seed}", draw)
-            equal = outcome(folder / f"seed-{seed}") == expected[plan]
-            different += not equal
-            print(f"seed {seed}: {plan}: {'; '.join(told)}: {'equal' if equal else 'DIFFERENT'}", flush=True)
-    print(f"{arguments.seeds - different} of {arguments.seeds} runs end like one that nobody killed")
+        expected: dict[str, Outcome] = {}
+        for seed in seeds:
+            if report.missing(f"seed {seed}"):
+                one_seed(report, seed, folder, expected)
+    different = sum(report.values(f"seed {seed}")["failed"] for seed in seeds)
+    report.say(f"{len(seeds) - different:.0f} of {len(seeds)} runs end like one that nobody killed")
     return 1 if different else 0
+
+
+def one_seed(report: Report, seed: int, folder: Path, expected: dict[str, Outcome]) -> None:
+    """Kill and resume one run; `expected` has the ends of plans that nobody killed, each trained once."""
+    draw = random.Random(seed)
+    plan = draw.choice(list(PLANS))
+    source = folder / f"plan-{list(PLANS).index(plan)}.toml"
+    if plan not in expected:
+        text = RUN.format(data=folder / "text.txt", steps=STEPS, plan=PLANS[plan], every=EVERY)
+        source.write_text(text)
+        finish(source, "--directory", str(folder / source.stem))
+        expected[plan] = outcome(folder / source.stem)
+    told = kill_and_resume(source, folder / f"seed-{seed}", draw)
+    equal = outcome(folder / f"seed-{seed}") == expected[plan]
+    report.say(f"seed {seed}: {plan}: {'; '.join(told)}: {'equal' if equal else 'DIFFERENT'}")
+    report.add_outcome(f"seed {seed}", 1, int(not equal))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ of Metis, all from the same measurements, and trained for a few steps. It needs 
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -19,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 from weft.capture.mixed import measure_mixed
 from weft.describe.cluster import Cluster, Link, NodeGroup
@@ -43,7 +45,7 @@ from weft.planning.problem import Problem, measurements_for
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.run.launch.workers import launch_workers
-from weft.scoring.metrics import Figures, Point, figures_of
+from weft.scoring.metrics import Point, figures_of
 from weft.signals import terminable
 
 # So large that a pass lasts many of the quotas' periods of 5 ms: a shorter one is not slowed down evenly.
@@ -53,6 +55,13 @@ MICRO_BATCH_SIZES = (2, 4)
 MEASURED_SIZES = (1, *MICRO_BATCH_SIZES)
 # Machines have moods of some seconds: every plan has its turn several times.
 TURNS, STEPS, WARM_UP_STEPS = 3, 4, 1
+# What is said of each predictor; of the first two less is better.
+WORDS = {
+    "mape": "mean error",
+    "regret": "regret",
+    "spearman": "Spearman",
+    "mape_scaled": "mean error without its common factor",
+}
 
 
 def _device(name: str, flops_per_s: float) -> Device:
@@ -255,17 +264,20 @@ def trained_s(path: Path, generation: int) -> list[float]:
     return seconds
 
 
-def print_cluster(
-    cluster: Cluster, predicted: Sequence[Mapping[str, Point]], measured: Sequence[float]
-) -> dict[str, Figures]:
-    """A line per plan, and the figures of each predictor."""
-    print(f"\n{cluster.name}: {len(measured)} plans")
+def report_cluster(
+    report: Report, cluster: Cluster, predicted: Sequence[Mapping[str, Point]], measured: Sequence[float]
+) -> None:
+    """A line per plan, and the figures of each predictor.
+
+    Target: weft is first, or shares the first place, in error, ranking and regret.
+    """
+    report.say(f"{cluster.name}: {len(measured)} plans")
     for layout, points, seconds in zip(layouts(), predicted, measured, strict=True):
         shown = "  ".join(
             f"{name} {point.predicted_s * 1e3:5.0f} ({point.predicted_s / seconds - 1:+4.0%})"
             for name, point in points.items()
         )
-        print(f"  measured {seconds * 1e3:5.0f} ms  {shown}  {layout}")
+        report.say(f"  measured {seconds * 1e3:5.0f} ms  {shown}  {layout}")
     figures = {
         name: figures_of(
             [
@@ -275,46 +287,52 @@ def print_cluster(
         )
         for name in predicted[0]
     }
-    for name, one in figures.items():
-        print(
-            f"  {name:<6} MAPE {one.mape:6.1%}  scaled {one.mape_scaled:6.1%}  Spearman {one.spearman:.3f}  "
-            f"regret {one.regret:6.1%}"
-        )
-    return figures
+    least, most = (
+        {word: choose(getattr(one, word) for one in figures.values()) for word in WORDS}
+        for choose in (min, max)
+    )
+    first = most | {word: least[word] for word in ("mape", "regret")}
+    report.add_cell(
+        cluster.name,
+        {
+            f"{words}, {name}": Value(
+                value := float(getattr(one, word)),
+                "ratio" if word == "spearman" else "share",
+                met=math.isclose(value, first[word], abs_tol=1e-12)
+                if name == "weft" and word != "mape_scaled"
+                else None,
+            )
+            for name, one in figures.items()
+            for word, words in WORDS.items()
+        },
+    )
 
 
-def print_verdict(all_figures: Sequence[Mapping[str, Figures]]) -> None:
-    """Target: weft is first, or shares the first place, in error, ranking and regret on every cluster."""
-    misses = []
-    for cluster, figures in zip(CLUSTERS, all_figures, strict=True):
-        for word, sign in (("mape", 1.0), ("spearman", -1.0), ("regret", 1.0)):
-            values = {name: sign * float(getattr(one, word)) for name, one in figures.items()}
-            if values["weft"] > min(values.values()) + np.finfo(float).eps:
-                misses.append(
-                    f"{word} on {cluster.name}: {min(values, key=lambda name: values[name])} is first"
-                )
-    print(f"\nweft first in all figures: {'met' if not misses else 'MISSED, ' + '; '.join(misses)}")
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
 
 
 def main() -> int:
-    print_machine()
-    print(f"model: gpt-1m with {BLOCKS} blocks, {SEQUENCE} tokens, {GLOBAL_BATCH} samples per step")
+    report = Report("lab_plans", options().parse_args())
+    report.print_machine()
+    report.say(f"model: gpt-1m with {BLOCKS} blocks, {SEQUENCE} tokens, {GLOBAL_BATCH} samples per step")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    figures = []
     for cluster in CLUSTERS:
+        if not report.missing(cluster.name):
+            continue
         with tempfile.TemporaryDirectory(prefix="weft-lab-home-") as home:
             try:
                 predicted, measured = measured_on(cluster, Path(home))
             except InputError as error:
-                print(f"skipped: {error}")
+                report.say(f"skipped: {error}")
                 return 0
-        figures.append(print_cluster(cluster, predicted, measured))
-    print_verdict(figures)
+        report_cluster(report, cluster, predicted, measured)
     return 0
 
 
 if __name__ == "__main__":
     # The launcher starts the same file as the module of its workers, with a folder.
-    sys.exit(worker(Path(sys.argv[1])) if len(sys.argv) > 1 else main())
+    started = len(sys.argv) > 1 and Path(sys.argv[1]).is_dir()
+    sys.exit(worker(Path(sys.argv[1])) if started else main())

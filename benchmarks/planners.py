@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import time
 from functools import partial
 
 import numpy as np
-from harness import median_s, print_machine, report
+from figures import Value
+from harness import Report, parser, timed
 
 from weft.planning.planners import PLANNERS, Planner
 from weft.planning.planners.amp import AmpInputs, amp_search, slower_of_both
@@ -36,22 +38,24 @@ def inputs(layers: int, *, uneven: bool) -> AmpInputs:
     )
 
 
-def amp() -> None:
+def amp(report: Report) -> None:
     for layers in (24, 30, 98):
         for uneven in (False, True):
             given = inputs(layers, uneven=uneven)
             kind = "uneven" if uneven else "equal"
-            seconds = median_s(partial(amp_search, given), REPEATS)
-            what = f"AMP: {len(amp_search(given))} strategies, {layers} {kind} layers"
-            report(what, seconds, AMP_S if layers <= 30 else None)
+            what = f"AMP, all strategies of 16 devices, {layers} {kind} layers"
+            report.time(what, partial(amp_search, given), REPEATS, AMP_S if layers <= 30 else None)
 
 
-def search(planner: Planner, problem: Problem) -> None:
-    seconds = median_s(partial(planner.search, problem), 3)
+def search(report: Report, planner: Planner, problem: Problem, what: str) -> None:
+    cell = f"{planner.name}, {what}"
+    if not report.missing(cell):
+        return
+    seconds = timed(partial(planner.search, problem), 3)
     best = planner.search(problem).fitting[0]
     assert best.plan is not None
     assert best.prediction is not None, "a fitting candidate was simulated"
-    report(f"{planner.name}, step {best.prediction.step_s * 1e3:.0f} ms", seconds)
+    report.add_cell(cell, {"search": seconds, "predicted step": Value(best.prediction.step_s, "s")})
 
 
 # (what, cluster, model, global batch, most seconds): 1,000 layouts come with any of them.
@@ -72,28 +76,41 @@ LARGE = (
 )
 
 
-def large() -> None:
+def large(report: Report) -> None:
     """Each once, and how many layouts were ranked in how much memory."""
     for what, on, model, batch, most_s in LARGE:
+        if not report.missing(what):
+            continue
         problem = problem_of(model=model, on=on, global_batch=batch, sequence=2048, precision="fp16")
         began = time.perf_counter()
-        ranking = PLANNERS["weft"].search(problem)
+        layouts = len(PLANNERS["weft"].search(problem).candidates)
         seconds = time.perf_counter() - began
-        each = 1000.0 * seconds / len(ranking.candidates)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        report(f"{what}: {len(ranking.candidates)} layouts, {each:.2f} s per 1,000", seconds, most_s)
-        print(f"    at most {peak:.2f} GiB so far")
+        report.add_cell(
+            what,
+            {
+                "search": Value(seconds, "s", most_s),
+                "layouts": Value(layouts, "count"),
+                "1,000 layouts": Value(1000.0 * seconds / layouts, "s"),
+                "peak memory so far": Value(
+                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "bytes"
+                ),
+            },
+        )
+
+
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
 
 
 def main() -> None:
-    print_machine()
-    amp()
-    large()
+    report = Report("planners", options().parse_args())
+    report.print_machine()
+    amp(report)
+    large(report)
     for on in ("16xa100-80gb", "8xa100-80gb+8xt4"):
         problem = problem_of(model="gpt2", on=on, global_batch=64, precision="fp16")
-        print(f"gpt2 on {on}, global batch 64")
         for name in COMPARED:
-            search(PLANNERS[name], problem)
+            search(report, PLANNERS[name], problem, f"gpt2 on {on}, global batch 64")
 
 
 if __name__ == "__main__":

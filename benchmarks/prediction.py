@@ -5,12 +5,16 @@ Measures the machine and the model's layers, then trains every plan for a few do
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 import weft
 from weft.capture.measure import measure
@@ -27,28 +31,37 @@ PLANS = (
 )
 
 
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> None:
-    print_machine()
+    report = Report("prediction", options().parse_args())
+    report.print_machine()
+    cells = {", ".join(f"{key} {value}" for key, value in pins.items()): pins for pins in PLANS}
+    left = {cell: pins for cell, pins in cells.items() if report.missing(cell)}
     with tempfile.TemporaryDirectory(prefix="weft-prediction-") as name:
         folder = Path(name)
         os.environ["WEFT_HOME"] = str(folder / "home")
-        measure(resolve_model(MODEL, sequence=SEQUENCE))
-        errors = []
-        for number, pins in enumerate(PLANS):
-            plan = weft.plan(
-                model=MODEL, on="this-machine", global_batch=GLOBAL_BATCH, sequence=SEQUENCE, **pins
-            )
-            run = weft.train(plan, data="python-stdlib", steps=STEPS, directory=folder / str(number))
-            predicted, measured = run.summary["predicted_step_s"], run.summary["measured_step_s"]
-            errors.append(predicted / measured - 1.0)
-            words = ", ".join(f"{key} {value}" for key, value in pins.items())
-            print(
-                f"{words:<66} predicted {predicted * 1e3:7.1f} ms  measured {measured * 1e3:7.1f} ms  "
-                f"{errors[-1]:+.1%}",
-                flush=True,
-            )
-    mean = statistics.mean(abs(error) for error in errors)
-    print(f"mean absolute error {mean:.1%}, worst {max(errors, key=abs):+.1%}")
+        if left:
+            measure(resolve_model(MODEL, sequence=SEQUENCE))
+        for number, (cell, pins) in enumerate(left.items()):
+            report.add_cell(cell, trained(pins, folder / str(number)))
+    errors = [abs(report.value(f"{cell}: error")) for cell in cells]
+    report.add("mean absolute error", Value(statistics.mean(errors), "share"))
+    report.add("worst absolute error", Value(max(errors), "share"))
+
+
+def trained(pins: Mapping[str, Any], directory: Path) -> dict[str, Value]:
+    """The step of one plan, predicted and measured."""
+    plan = weft.plan(model=MODEL, on="this-machine", global_batch=GLOBAL_BATCH, sequence=SEQUENCE, **pins)
+    run = weft.train(plan, data="python-stdlib", steps=STEPS, directory=directory)
+    predicted, measured = run.summary["predicted_step_s"], run.summary["measured_step_s"]
+    return {
+        "predicted": Value(predicted, "s"),
+        "measured": Value(measured, "s"),
+        "error": Value(predicted / measured - 1.0, "share"),
+    }
 
 
 if __name__ == "__main__":

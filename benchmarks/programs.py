@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import numpy as np
-from harness import median_s, print_machine, report
+from figures import Value
+from harness import Report, parser
 
 from weft.predict.abstract import simulate_schedule
 from weft.predict.costs import Costs
@@ -43,21 +45,27 @@ def unit_costs(program: Program) -> Costs:
     )
 
 
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> None:
-    print_machine()
+    report = Report("programs", options().parse_args())
+    report.print_machine()
     program = build()
     costs = unit_costs(program)
-    print(f"{len(program)} instructions, {len(program.edges)} edges")
-    report("build", median_s(build, 3))
-    report("verify", median_s(lambda: require_valid(program), 3))
-    start = time.perf_counter()
-    simulate(program, costs, max_cycles=1)
-    report("simulate one cycle, cold (loads the compiler)", time.perf_counter() - start)
-    warm = median_s(lambda: simulate(program, costs, max_cycles=1), 3)
-    report("simulate one cycle, warm", warm)
-    print(f"{len(program) / warm / 1e6:.2f} million instructions per second")
+    report.say(f"{len(program)} instructions, {len(program.edges)} edges")
+    report.time("build", build, 3)
+    report.time("verify", lambda: require_valid(program), 3)
+    if report.missing(cold := "simulate one cycle, cold (loads the compiled engine)"):
+        start = time.perf_counter()
+        simulate(program, costs, max_cycles=1)
+        report.add(cold, Value(time.perf_counter() - start, "s"))
+    report.time("simulate one cycle, warm", lambda: simulate(program, costs, max_cycles=1), 3)
+    if report.missing(rate := "instructions, one cycle, warm"):
+        report.add(rate, Value(len(program) / report.value("simulate one cycle, warm"), "per s"))
     small = {"devices": 4, "loops": 2, "micro_batches": 8}
-    report("weft schedule on 4 devices", median_s(lambda: simulate_schedule("breadth-first", **small)))
+    report.time("weft schedule on 4 devices", lambda: simulate_schedule("breadth-first", **small))
 
 
 if __name__ == "__main__":

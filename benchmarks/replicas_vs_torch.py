@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from beside import ALL_STEPS, SEED, WORK, Trainer, launch, print_ratio, side_by_side
-from harness import print_machine
+from beside import ALL_STEPS, SEED, WORK, Trainer, launch, ratio_of, side_by_side
+from harness import Report, parser
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -60,7 +60,7 @@ class Case:
 
     def __str__(self) -> str:
         stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
-        return f"{self.size:<6}{self.sharding}, {stages:<8} beside {self.peer:<11}"
+        return f"{self.size}, {self.sharding}, {stages} beside {self.peer}"
 
 
 CASES = tuple(
@@ -197,7 +197,7 @@ def weft_trainer(case: Case, runtime: RankRuntime) -> Trainer:
     return train
 
 
-def measure(case: Case, rank: int, generation: int) -> None:
+def measure(report: Report, case: Case, rank: int, generation: int) -> None:
     theirs = torch_trainer(case, rank)
     plan, whole = weft_plan(case)
     program = part_of(whole, rank)
@@ -210,22 +210,33 @@ def measure(case: Case, rank: int, generation: int) -> None:
         runtime.close()
         recorder.close()
     if rank == 0:
-        print_ratio(str(case), times, target=TARGET)
+        report.add_cell(str(case), ratio_of(times, target=TARGET))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    if not parser.parse_args().worker:
-        print_machine()
-        print(f"{WORK}, {LAYERS} layers, {MICRO_BATCHES} micro-batches to a step and rank")
-        return launch(__file__, RANKS)
+def worker(report: Report) -> None:
     context = start_worker()
     torch.set_num_threads(1)
     for generation, case in enumerate(CASES):
-        measure(case, context.rank, generation)
+        if report.missing(str(case)):
+            measure(report, case, context.rank, generation)
     context.close()
-    return 0
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def main() -> int:
+    asked = options().parse_args()
+    report = Report("replicas_vs_torch", asked)
+    if asked.worker:
+        worker(report)
+        return 0
+    report.print_machine()
+    report.say(f"{WORK}, {LAYERS} layers, {MICRO_BATCHES} micro-batches to a step and rank")
+    return launch(__file__, RANKS, asked)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ The plans and the steps on them are those of `tests/training/test_restore.py`, w
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "training")]
@@ -23,36 +25,43 @@ def same(left: Tensors, right: Tensors) -> bool:
     return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
+def row_of(report: Report, pool: WorkerPool, source: str) -> None:
+    """What every plan restores of what one has saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "checkpoints"
+        answers = pool.run(save, PLANS[source], directory, ranks=PLANS[source].ranks)
+        saved, expected = together([tensors for tensors, _ in answers]), answers[0][1][0]
+        words, unequal, largest = [], 0, 0.0
+        for plan in PLANS.values():
+            found = pool.run(restore, plan, directory, ranks=plan.ranks)
+            equal = same(together([tensors for tensors, _ in found]), saved)
+            unequal += not equal
+            difference = abs(found[0][1][0] - expected) / expected
+            largest = max(largest, difference)
+            words.append("TENSORS" if not equal else f"{difference:.0e}" if difference else "=")
+    report.say("".join(f"{word:>9}" for word in words))
+    report.add_outcome(source, len(PLANS), unequal, loss=Value(largest, "ratio"))
+
+
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> int:
-    print_machine()
+    report = Report("restore_matrix", options().parse_args())
+    report.print_machine()
+    report.say("a row: the plan that saved; a column: the plan that restored and trained one more step")
+    report.say("=: its loss is that of the plan that saved, bit by bit; otherwise the relative difference")
     pool = WorkerPool()
-    numbers = {name: number for number, name in enumerate(PLANS, 1)}
-    for name, number in numbers.items():
-        print(f"{number}: {name}, {PLANS[name].ranks} ranks")
-    print("\nrow: the plan that saved; column: the plan that restored and trained one more step")
-    print("=: its loss is that of the plan that saved, bit by bit; otherwise the relative difference")
-    print("      " + "".join(f"{number:>9}" for number in numbers.values()))
-    unequal = 0
     try:
-        for source, number in numbers.items():
-            cells = []
-            with tempfile.TemporaryDirectory() as folder:
-                directory = Path(folder) / "checkpoints"
-                answers = pool.run(save, PLANS[source], directory, ranks=PLANS[source].ranks)
-                saved, expected = together([tensors for tensors, _ in answers]), answers[0][1][0]
-                for plan in PLANS.values():
-                    found = pool.run(restore, plan, directory, ranks=plan.ranks)
-                    equal = same(together([tensors for tensors, _ in found]), saved)
-                    unequal += not equal
-                    difference = abs(found[0][1][0] - expected) / expected
-                    cells.append(f"{difference:.0e}" if difference else "=")
-                    if not equal:
-                        cells[-1] = "TENSORS"
-            print(f"{number:>6}" + "".join(f"{cell:>9}" for cell in cells), flush=True)
+        for source in PLANS:
+            if report.missing(source):
+                row_of(report, pool, source)
     finally:
         pool.close()
+    unequal = sum(report.values(source)["failed"] for source in PLANS)
     pairs = len(PLANS) ** 2
-    print(f"{pairs - unequal} of {pairs} pairs restore equal tensors")
+    report.say(f"{pairs - unequal:.0f} of {pairs} pairs restore equal tensors")
     return 1 if unequal else 0
 
 

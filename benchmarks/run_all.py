@@ -1,40 +1,57 @@
-"""Run every benchmark of this folder, one after the other, each in its own process."""
+"""Run every benchmark of this folder, one after the other, each in its own process.
+
+Figures go to one file, benchmarks/figures.jsonl unless `--json` names another. Run again, it continues; of
+another commit it measures everything.
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
+from harness import parser, words_for_workers
+from tables import RECORD
+
+# Each with the words of its own.
 BENCHMARKS = (
-    "start_up",
-    "programs",
-    "simulator",
-    "planners",
-    "peers",
-    "recorder",
-    "prediction",
-    "tensor_ranks",
-    "tensor_collectives",
-    "sleep_compute",
-    "slow_link",
-    "lab_plans",
-    "executor_vs_torch",
-    "replicas_vs_torch",
-    "taps",
-    "equality_matrix",
-    "restore_matrix",
-    "kill_matrix",
-    "doors_in_stacks",
+    ("start_up",),
+    ("programs",),
+    ("simulator",),
+    ("planners",),
+    ("peers",),
+    ("recorder",),
+    ("prediction",),
+    ("tensor_ranks",),
+    ("tensor_collectives",),
+    ("sleep_compute",),
+    ("slow_link",),
+    ("lab_plans",),
+    ("executor_vs_torch",),
+    ("replicas_vs_torch",),
+    ("taps",),
+    ("taps", "--micro-batch-size", "4"),
+    ("equality_matrix",),
+    ("restore_matrix",),
+    ("kill_matrix",),
+    ("doors_in_stacks",),
 )
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.set_defaults(json=str(RECORD))
+    return made
+
+
 def main() -> int:
-    folder = Path(__file__).parent
-    failed = []
-    for name in BENCHMARKS:
-        print(f"\n== {name}", flush=True)
-        if subprocess.run([sys.executable, str(folder / f"{name}.py")], check=False).returncode:
+    shared = words_for_workers(options().parse_args())
+    folder, failed = Path(__file__).parent, []
+    for name, *words in BENCHMARKS:
+        print(f"\n== {' '.join((name, *words))}", file=sys.stderr, flush=True)
+        command = [sys.executable, str(folder / f"{name}.py"), *words, *shared]
+        if subprocess.run(command, check=False).returncode:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import time
 from dataclasses import replace
 
 import numpy as np
-from harness import median_s, print_machine, report
-from programs import DEVICES, build, unit_costs
+from figures import Value
+from harness import Report, parser, timed
+from programs import build, unit_costs
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
@@ -25,7 +27,7 @@ from weft.program.kinds import MESSAGES
 from weft.program.program import Program
 from weft.program.verify import require_valid
 
-MILLION_PER_S = 5.0
+PER_S = 5e6
 PIPELINE_S, CLUSTER_S, CLUSTER_GB = 1.0, 5.0, 2.0
 UNEQUAL_S, UNEQUAL_GB = 60.0, 16.0
 LARGE, SLOW = 12288, 0.8
@@ -43,41 +45,50 @@ def costs_on_nodes(program: Program, devices_of_node: int) -> Costs:
     return replace(unit_costs(program), occupancy=occupancy, links=links)
 
 
-def rate(program: Program, costs: Costs, what: str) -> None:
+def rate(report: Report, program: Program, costs: Costs, what: str) -> None:
     """Instructions per second of one cycle, warm."""
-    warm_s = median_s(lambda: simulate(program, costs, max_cycles=1, compiled=True), 3)
-    reached = len(program) / warm_s / 1e6
-    verdict = "met" if reached >= MILLION_PER_S else "MISSED"
-    report(f"simulate one cycle, {what}", warm_s)
-    print(f"{reached:.2f} million instructions/s (target {MILLION_PER_S:g}: {verdict})")
+    if not report.missing(f"{what}, warm"):
+        return
+    warm = timed(lambda: simulate(program, costs, max_cycles=1, compiled=True), 3)
+    assert warm.low is not None
+    assert warm.high is not None
+    per_s, low, high = (len(program) / seconds for seconds in (warm.value, warm.high, warm.low))
+    report.add(f"{what}, warm", Value(per_s, "per s", PER_S, met=per_s >= PER_S, low=low, high=high))
 
 
-def cold() -> None:
+def cold(report: Report) -> None:
     """The first simulation of a process that uses the compiled engine."""
-    program = build(devices=2, micro_batches=2)
-    start = time.perf_counter()
-    simulate(program, costs_on_nodes(program, 1), max_cycles=1, compiled=True)
-    report("simulate a small program, cold (loads the compiled engine)", time.perf_counter() - start)
+    if report.missing(name := "a small program, cold (loads the compiled engine)"):
+        program = build(devices=2, micro_batches=2)
+        start = time.perf_counter()
+        simulate(program, costs_on_nodes(program, 1), max_cycles=1, compiled=True)
+        report.add(name, Value(time.perf_counter() - start, "s"))
 
 
-def pipeline() -> None:
+def pipeline(report: Report) -> None:
     """64 devices, 8 loops, 128 micro-batches, breadth first."""
     program = build()
     shared = costs_on_nodes(program, 8)
-    rate(program, replace(shared, links=None), "nothing shared")
-    rate(program, shared, "8 devices share a node's link")
+    rate(report, program, replace(shared, links=None), "nothing shared")
+    rate(report, program, shared, "the 8 devices of a node share its link")
     every = costs_on_nodes(program, 1)
-    rate(program, every, "every message on a shared link")
+    rate(report, program, every, "every message on a shared link")
     factors = np.full(program.ranks, 1.25)
     disturbed = replace(every, compute_slowdown=factors, communication_slowdown=factors)
-    rate(program, disturbed, "and every rank's messages and computations slow each other")
+    rate(
+        report,
+        program,
+        disturbed,
+        "the same, and messages and computations of every rank slow each other",
+    )
 
     def whole() -> None:
         built = build()
         require_valid(built)
         simulate(built, costs_on_nodes(built, 8), max_cycles=1)
 
-    report(f"compile, verify and simulate {len(program)} instructions", median_s(whole, 3), PIPELINE_S)
+    name = "64 devices, 8 loops, 128 micro-batches: built, verified and simulated"
+    report.time(name, whole, 3, target_s=PIPELINE_S)
 
 
 def gpt3_plan(graph: LayerGraph, cluster: Cluster) -> Plan:
@@ -114,75 +125,92 @@ def gpt3_plan(graph: LayerGraph, cluster: Cluster) -> Plan:
     )
 
 
-def one_step(what: str, cluster: Cluster, *, folded: bool, target_s: float, target_gb: float) -> None:
+def one_step(
+    report: Report, what: str, cluster: Cluster, *, folded: bool, target_s: float, target_gb: float
+) -> None:
     """Plan, compile, price and simulate one step; the peak is that of the whole process so far."""
+    if not report.missing(what):
+        return
     graph = layer_graph(resolve_model("gpt3-175b"))
     marks = [time.perf_counter()]
     core_s = time.process_time()
+    found: dict[str, Value] = {}
 
     def mark(phase: str) -> None:
         marks.append(time.perf_counter())
-        report(f"  {phase}", marks[-1] - marks[-2])
+        found[phase] = Value(marks[-1] - marks[-2], "s")
 
-    print(what)
     plan = gpt3_plan(graph, cluster)
     mark("write the plan down")
     program = compile_folded(plan, graph, cluster) if folded else compile_plan(plan, graph)
-    mark(f"compile it to {len(program)} instructions of {len(np.unique(program.columns.rank))} ranks")
+    mark("compile")
     priced = price(CostModel(graph=graph, cluster=cluster), program, plan)
     mark("price")
     simulation = simulate(program, priced.costs)
-    mark(f"simulate {simulation.cycles} cycles")
-    core_s = time.process_time() - core_s
-    report("  together", marks[-1] - marks[0], target_s)
-    report("  of which this process had a core", core_s)
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    verdict = "met" if peak_gb <= target_gb else "MISSED"
-    print(f"  peak memory of the process {peak_gb:.2f} GB (target {target_gb:g} GB: {verdict})")
-    print(f"  step {simulation.step_s:.2f} s, {'steady' if simulation.steady else 'NOT STEADY'}")
+    mark("simulate")
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report.add_cell(
+        what,
+        {
+            **found,
+            "together": Value(marks[-1] - marks[0], "s", target_s),
+            "of which this process had a core": Value(time.process_time() - core_s, "s"),
+            "peak memory of the process": Value(peak_bytes, "bytes", target_gb * 1e9),
+        },
+    )
+    report.say(
+        f"{len(program)} instructions of {len(np.unique(program.columns.rank))} ranks, "
+        f"{simulation.cycles} cycles, step {simulation.step_s:.2f} s, "
+        f"{'steady' if simulation.steady else 'NOT STEADY'}"
+    )
 
 
-def folded_cluster() -> None:
+def folded_cluster(report: Report) -> None:
     """Equal devices: one replica and one tensor lane stand for all."""
     cluster = parse_cluster(f"{LARGE}xa100-80gb")
     for state in ("cold", "warm"):
         what = f"gpt3-175b on {LARGE} A100, folded, {state}"
-        one_step(what, cluster, folded=True, target_s=CLUSTER_S, target_gb=CLUSTER_GB)
+        one_step(report, what, cluster, folded=True, target_s=CLUSTER_S, target_gb=CLUSTER_GB)
 
 
-def unequal_cluster() -> None:
+def unequal_cluster(report: Report) -> None:
     """One device of every node is slower, so that every device of the cluster is simulated."""
     cluster = parse_cluster(f"{LARGE}xa100-80gb")
     (group,) = cluster.groups
     speeds = (1.0,) * (group.devices - 1) + (SLOW,)
     cluster = replace(cluster, groups=(replace(group, speeds=speeds),))
     what = f"gpt3-175b on {LARGE} A100, one device of each node at {SLOW:g} of its speed, nothing folded"
-    one_step(what, cluster, folded=False, target_s=UNEQUAL_S, target_gb=UNEQUAL_GB)
+    one_step(report, what, cluster, folded=False, target_s=UNEQUAL_S, target_gb=UNEQUAL_GB)
 
 
-def growth() -> None:
+def growth(report: Report) -> None:
     """One cycle, 8 devices to a node, by devices, by micro-batches and by loops."""
-    print(f"{'devices':>8} {'micro-batches':>14} {'loops':>6} {'instructions':>13} {'ms':>9} {'ns each':>8}")
     sizes = [(devices, 128, 8) for devices in (8, 16, 32, 64)]
-    sizes += [(64, micro_batches, 8) for micro_batches in (32, 64, 128, 256)]
-    sizes += [(64, 128, loops) for loops in (1, 2, 4, 8)]
+    sizes += [(64, micro_batches, 8) for micro_batches in (32, 64, 256)]
+    sizes += [(64, 128, loops) for loops in (1, 2, 4)]
     for devices, micro_batches, loops in sizes:
-        program = build(devices, micro_batches, loops)
-        costs = costs_on_nodes(program, 8)
-        seconds = median_s(lambda p=program, c=costs: simulate(p, c, max_cycles=1, compiled=True), 3)
-        each_ns = seconds / len(program) * 1e9
-        row = f"{devices:>8} {micro_batches:>14} {loops:>6} {len(program):>13}"
-        print(f"{row} {seconds * 1e3:>9.1f} {each_ns:>8.0f}")
+        what = f"one cycle of {devices} devices, {micro_batches} micro-batches, {loops} loops"
+        if report.missing(what):
+            program = build(devices, micro_batches, loops)
+            costs = costs_on_nodes(program, 8)
+            whole = timed(lambda p=program, c=costs: simulate(p, c, max_cycles=1, compiled=True), 3)
+            count = len(program)
+            each = whole.changed(lambda seconds, count=count: seconds / count)
+            report.add_cell(what, {"one cycle": whole, "each instruction": each})
+
+
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
 
 
 def main() -> None:
-    print_machine()
-    cold()
-    folded_cluster()
-    print(f"{DEVICES} devices")
-    pipeline()
-    growth()
-    unequal_cluster()
+    report = Report("simulator", options().parse_args())
+    report.print_machine()
+    cold(report)
+    folded_cluster(report)
+    pipeline(report)
+    growth(report)
+    unequal_cluster(report)
 
 
 if __name__ == "__main__":

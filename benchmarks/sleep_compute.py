@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from harness import print_machine
+from figures import Value
+from harness import Report, parser, words_for_workers
 from sleeping import Case, Sleepers, StageSeconds
 
 from weft.predict.abstract import simulate_schedule
@@ -64,10 +65,11 @@ def measured_makespan_s(case: Case, ranks: int, folder: Path, generation: int) -
     return statistics.median(lengths)
 
 
-def worker(ranks: int) -> None:
+def worker(report: Report, ranks: int) -> None:
     context = start_worker()
-    errors, order = [], []
     for generation, case in enumerate(CASES):
+        if not report.missing(cell := f"{ranks} ranks, {case}"):
+            continue
         figures = simulate_schedule(
             case.schedule,
             devices=ranks,
@@ -79,39 +81,53 @@ def worker(ranks: int) -> None:
         predicted_s = float(figures.makespan)
         with tempfile.TemporaryDirectory(prefix="weft-sleep-") as name:
             measured_s = measured_makespan_s(case, ranks, Path(name), generation)
-        errors.append(prediction_error(predicted_s, measured_s))
-        order.append((predicted_s / case.micro_batches, measured_s / case.micro_batches))
         if context.rank == 0:
-            print(
-                f"{case}  predicted {predicted_s * 1e3:7.1f} ms  measured {measured_s * 1e3:7.1f} ms  "
-                f"{errors[-1]:+.2%}",
-                flush=True,
+            error = prediction_error(predicted_s, measured_s)
+            report.add_cell(
+                cell,
+                {
+                    "predicted": Value(predicted_s, "s"),
+                    "measured": Value(measured_s, "s"),
+                    "error": Value(error, "share", TARGET, met=abs(error) <= TARGET),
+                },
             )
     if context.rank == 0:
-        worst = max(errors, key=abs)
-        print(
-            f"{ranks} ranks: worst {worst:+.2%} (target 3 %: {'met' if abs(worst) <= TARGET else 'MISSED'})"
-        )
-        # Orders that the simulator holds for equal (within its target) may come in any sequence.
-        by_prediction = np.argsort([predicted for predicted, _ in order], kind="stable")
-        slower = [order[index][1] for index in by_prediction]
-        same = all(a <= b * (1 + TARGET) for a, b in itertools.pairwise(slower))
-        print(f"ranking by time per micro-batch: {'the same' if same else 'DIFFERENT'}")
+        sum_up(report, ranks)
     context.close()
 
 
+def sum_up(report: Report, ranks: int) -> None:
+    """The worst error, and whether orders rank alike by their time per micro-batch."""
+    found = {
+        what: np.array([report.value(f"{ranks} ranks, {case}: {what}") for case in CASES])
+        for what in ("predicted", "measured", "error")
+    }
+    report.add(f"{ranks} ranks, worst error", Value(np.abs(found["error"]).max(), "share", TARGET))
+    each = np.array([case.micro_batches for case in CASES])
+    # Orders that the simulator holds for equal (within its target) may come in any sequence.
+    by_prediction = np.argsort(found["predicted"] / each, kind="stable")
+    slower = (found["measured"] / each)[by_prediction]
+    unlike = sum(a > b * (1 + TARGET) for a, b in itertools.pairwise(slower))
+    report.add(f"{ranks} ranks, neighbours in another ranking", Value(unlike, "count", target=0))
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--ranks", type=int, default=4)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.ranks)
+    asked = options().parse_args()
+    report = Report("sleep_compute", asked)
+    if asked.worker:
+        worker(report, asked.ranks)
         return 0
-    print_machine()
+    report.print_machine()
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [f"--nproc-per-node={arguments.ranks}", __file__, "--worker", f"--ranks={arguments.ranks}"]
-    return subprocess.run([*launch, *words], check=False).returncode
+    words = [f"--nproc-per-node={asked.ranks}", __file__, "--worker", f"--ranks={asked.ranks}"]
+    return subprocess.run([*launch, *words, *words_for_workers(asked)], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Case:
     micro_batches: int
 
     def __str__(self) -> str:
-        return f"{self.schedule:<14} loops {self.loops}  micro-batches {self.micro_batches:>2}"
+        return f"{self.schedule}, loops {self.loops}, micro-batches {self.micro_batches}"
 
 
 @dataclass(frozen=True, slots=True)

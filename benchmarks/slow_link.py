@@ -30,7 +30,8 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
-from harness import print_machine
+from figures import Value
+from harness import Report, parser, words_for_workers
 from namespaces import (
     ADDRESSES,
     INTERFACE,
@@ -175,55 +176,68 @@ def sleepers_of(case: Case) -> Sleepers:
     )
 
 
-def worker() -> None:
+def worker(report: Report) -> None:
     context = start_worker()
     local = measured_link(0, 1)
     if context.rank == 0:
-        print(f"inside a node: {_words(local)}")
-    times: dict[Case, list[tuple[float, float]]] = {case: [] for case in CASES}
-    generation = 0
-    for reductions_s in REDUCTIONS_S:
+        report.say(f"inside a node: {_words(local)}")
+    for number, reductions_s in enumerate(REDUCTIONS_S):
+        left = [case for case in CASES if report.missing(cell_of(case, reductions_s))]
+        if not left:
+            continue
         if context.local_rank == 0:
             limit_rate(nominal_rate(reductions_s))
         between = measured_link(0, DEVICES)
         # What a device's reductions take when the other device of its node reduces, too.
         moving_s = DEVICES * DEVICE_PARAMETERS * 4 / between.link.bytes_per_s
         if context.rank == 0:
-            print(f"\nbetween the nodes: {_words(between)}\nreductions take {moving_s * 1e3:.0f} ms")
-        for case in CASES:
+            report.say(f"between the nodes: {_words(between)}; reductions take {moving_s * 1e3:.0f} ms")
+        for case in left:
             sleepers = sleepers_of(case)
             expected_s = predicted_s(sleepers, described(local.link, between.link))
             with tempfile.TemporaryDirectory(prefix="weft-slow-link-") as name:
-                found_s = measured_s(sleepers, Path(name), generation)
-            generation += 1
-            times[case].append((expected_s, found_s))
+                found_s = measured_s(sleepers, Path(name), number * len(CASES) + CASES.index(case))
             if context.rank == 0:
-                print(
-                    f"{case}  predicted {expected_s * 1e3:7.1f} ms  measured {found_s * 1e3:7.1f} ms  "
-                    f"{expected_s / found_s - 1:+.2%}",
-                    flush=True,
+                error = expected_s / found_s - 1
+                report.add_cell(
+                    cell_of(case, reductions_s),
+                    {
+                        "predicted": Value(expected_s, "s"),
+                        "measured": Value(found_s, "s"),
+                        "error": Value(error, "share", TARGET, met=abs(error) <= TARGET),
+                    },
                 )
     if context.rank == 0:
-        print_verdicts(times)
+        sum_up(report)
     context.close()
 
 
-def print_verdicts(times: dict[Case, list[tuple[float, float]]]) -> None:
-    worst = max((expected / found - 1 for pairs in times.values() for expected, found in pairs), key=abs)
-    print(f"\nworst error {worst:+.2%} (target 10 %: {'met' if abs(worst) <= TARGET else 'MISSED'})")
+def cell_of(case: Case, reductions_s: float) -> str:
+    return f"{case.schedule}, reductions of {reductions_s * 1e3:.0f} ms"
+
+
+def sum_up(report: Report) -> None:
+    """The worst error, how much longer steps get, and whether breadth-first stays flat."""
+
+    def steps(case: Case, what: str) -> list[float]:
+        return [report.value(f"{cell_of(case, seconds)}: {what}") for seconds in REDUCTIONS_S]
+
+    worst = max(abs(error) for case in CASES for error in steps(case, "error"))
+    report.add("worst error", Value(worst, "share", TARGET))
     spans = [f"{after * 1e3:.0f}" for after in REDUCTIONS_S]
-    print(f"\nhow much longer a step gets when reductions get longer, {' to '.join(spans)} ms:")
-    for case, pairs in times.items():
+    report.say(f"how much longer a step gets when reductions get longer, {' to '.join(spans)} ms:")
+    last = max(i for i, seconds in enumerate(REDUCTIONS_S) if seconds <= WINDOWS_S["breadth-first"])
+    rises = {}
+    for case in CASES:
+        pairs = list(zip(steps(case, "predicted"), steps(case, "measured"), strict=True))
         shares = " ".join(f"{measured:4.0%} ({predicted:4.0%})" for predicted, measured in _growth(pairs))
         window = WINDOWS_S.get(case.schedule, 0.0)
-        print(f"{case.schedule:<14} can hide {window * 1e3:4.0f} ms: measured (predicted) {shares}")
-    last = max(i for i, seconds in enumerate(REDUCTIONS_S) if seconds <= WINDOWS_S["breadth-first"])
-    rises = {case.schedule: pairs[last][1] / pairs[0][1] - 1 for case, pairs in times.items()}
-    words = ", ".join(f"{name} {rise:.0%}" for name, rise in rises.items())
-    print(f"rise of the step up to reductions of {REDUCTIONS_S[last] * 1e3:.0f} ms: {words}")
-    flat = rises.pop("breadth-first")
-    knee = flat <= FLATTER * min(rises.values())
-    print(f"breadth-first stays flat while the others rise: {'seen' if knee else 'NOT SEEN'}")
+        report.say(f"{case.schedule:<14} can hide {window * 1e3:4.0f} ms: measured (predicted) {shares}")
+        rises[case.schedule] = pairs[last][1] / pairs[0][1] - 1
+    flat = min(rise for name, rise in rises.items() if name != "breadth-first") * FLATTER
+    for name, rise in rises.items():
+        what = f"{name}, rise of the step up to reductions of {REDUCTIONS_S[last] * 1e3:.0f} ms"
+        report.add(what, Value(rise, "share", target=flat if name == "breadth-first" else None))
 
 
 def _growth(pairs: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
@@ -245,7 +259,7 @@ def _words(measured: Measured) -> str:
     )
 
 
-def start_ranks(namespaces: list[int]) -> Iterator[subprocess.Popen[bytes]]:
+def start_ranks(namespaces: list[int], words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Node by node, device by device, as a cluster counts its ranks."""
     for rank in range(DEVICES * REPLICAS):
         node, device = divmod(rank, DEVICES)
@@ -261,17 +275,17 @@ def start_ranks(namespaces: list[int]) -> Iterator[subprocess.Popen[bytes]]:
             # A namespace has no name server, of which torch would warn.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-        command = [*inside(namespaces[node]), sys.executable, __file__, "--worker"]
+        command = [*inside(namespaces[node]), sys.executable, __file__, "--worker", *words]
         # Of its own session: Ctrl-C reaches this script, which ends the ranks.
         yield subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
 
 
-def run_ranks(namespaces: list[int]) -> bool:
+def run_ranks(namespaces: list[int], words: list[str]) -> bool:
     """Whether all ranks ended well within the time limit; none is left when this returns."""
     ranks: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + LIMIT_S
     try:
-        ranks.extend(start_ranks(namespaces))
+        ranks.extend(start_ranks(namespaces, words))
         while any(rank.poll() is None for rank in ranks):
             if any(rank.returncode for rank in ranks):
                 return False
@@ -288,23 +302,29 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signal_number)
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    if parser.parse_args().worker:
-        worker()
+    asked = options().parse_args()
+    report = Report("slow_link", asked)
+    if asked.worker:
+        worker(report)
         return 0
     reason = reason_to_skip()
     if reason is not None:
-        print(f"skipped: {reason}")
+        report.say(f"skipped: {reason}")
         return 0
-    print_machine()
+    report.print_machine()
     signal.signal(signal.SIGTERM, _stop)
     try:
         with two_namespaces(2 * LIMIT_S, nominal_rate(REDUCTIONS_S[0])) as namespaces:
-            return 0 if run_ranks(namespaces) else 1
+            return 0 if run_ranks(namespaces, words_for_workers(asked)) else 1
     except NamespaceError as error:
-        print(f"skipped: {error}")
+        report.say(f"skipped: {error}")
         return 0
     except KeyboardInterrupt:
         return 130

@@ -21,7 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import median_s, print_machine, report
+from figures import Value
+from harness import Report, parser, timed
 
 RANKS = (8, 64, 512, 4096)
 REPEATS = 5
@@ -33,80 +34,102 @@ MODEL = "llama-7b"
 FLAT = 2.0
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--only", choices=("commands", "ranks"))
+    made.add_argument("--compile", nargs=3, metavar=("FOLDER", "RANKS", "WHAT"), help=argparse.SUPPRESS)
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("commands", "ranks"))
-    parser.add_argument("--compile", nargs=3, metavar=("FOLDER", "RANKS", "WHAT"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = options().parse_args()
     if asked.compile:
         folder, ranks, what = asked.compile
         print(json.dumps(compiled(Path(folder), int(ranks), what)))
         return
-    print_machine()
+    report = Report("start_up", asked)
+    report.print_machine()
     if asked.only != "ranks":
-        commands()
+        commands(report)
     if asked.only != "commands":
-        of_ranks()
+        of_ranks(report)
 
 
 def python(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def commands() -> None:
-    empty = median_s(lambda: python("-c", "pass"))
-    report(
-        "import weft (without starting Python)", median_s(lambda: python("-c", "import weft")) - empty, 0.3
-    )
+def commands(report: Report) -> None:
+    if report.missing(name := "import weft, without starting Python"):
+        empty_s = timed(lambda: python("-c", "pass")).value
+        whole = timed(lambda: python("-c", "import weft"), target_s=0.3)
+        report.add(name, whole.changed(lambda seconds: seconds - empty_s))
     plan = ("-m", "weft.cli.main", "plan", "llama-13b", "--on", "64xa100-80gb")
-    report("weft plan llama-13b --on 64xa100-80gb", median_s(lambda: python(*plan), 3), 5.0)
-    report("weft schedule breadth-first", median_s(lambda: python(*plan[:2], "schedule", "breadth-first"), 3))
+    fresh = "a fresh process"
+    report.time(f"weft plan llama-13b --on 64xa100-80gb, {fresh}", lambda: python(*plan), 3, target_s=5.0)
+    report.time(
+        f"weft schedule breadth-first, {fresh}", lambda: python(*plan[:2], "schedule", "breadth-first"), 3
+    )
 
 
-def of_ranks() -> None:
+def of_ranks(report: Report) -> None:
     """What one rank compiles, and the whole program, for one model on ever more ranks."""
-    print(f"{MODEL}, zero-1, 1f1b, {MICRO_BATCHES} micro-batches per pipeline; the last rank; medians")
-    columns = ("ranks", "plan", "reads it", "part", "again", "peak", "whole", "verifies", "peak")
-    print("{:>6} {:<22} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}".format(*columns))
-    figures: dict[str, list[float]] = {name: [] for name in ("compile_s", "peak_bytes", "again_s")}
+    report.say(f"{MODEL}, zero-1, 1f1b, {MICRO_BATCHES} micro-batches per pipeline; the last rank; medians")
     with tempfile.TemporaryDirectory(prefix="weft-start-") as folder:
         for ranks in RANKS:
-            asked = (folder, str(ranks))
-            words = measured(*asked, "plan", 1)["words"]
-            part, whole = measured(*asked, "part", REPEATS), measured(*asked, "whole", 1)
-            print(
-                f"{ranks:>6} {words:<22} {part['read_s'] * 1e3:>7.1f} ms {part['compile_s'] * 1e3:>7.1f} ms"
-                f" {part['again_s'] * 1e3:>7.1f} ms {part['peak_bytes'] / 1e6:>7.1f} MB"
-                f" {whole['compile_s'] * 1e3:>7.1f} ms {whole['verify_s'] * 1e3:>7.0f} ms"
-                f" {whole['peak_bytes'] / 1e6:>7.1f} MB"
-            )
-            for name, found in figures.items():
-                found.append(part[name])
-    words = {"compile_s": "seconds of a part", "peak_bytes": "peak memory", "again_s": "seconds, once more"}
-    span = f"{RANKS[0]} to {RANKS[-1]} ranks"
-    for name, found in figures.items():
-        ratio = max(found) / min(found)
-        verdict = "met" if ratio <= FLAT else "MISSED"
-        print(f"{words[name]}, {span}: within {ratio:.2f}x (target {FLAT:g}x: {verdict})")
+            if report.missing(shape_of(ranks)):
+                one_size(report, folder, ranks)
+    for what in ("compiles its part", "once more", "peak"):
+        found = [report.value(f"{shape_of(ranks)}: {what}") for ranks in RANKS]
+        growth = Value(max(found) / min(found), "ratio", target=FLAT)
+        report.add(f"from {RANKS[0]} to {RANKS[-1]} ranks, {what}", growth)
 
 
-def measured(folder: str, ranks: str, what: str, repeats: int) -> dict[str, object]:
+def one_size(report: Report, folder: str, ranks: int) -> None:
+    asked = (folder, str(ranks))
+    measured(*asked, "plan", 1)
+    part, whole = measured(*asked, "part", REPEATS), measured(*asked, "whole", 1)
+    report.add_cell(
+        shape_of(ranks),
+        {
+            "reads the plan": Value(part["read_s"], "s"),
+            "compiles its part": Value(part["compile_s"], "s"),
+            "once more": Value(part["again_s"], "s"),
+            "peak": Value(part["peak_bytes"], "bytes"),
+            "compiles the whole": Value(whole["compile_s"], "s"),
+            "verifies it": Value(whole["verify_s"], "s"),
+            "peak of the whole": Value(whole["peak_bytes"], "bytes"),
+        },
+    )
+
+
+def degrees_of(ranks: int) -> tuple[int, int, int]:
+    """As many pipeline devices as leave two replicas, which share something out: (pp, dp, tp)."""
+    tensor = TENSOR if ranks >= 64 else 1
+    pipeline = min(MOST_PIPELINE, ranks // tensor // 2)
+    return pipeline, ranks // tensor // pipeline, tensor
+
+
+def shape_of(ranks: int) -> str:
+    return "{} ranks, pp {} x dp {} x tp {}".format(ranks, *degrees_of(ranks))
+
+
+def measured(folder: str, ranks: str, what: str, repeats: int) -> dict[str, float]:
     """Medians of what so many fresh processes say."""
     command = [sys.executable, __file__, "--compile", folder, ranks, what]
     found = [
         json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         for _ in range(repeats)
     ]
-    if what == "plan":
-        return found[0]
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
-def compiled(folder: Path, ranks: int, what: str) -> dict[str, object]:
+def compiled(folder: Path, ranks: int, what: str) -> dict[str, float]:
     """In a process of its own: write the plan, or read it and compile one rank's part or the whole."""
     path = folder / f"{ranks}.json"
     if what == "plan":
-        return {"words": write_plan(path, ranks)}
+        write_plan(path, ranks)
+        return {}
     from weft.describe.families import layer_graph
     from weft.describe.models import resolve_model
     from weft.describe.plan_file import load_plan
@@ -137,16 +160,13 @@ def compiled(folder: Path, ranks: int, what: str) -> dict[str, object]:
     }
 
 
-def write_plan(path: Path, ranks: int) -> str:
-    """As many pipeline devices as leave two replicas, which share something out."""
+def write_plan(path: Path, ranks: int) -> None:
     from weft.describe.layout import Layout
     from weft.describe.plan_file import PlanFile
     from weft.moves.layout import build_plan, flops_per_layer
     from weft.planning.problem import problem_of
 
-    tensor = TENSOR if ranks >= 64 else 1
-    pipeline = min(MOST_PIPELINE, ranks // tensor // 2)
-    replicas = ranks // tensor // pipeline
+    pipeline, replicas, tensor = degrees_of(ranks)
     batch = MICRO_BATCHES * replicas
     job = problem_of(model=MODEL, on=f"{ranks}xa100-80gb", global_batch=batch, precision="bf16").job
     layout = Layout(
@@ -159,7 +179,6 @@ def write_plan(path: Path, ranks: int) -> str:
         sharding="zero-1",
     )
     path.write_text(PlanFile(build_plan(job, layout, flops_per_layer(job))).to_json())
-    return f"pp {pipeline} x dp {replicas} x tp {tensor}"
 
 
 def peak_bytes() -> int:

@@ -1,25 +1,24 @@
 """What seeing micro-batches costs: one rank trains a model with and without `report.micro_batch_norms`.
 
 Both trainings run in one process, step by step in turns, and go through the whole runtime. One thread and the
-time of the process, so that other load on the machine counts little. The cost is the median of the
+time of the process, so that other load on the machine counts little. The share is the median of the
 differences of neighbouring steps over the median step without, with its bootstrap 95 % interval.
 
-    python benchmarks/taps.py [MODEL] [--micro-batch-size N] [--schedule NAME] [--json]
+    python benchmarks/taps.py [MODEL] [--micro-batch-size N] [--schedule NAME]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
@@ -107,54 +106,43 @@ def medians(times: Floats) -> Floats:
     return np.stack([np.median(times[..., 0], 1), np.median(times[..., 1] - times[..., 0], 1)], -1)
 
 
+def figures_of(times: Sequence[tuple[float, float]]) -> dict[str, Value]:
+    """The median step without, what is added to it, and its share with the bootstrap interval."""
+    plain_s, added_s = medians(np.array(times)[None])[0].tolist()
+    draws = np.random.default_rng(SEED).integers(STEPS, size=(RESAMPLES, STEPS))
+    plain, added = medians(np.array(times)[draws]).T
+    low, high = np.percentile(added / plain, [2.5, 97.5]).tolist()
+    return {
+        "step": Value(plain_s, "s"),
+        "added": Value(added_s, "s"),
+        "share": Value(added_s / plain_s, "share", TARGET, low=low, high=high),
+    }
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("model", nargs="?", default="gpt-1m")
+    made.add_argument("--micro-batch-size", type=int, default=2)
+    made.add_argument("--sequence", type=int, default=128)
+    made.add_argument("--schedule", default="1f1b")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="gpt-1m")
-    parser.add_argument("--micro-batch-size", type=int, default=2)
-    parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--schedule", default="1f1b")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options().parse_args()
+    report = Report("taps", asked)
+    report.print_machine()
+    shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    cell = f"{asked.model}, {asked.schedule}, {shape}"
+    if not report.missing(cell):
+        return
     torch.set_num_threads(1)
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     config = resolve_model(asked.model, sequence=asked.sequence)
-    plan = plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule)
-    times = measured(config, plan)
+    times = measured(config, plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule))
     dist.destroy_process_group()
-    plain_s, added_s = medians(np.array(times)[None])[0].tolist()
-    cost = added_s / plain_s
-    draws = np.random.default_rng(SEED).integers(STEPS, size=(RESAMPLES, STEPS))
-    plain, added = medians(np.array(times)[draws]).T
-    low, high = np.percentile(added / plain, [2.5, 97.5]).tolist()
-    record = {
-        "model": config.name,
-        "micro_batches": MICRO_BATCHES,
-        "micro_batch_size": asked.micro_batch_size,
-        "sequence": asked.sequence,
-        "schedule": asked.schedule,
-        "steps": STEPS,
-        "step_s": plain_s,
-        "added_s": added_s,
-        "cost": cost,
-        "cost_low": low,
-        "cost_high": high,
-        "target": TARGET,
-        "met": cost <= TARGET,
-    }
-    if asked.json:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            print_machine()
-        print(json.dumps({**record, "about": said.getvalue().splitlines()}))
-        return
-    print_machine()
-    shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
-    verdict = f"target at most {TARGET:.0%}: {'met' if cost <= TARGET else 'MISSED'}"
-    print(
-        f"{config.name}, {asked.schedule}, {shape}: step {plain_s * 1e3:.1f} ms, norms of micro-batches "
-        f"{added_s * 1e3:+.2f} ms, {cost:+.2%} ({low:+.2%} to {high:+.2%}, {verdict})"
-    )
+    report.add_cell(cell, figures_of(times))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ Two ranks train one model in all three ways, step by step in turns, in the same 
 way's step is predicted: from data sheets, from this machine's measured speeds, and from its layers as two
 tensor ranks run them. Medians; the ratio to `inside` is that of neighbouring steps.
 
-    python benchmarks/tensor_collectives.py [MODEL] [--micro-batch-size N] [--unmeasured] [--json]
+    python benchmarks/tensor_collectives.py [MODEL] [--micro-batch-size N] [--unmeasured]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -22,11 +20,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 import weft
 from weft.capture.measure import measure
@@ -182,53 +180,47 @@ def measured(asked: argparse.Namespace, folder: Path) -> Mapping[str, list[float
     return {way: one[WARM_UP:] for way, one in times.items()}
 
 
-def records(predicted: Mapping[str, Mapping[str, float]], times: Mapping[str, list[float]]) -> dict[str, Any]:
-    found = {}
-    for way in WAYS:
-        step_s = statistics.median(times[way])
-        ratios = [one / inside for one, inside in zip(times[way], times["inside"], strict=True)]
-        found[way] = {
-            "step_s": step_s,
-            "ratio": statistics.median(ratios),
-            "predicted_s": predicted[way],
-            "error": {level: seconds / step_s - 1.0 for level, seconds in predicted[way].items()},
-        }
+def figures_of(
+    predicted: Mapping[str, Mapping[str, float]], times: Mapping[str, list[float]], way: str
+) -> dict[str, Value]:
+    """The step of one way, its ratio to `inside`, and each prediction with its error."""
+    step_s = statistics.median(times[way])
+    ratios = [one / inside for one, inside in zip(times[way], times["inside"], strict=True)]
+    found = {"step": Value(step_s, "s"), "of inside": Value(statistics.median(ratios), "ratio")}
+    for level, seconds in predicted[way].items():
+        found[f"predicted from {level}"] = Value(seconds, "s")
+        found[f"error from {level}"] = Value(seconds / step_s - 1.0, "share")
     return found
 
 
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("model", nargs="?", default="gpt-1m")
+    made.add_argument("--micro-batch-size", type=int, default=4)
+    made.add_argument("--sequence", type=int, default=128)
+    made.add_argument("--steps", type=int, default=30)
+    made.add_argument("--unmeasured", action="store_true", help="predict from data sheets alone")
+    made.add_argument("--worker", help=argparse.SUPPRESS)
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="gpt-1m")
-    parser.add_argument("--micro-batch-size", type=int, default=4)
-    parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--unmeasured", action="store_true", help="predict from data sheets alone")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = options().parse_args()
     if asked.worker is not None:
         work(asked)
         return
+    report = Report("tensor_collectives", asked)
+    report.print_machine()
+    shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    cells = {way: f"{asked.model}, {shape}, {way}" for way in WAYS}
+    # All ways take turns, so that they are measured together or not at all.
+    if not any(report.missing(cell) for cell in cells.values()):
+        return
     with tempfile.TemporaryDirectory(prefix="weft-tensor-collectives-") as name:
         folder = Path(name)
-        found = records(predictions(asked, folder), measured(asked, folder))
-    about = io.StringIO()
-    with contextlib.redirect_stdout(about):
-        print_machine()
-    if asked.json:
-        shape = {key: getattr(asked, key) for key in ("model", "micro_batch_size", "sequence", "steps")}
-        print(json.dumps({**shape, "ways": found, "about": about.getvalue().splitlines()}))
-        return
-    print(about.getvalue(), end="")
-    print(
-        f"{asked.model}, {MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
-    )
-    for way, one in found.items():
-        shown = "  ".join(
-            f"{level} {seconds * 1e3:.0f} ms ({one['error'][level]:+.0%})"
-            for level, seconds in one["predicted_s"].items()
-        )
-        print(f"{way:<13} {one['step_s'] * 1e3:6.0f} ms, {one['ratio']:.3f} of inside   predicted: {shown}")
+        predicted, times = predictions(asked, folder), measured(asked, folder)
+    for way, cell in cells.items():
+        report.add_cell(cell, figures_of(predicted, times, way))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ needs two ranks.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 import weft
 from weft.capture.measure import measure
@@ -40,27 +43,35 @@ def homes_of(model: str, folder: Path) -> dict[str, Path]:
     return homes
 
 
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> None:
-    print_machine()
+    report = Report("tensor_ranks", options().parse_args())
+    report.print_machine()
     for model in MODELS:
+        cells = {f"{model}, micro-batch size {size}": size for size in MICRO_BATCH_SIZES}
+        left = {cell: size for cell, size in cells.items() if report.missing(cell)}
+        if not left:
+            continue
         with tempfile.TemporaryDirectory(prefix="weft-tensor-ranks-") as name:
             folder = Path(name)
             homes = homes_of(model, folder)
-            for size in MICRO_BATCH_SIZES:
+            for cell, size in left.items():
                 plans = {level: planned(model, size, home) for level, home in homes.items()}
-                run = weft.train(
-                    plans["layers"], data="python-stdlib", steps=STEPS, directory=folder / f"run-{size}"
-                )
-                measured_s = run.summary["measured_step_s"]
-                predicted = {level: plan.job.predicted.prediction.step_s for level, plan in plans.items()}
-                shown = "  ".join(
-                    f"{level} {seconds * 1e3:5.0f} ms ({seconds / measured_s - 1:+.0%})"
-                    for level, seconds in predicted.items()
-                )
-                print(
-                    f"{model}, micro-batch size {size}: measured {measured_s * 1e3:5.0f} ms  {shown}",
-                    flush=True,
-                )
+                report.add_cell(cell, trained(plans, folder / f"run-{size}"))
+
+
+def trained(plans: Mapping[str, weft.Planned], directory: Path) -> dict[str, Value]:
+    """The measured step, and by level of knowledge the error of the predicted one."""
+    run = weft.train(plans["layers"], data="python-stdlib", steps=STEPS, directory=directory)
+    measured_s = run.summary["measured_step_s"]
+    errors = {
+        f"error from {level}": Value(plan.job.predicted.prediction.step_s / measured_s - 1.0, "share")
+        for level, plan in plans.items()
+    }
+    return {"measured": Value(measured_s, "s"), **errors}
 
 
 if __name__ == "__main__":

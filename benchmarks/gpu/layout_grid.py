@@ -27,10 +27,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 from llama_1b import WARM_UP, measure, prepare
 
-from weft.describe.units import format_bytes, format_seconds
 from weft.run.launch.worker_start import start_worker
 from weft.scoring.metrics import spearman
 
@@ -91,73 +91,77 @@ def in_a_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def told(case: dict[str, Any], found: dict[str, Any]) -> str:
-    """One line of the table."""
+def cell_of(case: dict[str, Any]) -> str:
     what = f"{case['model']}, {case['sequence']} tokens, size {case['micro_batch_size']}, {case['recompute']}"
-    if "predicted_s" not in found:
-        return f"{what:<48} {found['failed']}"
-    guess = f"predicted {format_seconds(found['predicted_s'])} {format_bytes(found['predicted_bytes'])}"
-    if "step_s" not in found:
-        return f"{what:<48} {guess}, {'fits' if found['fits'] else 'too big'}: {found['failed']}"
-    utilisation = found["flops"] / found["step_s"] / found["peak_flops"]
-    off = found["predicted_s"] / found["step_s"] - 1.0
-    line = (
-        f"{what:<48} {guess}, measured {format_seconds(found['step_s'])} ({off:+.1%}), 6N {utilisation:.1%}"
-    )
-    if found["peak_bytes"]:
-        line += f", {format_bytes(found['peak_bytes'])}"
-        line += f" ({found['predicted_bytes'] / found['peak_bytes'] - 1.0:+.1%})"
-    return line
+    return f"{case['part']} on {case['device']}, {what}"
 
 
-def judged(results: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
-    """The targets, met or missed; those of peaks where they were counted."""
-    grid = [found for case, found in results if case["part"] == GRID]
-    shapes = [found for case, found in results if case["part"] == SHAPES and "step_s" in found]
-    counted = [one for one in grid if one.get("peak_bytes")]
-    if counted:
-        ratios = [one["predicted_bytes"] / one["peak_bytes"] for one in counted]
-        within = all(abs(ratio - 1.0) <= PEAK_TOLERANCE for ratio in ratios)
-        yield f"peaks within {PEAK_TOLERANCE:.0%}: {'met' if within else 'MISSED'}"
-        fitting = [ratio for ratio, one in zip(ratios, counted, strict=True) if one["fits"]]
-        enough = all(ratio >= LEAST_PEAK for ratio in fitting)
-        yield f"no peak of a fitting plan predicted {1.0 - LEAST_PEAK:.0%} too low: {_met(enough)}"
-    accepted = any(one.get("fits") and one.get("failed") == _OUT_OF_MEMORY for one in grid)
-    yield f"no fitting plan ran out of memory: {_met(not accepted)}"
-    both = [one for one in grid if "step_s" in one]
+def figures_of(found: dict[str, Any]) -> dict[str, Value]:
+    """What was predicted and, where the layout ran, what was measured."""
+    figures = {
+        "predicted step": Value(found["predicted_s"], "s"),
+        "predicted peak": Value(found["predicted_bytes"], "bytes"),
+        "fits": Value(found["fits"], "count"),
+        "out of memory": Value(found.get("failed") == _OUT_OF_MEMORY, "count"),
+    }
+    if "step_s" in found:
+        utilisation = found["flops"] / found["step_s"] / found["peak_flops"]
+        figures |= {"step": Value(found["step_s"], "s"), "6N": Value(utilisation, "share")}
+    if found.get("peak_bytes"):
+        figures["peak"] = Value(found["peak_bytes"], "bytes")
+    return figures
+
+
+def judged(grid: list[dict[str, float]], shapes: list[dict[str, float]]) -> Iterator[tuple[str, Value]]:
+    """How many layouts miss each target; those of peaks where they were counted."""
+    ratios = [(one["predicted peak"] / one["peak"], one["fits"]) for one in grid if "peak" in one]
+    if ratios:
+        far = sum(abs(ratio - 1.0) > PEAK_TOLERANCE for ratio, _ in ratios)
+        yield f"peaks not within {PEAK_TOLERANCE:.0%}", Value(far, "count", 0)
+        low = sum(ratio < LEAST_PEAK for ratio, fits in ratios if fits)
+        yield f"peaks of fitting plans predicted {1.0 - LEAST_PEAK:.0%} too low", Value(low, "count", 0)
+    accepted = sum(one["fits"] and one["out of memory"] for one in grid)
+    yield "fitting plans that ran out of memory", Value(accepted, "count", 0)
+    both = [one for one in grid if "step" in one]
     if len(both) > 1:
-        guesses, steps = (np.array([one[key] for one in both]) for key in ("predicted_s", "step_s"))
-        order = spearman(guesses, steps)
-        words = "-" if order is None else f"{order:.3f}"
-        yield f"Spearman of predicted and measured steps of the grid: {words}"
-    if shapes:
-        close = all(abs(one["predicted_s"] / one["step_s"] - 1.0) <= STEP_TOLERANCE for one in shapes)
-        yield f"steps of the shapes within {STEP_TOLERANCE:.0%}: {_met(close)}"
+        order = spearman(*(np.array([one[key] for one in both]) for key in ("predicted step", "step")))
+        if order is not None:
+            yield "Spearman of predicted and measured steps of the grid", Value(order, "ratio")
+    errors = [one["predicted step"] / one["step"] - 1.0 for one in shapes if "step" in one]
+    if errors:
+        far = sum(abs(error) > STEP_TOLERANCE for error in errors)
+        yield f"steps of the shapes not within {STEP_TOLERANCE:.0%}", Value(far, "count", 0)
 
 
-def _met(holds: bool) -> str:
-    return "met" if holds else "MISSED"
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--one", default=None, help=argparse.SUPPRESS)
+    return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one is not None:
-        print(json.dumps(in_this_process(json.loads(arguments.one))))
+    asked = options().parse_args()
+    if asked.one is not None:
+        print(json.dumps(in_this_process(json.loads(asked.one))))
         return 0
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device: nothing was measured")
+    report = Report("layout_grid", asked)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        report.say("no CUDA device: nothing was measured")
         return 0
-    print_machine()
-    print(f"{STEPS} steps each after {WARM_UP}, {MICRO_BATCHES} micro-batches")
-    results = []
-    for case in cases(arguments.device):
-        found = in_a_fresh_process(case)
-        print(told(case, found), flush=True)
-        results.append((case, found))
-    print(*judged(results), sep="\n")
+    report.print_machine()
+    report.say(f"{STEPS} steps each after {WARM_UP}, {MICRO_BATCHES} micro-batches")
+    parts: dict[str, list[dict[str, float]]] = {GRID: [], SHAPES: []}
+    for case in cases(asked.device):
+        if report.missing(cell := cell_of(case)):
+            found = in_a_fresh_process(case)
+            if "predicted_s" not in found or found.get("failed", _OUT_OF_MEMORY) != _OUT_OF_MEMORY:
+                report.say(f"{cell}: {found['failed']}")
+                continue
+            report.add_cell(cell, figures_of(found))
+        parts[case["part"]].append(report.values(cell))
+    for what, one in judged(parts[GRID], parts[SHAPES]):
+        report.add(f"{what}, on {asked.device}", one)
     return 0
 
 

@@ -28,13 +28,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from harness import print_machine
+from figures import Value
+from harness import Report, parser
 
 from weft.describe.catalogue import catalogue
 from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
@@ -56,46 +56,63 @@ TOLERANCE = 0.05
 
 
 def main() -> int:
-    arguments = _arguments()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device: nothing was measured")
+    asked = options().parse_args()
+    report = Report("llama_1b", asked)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        report.say("no CUDA device: nothing was measured")
         return 0
-    print_machine()
-    problem, plan, program, prediction = prepare(arguments)
-    context = start_worker()
-    times = {}
-    for generation, records in enumerate((True, False)):
-        times[records], peak, reserved = measure(arguments, problem, plan, program, records, generation)
-    context.close()
-    step_s = statistics.median(times[True])
-    tokens = plan.global_batch * arguments.sequence
-    recording = step_s / statistics.median(times[False]) - 1.0
-    print(f"weft: {tokens / step_s:,.0f} tokens/s, step {format_seconds(step_s)}, peak {format_bytes(peak)}")
-    print(f"recording every instruction: {recording:+.2%} of a step")
-    pairs = [("step", prediction.step_s, step_s)]
-    if peak:  # on a CPU nobody counts
-        pairs.append(("peak", max(prediction.peak_bytes), peak))
-    for what, guess, found in pairs:
-        verdict = "met" if abs(guess / found - 1.0) <= TOLERANCE else "MISSED"
-        print(f"predicted / measured {what}: {guess / found:.3f} (target within {TOLERANCE:.0%}: {verdict})")
-    if arguments.torchtitan is not None:
-        print_peer(arguments, tokens / step_s, reserved)
+    report.print_machine()
+    batch = f"{asked.micro_batches} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
+    layers = "eager" if asked.eager else "compiled"
+    cell = f"{asked.model}, {batch}, recomputed {asked.recompute}, {layers}, {asked.device}"
+    if report.missing(cell):
+        figures, tokens_per_s, reserved = measured_beside_prediction(asked)
+        report.add_cell(cell, figures)
+        if asked.torchtitan is not None:
+            add_peer(report, f"{cell}, torchtitan", asked, tokens_per_s, reserved)
     return 0
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-1b")
-    parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument("--micro-batch-size", type=int, default=2)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--recompute", default="none")
-    parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--torchtitan", type=Path, default=None)
-    parser.add_argument("--torchtitan-config", default="llama3_1b")
-    return parser.parse_args()
+def measured_beside_prediction(asked: argparse.Namespace) -> tuple[dict[str, Value], float, int]:
+    """The figures of one model, tokens per second, and the most bytes that were reserved."""
+    problem, plan, program, prediction = prepare(asked)
+    context = start_worker()
+    times = {}
+    for generation, records in enumerate((True, False)):
+        times[records], peak, reserved = measure(asked, problem, plan, program, records, generation)
+    context.close()
+    step_s = statistics.median(times[True])
+    tokens_per_s = plan.global_batch * asked.sequence / step_s
+    figures = {
+        "tokens": Value(tokens_per_s, "per s"),
+        "step": Value(step_s, "s", low=min(times[True]), high=max(times[True])),
+        "what recording adds": Value(step_s / statistics.median(times[False]) - 1.0, "share"),
+        "error of the predicted step": error_of(prediction.step_s, step_s),
+    }
+    if peak:  # on a CPU nobody counts
+        figures["peak"] = Value(peak, "bytes")
+        figures["error of the predicted peak"] = error_of(max(prediction.peak_bytes), peak)
+    return figures, tokens_per_s, reserved
+
+
+def error_of(predicted: float, measured: float) -> Value:
+    error = predicted / measured - 1.0
+    return Value(error, "share", TOLERANCE, met=abs(error) <= TOLERANCE)
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--model", default="llama-1b")
+    made.add_argument("--sequence", type=int, default=4096)
+    made.add_argument("--micro-batch-size", type=int, default=2)
+    made.add_argument("--micro-batches", type=int, default=4)
+    made.add_argument("--steps", type=int, default=20)
+    made.add_argument("--recompute", default="none")
+    made.add_argument("--eager", action="store_true")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--torchtitan", type=Path, default=None)
+    made.add_argument("--torchtitan-config", default="llama3_1b")
+    return made
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Prediction]:
@@ -204,13 +221,16 @@ def measure(
         runtime.close()
         if recorder is not None:
             recorder.close()
-    print(f"{'recorded' if records else 'unrecorded'}: loss {loss:.4f} after {steps} steps on one batch")
+    words = f"{'recorded' if records else 'unrecorded'}: loss {loss:.4f} after {steps} steps on one batch"
+    print(words, file=sys.stderr)
     if not cuda:
         return times[WARM_UP:], 0, 0
     return times[WARM_UP:], torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def print_peer(arguments: argparse.Namespace, ours: float, our_reserved: int) -> None:
+def add_peer(
+    report: Report, cell: str, arguments: argparse.Namespace, ours: float, our_reserved: int
+) -> None:
     """Run torchtitan's own trainer on one GPU, and compare the last speed and memory that it logs.
 
     What it logs is the memory that the allocator has reserved.
@@ -228,16 +248,16 @@ def print_peer(arguments: argparse.Namespace, ours: float, our_reserved: int) ->
     text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
     speeds, memories = re.findall(r"tps: ([\d,]+)", text), re.findall(r"memory: +([\d.]+)GiB", text)
     if run.returncode or not speeds or not memories:
-        print(f"torchtitan did not run: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
+        report.say(f"torchtitan did not run: {(text.strip().splitlines() or ['no output'])[-1]}")
         return
     theirs, their_reserved = float(speeds[-1].replace(",", "")), float(memories[-1]) * 2**30
-    pairs = (
-        ("tokens/s", ours / theirs, ours >= theirs),
-        ("memory", our_reserved / their_reserved, our_reserved <= their_reserved),
-    )
-    for what, ratio, good in pairs:
-        print(f"weft / torchtitan, {what}: {ratio:.3f} (target 1: {'met' if good else 'MISSED'})")
-    print(f"torchtitan: {theirs:,.0f} tokens/s, {format_bytes(round(their_reserved))} reserved")
+    figures = {
+        "tokens of theirs": Value(theirs, "per s"),
+        "reserved by theirs": Value(their_reserved, "bytes"),
+        "tokens, weft / torchtitan": Value(ours / theirs, "ratio", 1.0, met=ours >= theirs),
+        "memory, weft / torchtitan": Value(our_reserved / their_reserved, "ratio", 1.0),
+    }
+    report.add_cell(cell, figures)
 
 
 if __name__ == "__main__":

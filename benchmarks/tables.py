@@ -1,0 +1,157 @@
+"""Make the tables of docs/benchmarks.md from the record of figures.
+
+    python benchmarks/tables.py                  # from benchmarks/figures.jsonl, which `make bench` fills
+    python benchmarks/tables.py --record FILE
+
+A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. One whose benchmark has no figures in the
+record stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figures import Record, Row, current
+
+HERE = Path(__file__).resolve().parent
+RECORD = HERE / "figures.jsonl"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+_MARKED = re.compile(r"(<!-- figures: (?P<name>.+?) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One row for each figure whose name matches."""
+
+    benchmark: str
+    names: str = ".*"
+
+    def lines(self, rows: Sequence[Row]) -> list[str]:
+        found = ["| what | figure | target |", "|---|---|---|"]
+        for row in rows:
+            target = row.figure.verdict().replace("MISSED", "missed") or "-"
+            found.append(_line([row.figure.name, _shown(row), target]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """One row for each cell whose figures' names match, one column for each of its figures."""
+
+    benchmark: str
+    first: str
+    columns: tuple[str, ...]
+    names: str = ".*"
+
+    def lines(self, rows: Sequence[Row]) -> list[str]:
+        cells: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            cell, _, what = row.figure.name.rpartition(": ")
+            cells.setdefault(cell, {})[what] = row
+        found = [_line([self.first, *self.columns]), "|" + "---|" * (1 + len(self.columns))]
+        for cell, columns in cells.items():
+            found.append(_line([cell, *(_judged(columns.get(what)) for what in self.columns)]))
+        return found
+
+
+TABLES: Mapping[str, Listed | Crossed] = {
+    "start_up": Listed("start_up", "import weft.*|weft .*"),
+    "start_up, ranks": Crossed(
+        "start_up",
+        "the last of",
+        (
+            "reads the plan",
+            "compiles its part",
+            "once more",
+            "peak",
+            "compiles the whole",
+            "verifies it",
+            "peak of the whole",
+        ),
+        r"\d+ ranks, .*: .*",
+    ),
+    "start_up, growth": Listed("start_up", "from .*"),
+    "programs": Listed("programs"),
+    "simulator": Listed("simulator", "(?!one cycle of ).*"),
+    "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
+    "recorder": Listed("recorder"),
+    "taps": Crossed("taps", "what trains", ("step", "added", "share")),
+}
+
+
+def table(name: str, rows: Iterable[Row]) -> list[str]:
+    """The lines of a marked table, and one on where it was measured; none without figures."""
+    asked = TABLES[name]
+    found = [
+        row
+        for (benchmark, figure), row in current(rows).items()
+        if benchmark == asked.benchmark and re.fullmatch(asked.names, figure)
+    ]
+    return [*asked.lines(found), "", measured_on(found)] if found else []
+
+
+def measured_on(rows: Sequence[Row]) -> str:
+    """Machine, versions and days of figures that one commit and machine gave."""
+    machines = [row.machine for row in rows]
+    first, last = machines[0], machines[-1]
+    days = dict.fromkeys(machine.date[:10] for machine in (first, last))
+    versions = ", ".join(f"{name} {number}" for name, number in first.versions.items() if name != "weft")
+    said = (
+        f"{first.cpu}, {first.cores} cores, {first.system}, {versions}; commit {first.commit}, "
+        f"{' to '.join(days)}, load average {min(one.load for one in machines):.1f} to "
+        f"{max(one.load for one in machines):.1f}, steal up to {max(one.steal for one in machines):.0%}."
+    )
+    if any(machine.busy for machine in machines):
+        said += " *Busy*: others had the machine, too."
+    return said
+
+
+def with_tables(text: str, made: Callable[[str], list[str]]) -> str:
+    """The page with its marked tables made anew; one for which nothing is made stays."""
+
+    def replaced(match: re.Match[str]) -> str:
+        lines = made(match["name"])
+        return "\n".join([match[1], *lines, "", match[4]]) if lines else match[0]
+
+    return _MARKED.sub(replaced, text)
+
+
+def marked(text: str) -> dict[str, list[str]]:
+    """The lines of each marked table of a page, by its name."""
+    return {match["name"]: match["table"].strip("\n").splitlines() for match in _MARKED.finditer(text)}
+
+
+def _shown(row: Row) -> str:
+    return f"{row.figure.shown()}{' *busy*' if row.machine.busy else ''}"
+
+
+def _judged(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    verdict = row.figure.verdict().replace("MISSED", "missed")
+    return f"{_shown(row)}; target {verdict}" if verdict else _shown(row)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    rows, text = Record(asked.record).rows(), asked.page.read_text()
+    asked.page.write_text(with_tables(text, lambda name: table(name, rows)))
+    for name in marked(text):
+        print(f"{name}: {'made' if table(name, rows) else 'stays, the record has no figures of it'}")
+
+
+if __name__ == "__main__":
+    main()
