@@ -53,7 +53,7 @@ class _TokenTable(nn.Module):
     word_embeddings: nn.Embedding
 
 
-class _Encoder(nn.Module):
+class _BertEncoder(nn.Module):
     """What a stage has of `bert.encoder`."""
 
     layer: Submodules[BertLayer]
@@ -63,7 +63,7 @@ class _Bert(nn.Module):
     """What a stage has of `bert`."""
 
     embeddings: BertEmbeddings | _TokenTable
-    encoder: _Encoder
+    encoder: _BertEncoder
 
 
 class _Predictions(nn.Module):
@@ -118,7 +118,7 @@ class BertStage(StageModule):
         elif self.has_table:
             self.bert.embeddings = _TokenTable()
             self.bert.embeddings.word_embeddings = nn.Embedding(config.vocabulary, config.hidden)
-        self.bert.encoder = _Encoder()
+        self.bert.encoder = _BertEncoder()
         self.bert.encoder.layer = Submodules(
             {str(index): BertLayer(hugging_face, layer_idx=index) for index in self.block_indices}
         )

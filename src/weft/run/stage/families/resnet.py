@@ -42,7 +42,7 @@ class _Group(nn.Module):
     layers: Submodules[ResNetBasicLayer | ResNetBottleNeckLayer]
 
 
-class _Encoder(nn.Module):
+class _ResNetEncoder(nn.Module):
     """What a stage has of `resnet.encoder`."""
 
     stages: Submodules[_Group]
@@ -52,7 +52,7 @@ class _ResNet(nn.Module):
     """What a stage has of `resnet`."""
 
     embedder: ResNetEmbeddings
-    encoder: _Encoder
+    encoder: _ResNetEncoder
 
 
 class ResNetStage(ConvolutionalStage):
@@ -66,7 +66,7 @@ class ResNetStage(ConvolutionalStage):
         self.resnet = _ResNet()
         if self.embeds:
             self.resnet.embedder = ResNetEmbeddings(resnet_config(config))
-        self.resnet.encoder = _Encoder()
+        self.resnet.encoder = _ResNetEncoder()
         self.resnet.encoder.stages = Submodules()
         for index in self.block_indices:
             self._add_block(index)
