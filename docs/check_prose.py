@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 MOST_WORDS = 20
 # Clauses in the place of a name: a docstring names the thing, or says what is done to it.
 OPENINGS = re.compile(r"(What|Whether|How|Where|Which|Who|When|Those|That|Likewise|The same)\b")
-SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z`*(\[\"])|\n\s*\n")
+SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z`*(\[\"]|weft\b)|\n\s*\n")
 # Code, formulas and links count as one word each.
 ONE_WORD = re.compile(r"``?[^`]+``?|\[[^\]]*\]\([^)]*\)|\$[^$]+\$|\([^()]*\d{4}\.\d{4,5}[^()]*\)")
 
