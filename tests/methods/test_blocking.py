@@ -37,6 +37,27 @@ def makespan(program: Program, forward: int, backward: int, hop: int, reduction:
     return simulate(program, costs, max_cycles=1).first_step_ticks
 
 
+def pairs_of(program: Program) -> set[tuple[int, int]]:
+    """What waits for what in the same step."""
+    now = program.edges.distance == 0
+    return set(zip(program.edges.source[now].tolist(), program.edges.target[now].tolist(), strict=True))
+
+
+@given(alternating, st.integers(2, 4), st.integers(1, 3))
+def test_a_message_leaves_when_its_receiver_has_come_to_it(
+    order: tuple[str, int], devices: int, rounds: int
+) -> None:
+    name, loops = order
+    program = training_program(name, devices, devices * loops, (devices * rounds,), blocking=("messages",))
+    kind, rank, waits = program.columns.kind, program.columns.rank, pairs_of(program)
+    flown = [(send, to) for send, to in waits if kind[send] in SENDS and kind[to] in RECEIVES]
+    assert flown
+    for send, receive in flown:
+        before = np.flatnonzero((rank == rank[receive]) & np.isin(kind, COMPUTATIONS))
+        before = before[before < receive]
+        assert not len(before) or (int(before[-1]), send) in waits
+
+
 @given(alternating, st.integers(1, 4), st.integers(1, 3), st.integers(1, 2))
 def test_orders_that_alternate_can_exchange_in_turn(
     order: tuple[str, int], devices: int, rounds: int, replicas: int
@@ -100,13 +121,15 @@ def test_reductions_at_the_end_follow_every_backward_and_precede_every_step(
     program = training_program(
         name, devices, devices * loops, (devices * rounds,) * 2, blocking=("reductions",)
     )
-    columns = program.columns
+    columns, waits = program.columns, pairs_of(program)
     for rank in range(program.ranks):
         kind = columns.kind[columns.rank == rank]
         last = int(np.flatnonzero(np.isin(kind, COMPUTATIONS))[-1])
         reduces = np.flatnonzero(kind == REDUCE)
         assert len(reduces) == loops
         assert last < reduces.min()
+        first = int(program.rank_starts[rank])
+        assert {(first + last, first + row) for row in reduces.tolist()} <= waits
         assert reduces.max() < np.flatnonzero(kind == STEP).min()
 
 

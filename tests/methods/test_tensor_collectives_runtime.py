@@ -21,9 +21,10 @@ from torch import nn
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan
 from weft.errors import InputError
-from weft.methods.tensor_collectives.program import NAME, WAYS
+from weft.methods.tensor_collectives.program import NAME, WAYS, crossed
 from weft.program.rank_program import part_of
 from weft.program.segments import StageSegments, segments_of
+from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.runtime import RankRuntime
 from weft.run.stage.segments import StageRun
 from weft.training.checkpoint import checkpoints
@@ -141,6 +142,15 @@ def test_a_resumed_run_goes_on_to_the_bit(worker_pool: WorkerPool, tmp_path: Pat
     ):
         assert first + second == losses
         assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
+
+
+@pytest.mark.parametrize("enters", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("divides", [False, True])
+def test_programs_have_collectives_where_ranks_exchange(enters: bool, backward: bool, divides: bool) -> None:
+    ranks = TensorRanks(0, 2, divides_sequence=divides)
+    found = crossed(enters, divides_sequence=divides, backward=backward)
+    assert found == ranks.exchanges(enters=enters, backward=backward)
 
 
 def test_a_stage_that_does_not_name_its_pieces_is_refused() -> None:

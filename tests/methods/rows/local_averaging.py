@@ -70,4 +70,5 @@ ROWS = (
     AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(3),)),
     AVERAGED(GPT, "breadth-first", pp=2, loops=2, methods=(Averages(2, 0.9),)),
     AVERAGED(GPT, methods=(DenseAveraging(1),)),
+    AVERAGED(GPT, shares=(3, 1), methods=(Averages(2),)),
 )
