@@ -58,6 +58,10 @@ class Case:
         return f"{self.size}, {self.schedule}, loops {self.loops}"
 
 
+def cell_of(case: Case, ranks: int) -> str:
+    return f"{ranks} ranks, {case}"
+
+
 def _cases() -> tuple[Case, ...]:
     orders = (("1f1b", 1, 0.9), ("depth-first", 2, 0.8), ("breadth-first", 2, 0.8))
     large = (Case("large", name, loops, 512, 4 // loops, 64, 1.03) for name, loops, _ in orders)
@@ -202,15 +206,16 @@ def measure(report: Report, case: Case, rank: int, ranks: int, generation: int) 
         runtime.close()
         recorder.close()
     if rank == 0:
-        report.add_cell(str(case), ratio_of(times, target=case.target))
+        report.add_cell(cell_of(case, ranks), ratio_of(times, target=case.target))
 
 
 def worker(report: Report) -> None:
     context = start_worker()
     torch.set_num_threads(1)
+    ranks = dist.get_world_size()
     for generation, case in enumerate(_cases()):
-        if report.missing(str(case)):
-            measure(report, case, context.rank, dist.get_world_size(), generation)
+        if report.missing(cell_of(case, ranks)):
+            measure(report, case, context.rank, ranks, generation)
     context.close()
 
 

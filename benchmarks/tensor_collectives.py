@@ -212,7 +212,8 @@ def main() -> None:
     report = Report("tensor_collectives", asked)
     report.print_machine()
     shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
-    cells = {way: f"{asked.model}, {shape}, {way}" for way in WAYS}
+    work_done = f"{asked.steps} steps{', not measured before' if asked.unmeasured else ''}"
+    cells = {way: f"{asked.model}, {shape}, {work_done}, {way}" for way in WAYS}
     # All ways take turns, so that they are measured together or not at all.
     if not any(report.missing(cell) for cell in cells.values()):
         return

@@ -64,7 +64,9 @@ def main() -> int:
     report.print_machine()
     batch = f"{asked.micro_batches} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
     layers = "eager" if asked.eager else "compiled"
-    cell = f"{asked.model}, {batch}, recomputed {asked.recompute}, {layers}, {asked.device}"
+    cell = (
+        f"{asked.model}, {batch}, {asked.steps} steps, recomputed {asked.recompute}, {layers}, {asked.device}"
+    )
     if report.missing(cell):
         figures, tokens_per_s, reserved = measured_beside_prediction(asked)
         report.add_cell(cell, figures)
