@@ -2,8 +2,7 @@
 
     python docs/check_prose.py [FILE ...]
 
-Print a line for each long sentence, and for each docstring that begins with a clause. Ruff checks verbs,
-proselint words.
+Print a line for each long sentence, and for each docstring that begins with a clause.
 """
 
 from __future__ import annotations
