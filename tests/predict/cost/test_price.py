@@ -351,6 +351,15 @@ def test_the_source_and_the_interval_follow_what_is_known() -> None:
         assert predicted.priced.costs.synchronous.all()
 
 
+@pytest.mark.parametrize("spread", [0.95, 1.0, 1.4])
+def test_a_measurement_that_spreads_by_its_whole_value_has_an_interval_above_nothing(spread: float) -> None:
+    where = cluster(device=CPU)
+    plan = plan_of(GRAPH, where)
+    model = CostModel(graph=GRAPH, cluster=where, machine=MACHINE, profile=profile_of(GRAPH, spread=spread))
+    prediction = predict(model, plan, compile_plan(plan, GRAPH), run_name="name").prediction
+    assert 0.0 < prediction.step_low_s < prediction.step_s < prediction.step_high_s
+
+
 def test_a_profiled_step_is_the_schedule_of_its_measured_times() -> None:
     """One rank: four micro-batches of six layers at (2 + 1) + (4 + 1) ms, and six updates of 4 ms."""
     where = cluster(nodes=1, devices=1, device=CPU)

@@ -23,6 +23,8 @@ from weft.program.kinds import KINDS
 from weft.program.program import Ints, Program
 
 TICK_S = 1e-9
+# A measurement on a busy machine may spread by its whole value; a step still takes some time.
+LEAST_SCALE = 0.1
 _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -67,7 +69,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
             Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
         )
     costs, half_width, sources = _costs_of(Pricing(program=program, placed=placed))
-    low_scale, high_scale = 1.0 - half_width, 1.0 + half_width
+    low_scale, high_scale = max(LEAST_SCALE, 1.0 - half_width), 1.0 + half_width
     source, shared = ", ".join(sorted(sources)), SHARED
     if (correction := placed.model.correction) is not None:
         low_scale, high_scale = correction.interval(low_scale, high_scale)
