@@ -51,6 +51,7 @@ WITH_TORCH = (
     "methods/test_tensor_collectives.py",
     "planning/test_blocking_pinned.py",
     "planning/test_graph_models.py",
+    "planning/test_optimizers.py",
     "program/schedules/test_torch_orders.py",
     "program/test_exchange.py",
 )

@@ -14,6 +14,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Blocking
 from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
+from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import BACKWARD
 
@@ -30,7 +31,8 @@ def ticks(where: Cluster, blocking: tuple[Blocking, ...] = ()) -> tuple[np.ndarr
     """Of two replicas of one stage: backward pass, reduction, its lead, and its rest; each of all ranks."""
     plan = plan_of(GRAPH, where, pp=1, dp=2, micro_batches=1).model_copy(update={"blocking": blocking})
     program = compile_plan(plan, GRAPH)
-    costs, kind = price(program, plan, GRAPH, where).costs, program.columns.kind
+    model = CostModel(graph=GRAPH, cluster=where)
+    costs, kind = price(model, program, plan).costs, program.columns.kind
     reduces = kind == REDUCE
     return (
         costs.occupancy[kind == BACKWARD],
