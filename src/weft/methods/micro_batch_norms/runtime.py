@@ -115,6 +115,7 @@ class StageSquares:
         own = {name for name in trained if tensor_ranks(module).place == 0 or name in divided}
         self.seen = frozenset(own | parts)
         self._squares: list[torch.Tensor] = []
+        self._vectors: list[torch.Tensor] = []
         apart = [one for name, one in trained.items() if name not in parts]
         layout = FlatLayout.of(module, apart=apart)
         flat = self._flat = layout.zeros(layout.length, dtype)
@@ -127,25 +128,29 @@ class StageSquares:
     def see(self, name: str, gradient: torch.Tensor) -> None:
         if name in self._parts:
             self._parts[name].add_(gradient)
+        elif gradient.ndim == 1:
+            # Most parameters are short vectors: all of them are multiplied at once.
+            self._vectors.append(gradient)
         else:
-            self._squares.append(square(gradient))
+            self._squares.append(square(gradient.reshape(-1)))
 
     def take(self) -> torch.Tensor | float:
         """The sum since it was taken last."""
         for one in self._sums:
             one.add_up()
         squares = [*self._squares, *map(square, self._counted)]
+        if self._vectors:
+            squares.append(square(torch.cat(self._vectors)))
         self._squares.clear()
+        self._vectors.clear()
         # The next micro-batch may not use all parameters.
         self._flat.zero_()
         return torch.stack(squares).sum(dtype=torch.float64) if squares else 0.0
 
 
 def square(gradient: torch.Tensor) -> torch.Tensor:
-    """The sum of squares, in the gradient's precision: fp32 or wider, as autograd has cast it already."""
-    # Most parameters are short vectors, of which a view takes as long as the product.
-    flat = gradient if gradient.ndim == 1 else gradient.reshape(-1)
-    return torch.dot(flat, flat)
+    """Return the sum of squares of a vector, in its precision: fp32 or wider, as autograd has cast it."""
+    return torch.dot(gradient, gradient)
 
 
 def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter], cut: bool) -> set[str]:

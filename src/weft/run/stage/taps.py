@@ -2,8 +2,8 @@
 
 Gradients of parameters are seen before they are added to those of other micro-batches, inputs of layers when
 a layer first runs, and gradients of outputs when all that follows has gone back. A tap is given the tensor
-that autograd made, on the stream that computes; it may read it during the call only. Hooks are torch's own.
-A stage without taps has none.
+that autograd made, on the stream that computes; it may keep it until the pass has ended. Hooks are torch's
+own. A stage without taps has none.
 """
 
 from __future__ import annotations
