@@ -151,6 +151,7 @@ def test_records_survive_sigkill(tmp_path: Path, program: Program) -> None:
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+from small_plans import make_plan, make_program, tiny
 from weft.program.rank_program import part_of
 from weft.run.record.recorder import Recorder
 program = make_program(tiny(), make_plan(tiny(), pp=2, micro_batches=2))

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import convolutional_jobs as images
 import pytest
 import small_jobs as tokens
+import small_plans as plans
 import torch
 from pool import WorkerPool
 from tensor_jobs import whole_loss
@@ -101,11 +102,11 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
-        return images.tiny("resnet") if self.family == "resnet" else tokens.tiny(layers=4, tied=self.tied)
+        return images.tiny("resnet") if self.family == "resnet" else plans.tiny(layers=4, tied=self.tied)
 
     @property
     def plan(self) -> Plan:
-        plan = tokens.make_plan(
+        plan = plans.make_plan(
             self.config, pp=self.pp, schedule=self.schedule, micro_batches=3, precision=self.precision
         )
         stages = tuple(stage.model_copy(update={"recompute": self.recompute}) for stage in plan.stages)
@@ -124,7 +125,7 @@ def watch(rank: int, ranks: int, case: Case) -> dict[str, Any]:
     with patch("weft.run.resources.states_of", lambda making, settings: {"watch": state}):
         runtime = RankRuntime(
             plan,
-            part_of(tokens.make_program(config, plan), rank),
+            part_of(plans.make_program(config, plan), rank),
             {stage: case.freeze(module) for stage, module in stages.items()},
             whole_loss,
             tokens.descent,
@@ -145,7 +146,7 @@ def alone(case: Case) -> tuple[Seen, Seen, Seen]:
     """Gradients, inputs of layers and gradients of their outputs, of one process that keeps all of them."""
     plan, config = case.plan, case.config
     [model] = build_stages(
-        tokens.make_plan(config, micro_batches=3), config, 0, tokens.SEED, torch.float64
+        plans.make_plan(config, micro_batches=3), config, 0, tokens.SEED, torch.float64
     ).values()
     case.freeze(model)
     gradients, inputs, outputs = {}, {}, {}
@@ -242,7 +243,7 @@ def test_a_stage_without_taps_has_no_hook(worker_pool: WorkerPool) -> None:
 
 
 def hooks_without_taps(rank: int, ranks: int, case: Case) -> tuple[int, int]:
-    runtime = tokens.make_runtime(rank, case.config, case.plan, tokens.make_program(case.config, case.plan))
+    runtime = tokens.make_runtime(rank, case.config, case.plan, plans.make_program(case.config, case.plan))
     hooked = sum(bool(one._backward_hooks) for one in runtime.stages[rank].parameters())
     found = hooked, len(runtime._resources.taps)
     runtime.close()
