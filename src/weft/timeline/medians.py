@@ -63,7 +63,7 @@ def from_step(timeline: Timeline, step: int) -> Timeline:
 
 
 def step_times_s(timeline: Timeline) -> Floats:
-    """Floats per step, one value per step of the timeline, ascending.
+    """Seconds per step, one value per step of the timeline, ascending.
 
     A step lasts from its first start to the first start of the next step. A step that the next one does not
     follow lasts as long as its busiest rank; in a steady cycle both are the same.

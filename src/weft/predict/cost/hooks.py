@@ -57,7 +57,7 @@ class CostOf:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedWork:
-    """Floats that a method adds to a computation of another kind.
+    """Seconds that a method adds to a computation of another kind.
 
     `seconds` is given the number of the stage, its times on a device, and what its replica's ranks exchange.
     """
@@ -217,7 +217,7 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
 
 
 def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
-    """Floats in which the slowest device of each row reads the gradient of its stage once."""
+    """Seconds in which the slowest device of each row reads the gradient of its stage once."""
     columns, placed = pricing.program.columns, pricing.placed
     sets = placed.device_set_of_rank[columns.rank[rows]]
 

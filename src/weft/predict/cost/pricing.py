@@ -129,7 +129,7 @@ class Pricing:
         return self.placed.model
 
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
-        """Floats of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
+        """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
 
     def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:
