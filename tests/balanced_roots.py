@@ -19,13 +19,14 @@ from conftest import forget_installed
 from weft.bundles import Bundle, bundles
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, KINDS, AddedUses, Kind, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import Pass
 from weft.program.passes.insert import insert
 from weft.program.places import Places
-from weft.program.program import NONE, Columns, Edges, Ints, Owed, Program
+from weft.program.program import NONE, Columns, Edges, Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 from weft.run.handlers.base import Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf

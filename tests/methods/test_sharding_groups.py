@@ -7,9 +7,10 @@ from program.layouts import asked, placed_layout, ring_layout
 
 from weft.errors import InputError
 from weft.methods.sharding.groups import group_tables
+from weft.program.arrays import Ints
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout
-from weft.program.program import Groups, Ints
+from weft.program.program import Groups
 from weft.program.schedules import get_schedule
 
 

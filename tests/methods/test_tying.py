@@ -14,10 +14,11 @@ from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.methods.tying.program import Tied, TiedWeights, groups
+from weft.program.arrays import Ints
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.kinds import STEP
 from weft.program.layout import PipelineLayout
-from weft.program.program import Edges, Groups, Ints, Program
+from weft.program.program import Edges, Groups, Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 from weft.program.verify import require_valid, verify

@@ -14,6 +14,7 @@ from program.rendezvous import stuck_rows
 
 from weft.errors import InputError
 from weft.methods.sharding.kinds import REDUCE
+from weft.program.arrays import Ints
 from weft.program.build import build_evaluation_program, build_training_program
 from weft.program.kinds import (
     BACKWARD,
@@ -28,7 +29,7 @@ from weft.program.kinds import (
     STEP,
 )
 from weft.program.layout import PipelineLayout
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.verify import verify

@@ -15,10 +15,10 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from weft.errors import InputError
+from weft.program.arrays import Ints
 from weft.program.build import build_training_program
 from weft.program.exchange import orders_from_csv, orders_to_csv, program_orders
 from weft.program.kinds import STEP
-from weft.program.program import Ints
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, paths_of
 from weft.program.verify import verify

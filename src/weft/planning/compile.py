@@ -12,12 +12,13 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.places import ClusterPlaces
+from weft.program.arrays import Ints
 from weft.program.assemble import LoweredLayout, assemble, assemble_part
 from weft.program.build import build_evaluation_program, lowered_evaluation, lowered_training
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.passes import asked_by
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.describe.one_line import one_line
-from weft.program.arrays import Floats, Mask
-from weft.program.program import Ints
+from weft.program.arrays import Floats, Ints, Mask
 
 
 @dataclass(frozen=True, kw_only=True)

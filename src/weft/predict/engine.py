@@ -18,7 +18,7 @@ from weft.predict.cycle.compiled import compiled_run_cycle
 from weft.predict.cycle.run import run_cycle
 from weft.predict.cycle.state import Tasks
 from weft.predict.tasks import SimulatedTasks
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 # Work above which loading the compiled engine pays for itself: plain Python takes about 0.2 us for each
 # instruction and edge and 5 us for each task, in three cycles or so; the compiled engine takes about 0.4 s to

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.predict.costs import Costs
-from weft.program.program import NONE, Ints, Program
+from weft.program.arrays import Ints
+from weft.program.program import NONE, Program
 
 if TYPE_CHECKING:
     from weft.predict.predict import PredictedStep

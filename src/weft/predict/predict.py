@@ -11,7 +11,8 @@ from weft.describe.prediction import Prediction
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.price import Priced, price
 from weft.predict.simulator import Simulation, simulate
-from weft.program.program import Ints, Program
+from weft.program.arrays import Ints
+from weft.program.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)

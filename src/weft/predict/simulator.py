@@ -23,7 +23,8 @@ from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
 from weft.predict.live_bytes import peak_live_bytes
 from weft.predict.unroll import Unrolled, unroll
-from weft.program.program import NONE, Ints, Program
+from weft.program.arrays import Ints
+from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
 MAX_CYCLES = 16

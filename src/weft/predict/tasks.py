@@ -13,10 +13,10 @@ import numpy as np
 
 from weft.predict.costs import Costs
 from weft.predict.cycle.state import UNPOSTED, Tasks
-from weft.program.arrays import Floats, Mask
+from weft.program.arrays import Floats, Ints, Mask
 from weft.program.codes import codes, distinct_rows
 from weft.program.kinds import is_collective, is_compute, is_send
-from weft.program.program import NONE, Ints, Program
+from weft.program.program import NONE, Program
 
 
 @dataclass(frozen=True, kw_only=True)

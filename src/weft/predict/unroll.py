@@ -13,11 +13,11 @@ import numpy as np
 from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
 from weft.predict.tasks import tasks_of
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.messages import collective_codes
 from weft.program.codes import codes
 from weft.program.kinds import KINDS, is_collective, is_compute
-from weft.program.program import NONE, Edges, Ints, Program
+from weft.program.program import NONE, Edges, Program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.program.codes import numbered
 from weft.program.kinds import is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.passes import PassList
-from weft.program.program import NONE, Columns, Edges, Ints, Obligations, Owed, Program
+from weft.program.program import NONE, Columns, Edges, Obligations, Owed, Program
 from weft.program.rank_program import RankProgram
 from weft.program.splits import per_micro_batch
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError, Violation, nearest
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.assemble import LoweredLayout, assemble
 from weft.program.kinds import FORWARD, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
-from weft.program.program import NONE, Ints, Program
+from weft.program.program import NONE, Program
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
 from weft.program.splits import split_order
 

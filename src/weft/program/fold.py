@@ -13,7 +13,8 @@ from itertools import product
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.program import NONE, Ints, Program
+from weft.program.arrays import Ints
+from weft.program.program import NONE, Program
 
 
 def fold_lanes(program: Program) -> Program:

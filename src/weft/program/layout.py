@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

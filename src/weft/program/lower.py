@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.program.kinds import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,7 +28,7 @@ from weft.program.kinds import (
     is_any_of,
 )
 from weft.program.layout import PipelineLayout
-from weft.program.program import NONE, Columns, Edges, Ints
+from weft.program.program import NONE, Columns, Edges
 from weft.program.schedules.base import ComputeOrder
 from weft.program.splits import Crossings, crossings
 

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.one_line import one_line
-from weft.program.arrays import Ids as Ids
-from weft.program.arrays import Ints as Ints
+from weft.program.arrays import Ids, Ints
 from weft.program.codes import distinct_rows
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 

@@ -14,13 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from weft.describe.one_line import one_line
+from weft.program.arrays import Ids, Ints
 from weft.program.program import (
     NONE,
     Columns,
     Edges,
-    Ids,
     Instruction,
-    Ints,
     Obligations,
     Program,
     instruction_ids,

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.program import places
+from weft.program.arrays import Ints
 from weft.program.kinds import AddedUses, computation
 from weft.program.places import Places
-from weft.program.program import Ints, Owed, Program
+from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.codes import numbered
 from weft.program.kinds import MESSAGES, is_any_of
-from weft.program.program import NONE, Columns, Ints
+from weft.program.program import NONE, Columns
 from weft.program.schedules.base import ComputeOrder
 
 

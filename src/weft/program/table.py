@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.program.program import NONE, Ints, Program
+from weft.program.arrays import Ints
+from weft.program.program import NONE, Program
 
 _HEADING = "position  id                kind               stage micro-batch   peer        bytes  after"
 

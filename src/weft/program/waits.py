@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.messages import collective_codes, matched
 from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

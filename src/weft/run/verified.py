@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import InputError, Violation
-from weft.program.program import Ids
+from weft.program.arrays import Ids
 from weft.program.rank_program import RankProgram
 
 

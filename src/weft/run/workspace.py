@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from weft.program.arrays import Ints
 from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
-from weft.program.program import NONE, Ints
+from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, is_compute
-from weft.program.program import NONE, Ints
+from weft.program.program import NONE
 from weft.timeline.timeline import Timeline
 
 # What a rank that computes nothing does: it takes part in a collective, a message of its is on its way, or

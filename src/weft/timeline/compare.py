@@ -11,9 +11,9 @@ import numpy as np
 from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS, is_compute
-from weft.program.program import NONE, Ints
+from weft.program.program import NONE
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.medians import (
     Instructions,

@@ -9,9 +9,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ids, Ints
 from weft.program.kinds import is_compute
-from weft.program.program import Ids, Ints
 from weft.timeline.timeline import Timeline
 
 _Key = TypeVar("_Key", bound=np.generic)

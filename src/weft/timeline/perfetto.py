@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from weft.files import replacing
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, MESSAGES, is_send
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 from weft.timeline.timeline import Timeline, label, stream_names
 
 Event = dict[str, Any]

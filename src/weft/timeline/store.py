@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from weft.errors import InputError, Violation, nearest
 from weft.files import replacing
+from weft.program.arrays import Ints
 from weft.program.kinds import all_kinds
-from weft.program.program import Ints
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline, stream_names
 
 _VERSION = "1"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.describe.one_line import one_line
-from weft.program.arrays import Mask
+from weft.program.arrays import Ids, Ints, Mask
 from weft.program.kinds import KINDS, all_kinds
-from weft.program.program import NONE, Ids, Ints
+from weft.program.program import NONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from weft.describe.contract import Contract
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.errors import Violation
+from weft.program.arrays import Ints
 from weft.program.kinds import AddedUses
 from weft.program.places import Places, is_stepped
-from weft.program.program import Ints, Owed, Program
+from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
 
 VALUES.register(ValueKind(name="auxiliary_loss", scope=PER_MICRO_BATCH, until="freed"))

@@ -25,11 +25,12 @@ from weft.describe.plan import Blocking, Plan
 from weft.errors import Violation
 from weft.methods.blocking.moves import FEW_GRADIENTS
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.passes import Pass
-from weft.program.program import NONE, Edges, Ints
+from weft.program.program import NONE, Edges
 
 NAME = "blocking"
 

@@ -7,7 +7,7 @@ from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.hooks import AddedWork, CostOf, Taken, by_table
 from weft.predict.cost.pricing import Pricing
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 
 def _norm(pricing: Pricing, rows: Ints) -> Taken:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, stepped_on_rank
-from weft.program.program import Ints, Owed, Program
+from weft.program.program import Owed, Program
 from weft.program.values import PER_RANK, PER_STAGE, VALUES, Read, Use, ValueKind
 
 # Sums of squares by micro-batch of what a rank answers for in a stage, and the norms of all of them.

@@ -18,9 +18,8 @@ from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.kinds import MAKES_GRADIENTS, is_any_of
-from weft.program.program import Ints
 
 
 def _reduction(pricing: Pricing) -> TimeOf:

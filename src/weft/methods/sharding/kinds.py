@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.describe.plan import Sharding
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, stepped_on_rank
-from weft.program.program import Ints, Owed, Program
+from weft.program.program import Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, ValueKind
 
 VALUES.register(ValueKind(name="gathered_weights", scope=PER_STAGE, until="read"))

@@ -37,13 +37,14 @@ from weft.errors import Violation
 from weft.methods.sharding.groups import group_tables
 from weft.methods.sharding.kinds import FREE, GATHER, REDUCE, REDUCE_ACROSS, SharesOut
 from weft.methods.sharding.verify import check_sharding
+from weft.program.arrays import Ints
 from weft.program.buffers import SHARDED_BUFFERS, BufferEvent, gathers, reductions
 from weft.program.kinds import COMPUTATIONS, FORWARD, KINDS, MAKES_GRADIENTS, READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import Pass
 from weft.program.passes.insert import after_sends, insert, without_edges
-from weft.program.program import Columns, Edges, Ints
+from weft.program.program import Columns, Edges
 from weft.program.schedules.base import ComputeOrder
 
 NAME = "sharding"

@@ -13,7 +13,7 @@ from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
 

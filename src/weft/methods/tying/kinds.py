@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, join, of_links, table_of
-from weft.program.program import Ints, Owed, Program
+from weft.program.program import Owed, Program
 from weft.program.values import VALUES, Read, Use, ValueKind
 
 # Of a weight that several stages of a rank may have; its number is the part.

@@ -22,12 +22,13 @@ from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
 from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
 from weft.predict.cost.memory import gradient_element_bytes
+from weft.program.arrays import Ints
 from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges, Ints
+from weft.program.program import Columns, Edges
 
 NAME = "tying"
 

@@ -29,9 +29,8 @@ from weft.predict.cost.memory import (
     with_slack,
 )
 from weft.predict.cost.residency import kept_changes
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.program import Ints
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 

@@ -21,7 +21,7 @@ from weft.describe.layer_pieces import cut_of
 from weft.describe.plan import Plan
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 # Context ranks exchange the sum of the loss over the own tokens and the count of these, in fp64.
 LOSS_BYTES = 16

@@ -21,9 +21,8 @@ from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.places import Spread
 from weft.predict.cost.pricing import Pricing
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.codes import distinct_rows
-from weft.program.program import Ints
 
 
 class Taken(NamedTuple):

@@ -15,8 +15,8 @@ from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Plan, Sharding, Stack
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.program import Ints
 
 # From nothing shared out to everything.
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)

@@ -19,11 +19,11 @@ from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
 from weft.predict.cost.plan_links import PlanLinks
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)

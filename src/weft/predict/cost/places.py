@@ -14,8 +14,7 @@ import numpy as np
 
 from weft.describe.cluster import Cluster
 from weft.describe.one_line import one_line
-from weft.program.arrays import Floats, Mask
-from weft.program.program import Ints
+from weft.program.arrays import Floats, Ints, Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ import numpy as np
 
 from weft.predict.cost.network import Network
 from weft.predict.cost.places import Spread
+from weft.program.arrays import Ints
 from weft.program.codes import codes, distinct_rows
 from weft.program.kinds import is_send
-from weft.program.program import NONE, Groups, Ints, Program
+from weft.program.program import NONE, Groups, Program
 
 
 class Messages(NamedTuple):

@@ -18,9 +18,9 @@ from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 
 TICK_S = 1e-9
 # A measurement on a busy machine may spread by its whole value; a step still takes some time.

@@ -21,10 +21,11 @@ from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.placed_plan import PlacedPlan
+from weft.program.arrays import Ints
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.kinds import is_send
-from weft.program.program import NONE, Ints, Program
+from weft.program.program import NONE, Program
 from weft.program.segments import CutInSegments, segments_of
 
 

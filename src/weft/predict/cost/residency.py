@@ -20,8 +20,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Recompute
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
-from weft.program.program import Ints
 from weft.program.segments import segment_borders
 
 

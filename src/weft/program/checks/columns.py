@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.report import name, violations
 from weft.program.kinds import KINDS, MESSAGES, is_collective
-from weft.program.program import COLUMN_NAMES, NONE, Ints, Program
+from weft.program.program import COLUMN_NAMES, NONE, Program
 
 
 def check_shape(program: Program) -> list[Violation]:

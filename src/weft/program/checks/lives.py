@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.order import Order
 from weft.program.checks.report import name, violations
 from weft.program.checks.uses import EACH, FIRST, LAST, Uses
 from weft.program.codes import numbered
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 from weft.program.values import ValueKind
 
 _WHERE = "values"

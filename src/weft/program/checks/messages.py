@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import Violation
+from weft.program.arrays import Ints
 from weft.program.checks.report import find, name, rows_of, violations
 from weft.program.codes import codes
 from weft.program.kinds import KINDS, MESSAGES, is_collective
-from weft.program.program import NONE, Ints, Program
+from weft.program.program import NONE, Program
 
 
 def matched(program: Program, send: int, receive: int) -> tuple[Ints, Ints]:

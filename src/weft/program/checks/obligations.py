@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import Violation
+from weft.program.arrays import Ints
 from weft.program.checks.report import rows_of, violations
 from weft.program.codes import codes, numbered
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, STEP
-from weft.program.program import Ints, Obligations, Program
+from weft.program.program import Obligations, Program
 
 
 def check_obligations(program: Program) -> list[Violation]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.report import EdgeSet
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 
 
 class Order:

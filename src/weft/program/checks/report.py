@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.codes import codes
 from weft.program.kinds import KINDS
-from weft.program.program import NONE, Ints, Program
+from weft.program.program import NONE, Program
 
 # A broken program often breaks one law thousands of times; the first few places say it all.
 _SHOWN = 8

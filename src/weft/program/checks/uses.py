@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.codes import codes
-from weft.program.program import Ints
 from weft.program.values import Read
 
 EACH, FIRST, LAST, _WAITS = 0, 1, 2, 3

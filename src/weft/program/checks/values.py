@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import Violation
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.checks.lives import check_carried, check_lives
 from weft.program.checks.order import Order
 from weft.program.checks.uses import CONSUMES, WRITES, Uses, waits_flag
 from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.places import Places
-from weft.program.program import Ints, Program
+from weft.program.program import Program
 from weft.program.values import VALUES, Read, ValueKind
 
 

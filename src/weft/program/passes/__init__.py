@@ -22,9 +22,10 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
+from weft.program.arrays import Ints
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
-from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Ints, Owed, Program
+from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Owed, Program
 
 
 def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of, kinds_reading
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges, Ints
+from weft.program.program import Columns, Edges
 from weft.program.segments import (
     ADDS_GRADIENTS,
     BACKWARD_SEGMENT,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.program.arrays import Mask
+from weft.program.arrays import Ints, Mask
 from weft.program.kinds import is_send
 from weft.program.lower import LoweredPipeline, renumber
-from weft.program.program import Columns, Edges, Ints
+from weft.program.program import Columns, Edges
 
 
 def insert(

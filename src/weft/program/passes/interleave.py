@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, FORWARD, MESSAGES, is_any_of, is_compute
 from weft.program.lower import LoweredPipeline, renumber
-from weft.program.program import Columns, Ints
+from weft.program.program import Columns
 from weft.program.segments import SEGMENTS, StageSegments
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from weft.describe.contract import Contract
-from weft.program.program import Ints
+from weft.program.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.ring import (
     OnRing,

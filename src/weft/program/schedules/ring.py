@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import Options, Pipeline
 
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
-from weft.program.program import Ints
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 
 # One computation of a device: its kind, and whether its stage is the one on the way up.

@@ -9,8 +9,8 @@ import sys
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import Violation
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD_INPUT
-from weft.program.program import Ints
 
 _WHERE = "train.compile"
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, is_compute
-from weft.program.program import NONE, Ints
+from weft.program.program import NONE
 from weft.timeline.timeline import Timeline, stream_names
 
 

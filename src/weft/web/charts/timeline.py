@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from weft.program.arrays import Ints
 from weft.program.kinds import KINDS
-from weft.program.program import Ints
 from weft.timeline.timeline import Timeline, label
 from weft.web.charts.axes import time_ticks
 from weft.web.charts.colours import kind_colour, shaded

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.program.arrays import Ids, Ints
 from weft.program.kinds import KINDS
-from weft.program.program import Ids, Ints
 from weft.timeline.timeline import Timeline, label
 from weft.web.charts.colours import kind_colour
 from weft.web.charts.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
