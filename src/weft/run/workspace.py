@@ -26,6 +26,11 @@ class MicroBatch(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
 
+    def samples(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Return the inputs where a stage computes them, in its precision unless they are whole numbers."""
+        inputs = self.inputs
+        return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
+
 
 # A rank asks only for the micro-batches whose inputs or targets its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]

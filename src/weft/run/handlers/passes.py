@@ -61,9 +61,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             targets = None
             if loaded is not None:
                 if borders.reads_samples:
-                    # Samples come in one precision, whatever the model computes in.
-                    samples = loaded.inputs
-                    arrived[0] = samples.to(device, dtype if samples.is_floating_point() else samples.dtype)
+                    arrived[0] = loaded.samples(device, dtype)
                 if reads_targets:
                     targets = loaded.targets.to(device)
             inputs = [arrived[place] for place in range(borders.inputs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,15 +29,15 @@ from weft.run.handlers.crossing import (
     outputs_left,
 )
 from weft.run.handlers.passes import added_up, seen, weights_required
-from weft.run.parallel.loss_input import loss_input
 from weft.run.parallel.tensor_stage import leads_replica
 from weft.run.stage.borders import received
 from weft.run.stage.pieces import Tape
+from weft.run.stage.stage_pass import weighted_loss
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from weft.run.stage.segments import Crossed, Finish
+    from weft.run.stage.segments import Crossed
     from weft.run.stage.split_backward import WeightPart
 
 
@@ -69,7 +70,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     ends = completes and not borders.after
     taken = inputs_taken(workspace, stage, number) if begins else ()
     left = outputs_left(workspace, stage, number) if completes else ()
-    counts = ends and leads_replica(resources.stages[stage])
+    counts, loss = ends and leads_replica(resources.stages[stage]), weighted_loss(workspace, stage)
     saved, weights = (SAVED, stage, number), (WEIGHTS, stage, NONE)
     require_weights = weights_required(workspace, stage)
     statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
@@ -88,8 +89,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
         def work() -> None:
             require_weights()
             if loaded is not None and reads_batch:
-                entered = loaded.inputs
-                entered = entered.to(device, dtype if entered.is_floating_point() else entered.dtype)
+                entered = loaded.samples(device, dtype)
             else:
                 contents = [one.content for one in given]
                 entered = received(borders.before.values(), contents)[0] if begins else contents[0]
@@ -98,7 +98,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
                 cut.begin(tape, entered)
             finish = None
             if loaded is not None and ends:
-                finish = _finish(workspace, stage, loaded.targets.to(device))
+                finish = partial(loss, targets=loaded.targets.to(device))
             made.content = cut.run(tape, segment, entered, finish)
             if completes:
                 statistics.count()
@@ -114,17 +114,6 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
         return ended
 
     return issue
-
-
-def _finish(workspace: Workspace, stage: int, targets: torch.Tensor) -> Finish:
-    """What makes the weighted loss of the last stage's output."""
-    module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
-    weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
-
-    def finish(output: torch.Tensor) -> torch.Tensor:
-        return loss_function(loss_input(module, loss_function, output), targets) * weight
-
-    return finish
 
 
 def backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:

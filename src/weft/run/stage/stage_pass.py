@@ -22,6 +22,12 @@ Outputs = tuple[torch.Tensor, ...]
 StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], Outputs]
 
 
+class WeightedLoss(Protocol):
+    """The loss of a micro-batch by its weight in the step."""
+
+    def __call__(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
+
+
 class _Pass(Protocol):
     """One that can be given other layers than the stage's."""
 
@@ -103,6 +109,17 @@ def roots_of(workspace: Workspace, stage: int) -> StageRoots | None:
     return workspace.resources.roots.get(stage) if workspace.training else None
 
 
+def weighted_loss(workspace: Workspace, stage: int) -> WeightedLoss:
+    """Return the function from a last stage's output and its targets to the micro-batch's weighted loss."""
+    module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
+    weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_function(loss_input(module, loss_function, output), targets) * weight
+
+    return loss
+
+
 def draws_numbers(module: nn.Module) -> bool:
     """Whether the module drops out anything while it trains."""
     return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
@@ -119,16 +136,14 @@ def _ending_in_the_loss(
     workspace: Workspace, stage: int
 ) -> Callable[[_Layers, torch.Tensor | None], _Layers]:
     """Layers of which the last one gives the weighted loss."""
-    module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
-    weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
+    loss = weighted_loss(workspace, stage)
 
     def to_the_loss(functions: _Layers, targets: torch.Tensor | None) -> _Layers:
         assert targets is not None, "a last stage reads targets"
         *others, final = functions
 
         def compute(*inputs: torch.Tensor) -> torch.Tensor:
-            output = loss_input(module, loss_function, final(*inputs))
-            return loss_function(output, targets) * weight
+            return loss(final(*inputs), targets)
 
         return (*others, compute)
 
