@@ -17,7 +17,6 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.plan_file_job import plan_file_job
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
 from weft.run.launch.workers import require_torch
@@ -26,7 +25,7 @@ from weft.timeline.timeline import Timeline
 from weft.training.directory.resuming import as_in, require_job_of, require_not_started
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
-from weft.training.session import execute, finish, prepare, reopen
+from weft.training.session import execute, finish, job_in, prepare, reopen
 from weft.web.pages.notebook import plan_html
 from weft.web.pages.run_report import write_run_report
 
@@ -133,18 +132,17 @@ def simulate(source: Planned | str | Path) -> Timeline:
     """Predict one step of a plan in the steady state.
 
     Args:
-        source: what `plan` returned, the path of a plan file, or a run directory.
+        source: what `plan` returned, the path of a run file or a plan file, or a run directory.
 
     Returns:
         One row per instruction and rank; times in nanoseconds from the begin of the step.
 
     Raises:
-        weft.errors.InputError: when it is no plan, or its model or cluster cannot be found.
+        weft.errors.InputError: when it is none of these, something it names cannot be found, or nothing fits.
     """
     if isinstance(source, Planned):
         return source.simulate()
-    path = Path(source)
-    return Planned(reopen(path) if path.is_dir() else plan_file_job(path)).simulate()
+    return Planned(job_in(Path(source))).simulate()
 
 
 def train(

@@ -30,6 +30,12 @@ def test_a_saved_plan_is_simulated_as_it_was_planned(tmp_path: Path) -> None:
     assert weft.simulate(path).end_ns.tolist() == weft.simulate(planned).end_ns.tolist()
 
 
+def test_a_run_file_is_planned_and_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(OTHER)
+    assert weft.simulate(path).end_ns.tolist() == weft.plan(path).simulate().end_ns.tolist()
+
+
 def test_a_run_file_for_another_cluster_beside_a_plan_is_passed_over(tmp_path: Path) -> None:
     path = saved(tmp_path)
     (tmp_path / "run.toml").write_text(OTHER)

@@ -14,12 +14,11 @@ from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
-from weft.planning.plan_file_job import plan_file_job
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.problem import problem_of_run
 from weft.planning.simulation_record import simulation_record, with_ranks
 from weft.program.table import format_program
-from weft.training.session import reopen
+from weft.training.session import job_in
 from weft.web.pages.plan import show_page
 
 
@@ -132,12 +131,12 @@ def simulate(
 
 
 def _job_of(source: Path, ranks: int | None) -> PlannedJob:
-    if source.suffix == ".toml":
-        run = load_run(source)
-        return plan_run(run, problem=None if ranks is None else with_ranks(problem_of_run(run), ranks))
-    if ranks is not None:
+    if ranks is None:
+        return job_in(source)
+    if source.suffix != ".toml":
         raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
-    return reopen(source) if source.is_dir() else plan_file_job(source)
+    run = load_run(source)
+    return plan_run(run, problem=with_ranks(problem_of_run(run), ranks))
 
 
 COMMANDS = (show, simulate)

@@ -12,7 +12,8 @@ from weft.describe.plan_file import load_plan_file
 from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, given_plan, taking_over
+from weft.planning.plan_file_job import plan_file_job
+from weft.planning.planned import PlannedJob, given_plan, plan_run, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
 from weft.run.stage.compilable import compile_problems
@@ -50,6 +51,17 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     with only_run(path), kept_if_refused(path):
         directory.prepare(planned)
         yield directory
+
+
+def job_in(path: Path) -> PlannedJob:
+    """Return the job of a run file, which is planned, of a plan file or of a run directory.
+
+    Raises:
+        InputError: when it is none of these, something it names cannot be found, or nothing fits.
+    """
+    if path.suffix == ".toml":
+        return plan_run(load_run(path))
+    return reopen(path) if path.is_dir() else plan_file_job(path)
 
 
 def reopen(path: Path) -> PlannedJob:
