@@ -6,9 +6,6 @@ bootstrap interval over the blocks.
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 from figures import Value
-from harness import words_for_workers
 
 BLOCKS, STEPS, WARM_UP_BLOCKS = 24, 10, 2
 # What one trainer trains in all: a first step, whose losses are compared, then the blocks.
@@ -66,9 +62,3 @@ def ratio_of(times: Floats, *, target: float) -> dict[str, Value]:
         "torch": Value(theirs_s, "s"),
         "ratio": Value(ours_s / theirs_s, "ratio", target, met=high <= target, low=low, high=high),
     }
-
-
-def launch(script: str, ranks: int, asked: argparse.Namespace) -> int:
-    """Run `script --worker` on so many ranks of this machine, and return the exit code."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*command, script, "--worker", *words_for_workers(asked)], check=False).returncode

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from beside import ALL_STEPS, WORK, Trainer, launch, ratio_of, side_by_side
-from harness import Report, parser
+from beside import ALL_STEPS, WORK, Trainer, ratio_of, side_by_side
+from harness import Report, launch, parser_of_ranks
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -220,10 +220,7 @@ def worker(report: Report) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--ranks", type=int, default=2)
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return made
+    return parser_of_ranks(__doc__, ranks=2)
 
 
 def main() -> int:

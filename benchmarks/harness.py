@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -39,10 +40,25 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def parser_of_ranks(documentation: str | None, ranks: int | None = None) -> argparse.ArgumentParser:
+    """The same, of a benchmark that starts itself as ranks; `ranks`: how many, where `--ranks` may say so."""
+    made = parser(documentation)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    if ranks is not None:
+        made.add_argument("--ranks", type=int, default=ranks)
+    return made
+
+
 def words_for_workers(asked: argparse.Namespace) -> list[str]:
     """The options of `parser` for a process that this one starts."""
     words = [] if asked.json is None else ["--json", asked.json]
     return [*words, "--again"] if asked.again else words
+
+
+def launch(script: str, ranks: int, asked: argparse.Namespace) -> int:
+    """Run `script --worker` on so many ranks of this machine, and return the exit code."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*command, script, "--worker", *words_for_workers(asked)], check=False).returncode
 
 
 def print_machine() -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from beside import ALL_STEPS, SEED, WORK, Trainer, launch, ratio_of, side_by_side
-from harness import Report, parser
+from beside import ALL_STEPS, SEED, WORK, Trainer, ratio_of, side_by_side
+from harness import Report, launch, parser_of_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -223,9 +223,7 @@ def worker(report: Report) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return made
+    return parser_of_ranks(__doc__)
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, parser, words_for_workers
+from harness import Report, launch, parser_of_ranks
 from sleeping import Case, Sleepers, StageSeconds
 
 from weft.predict.abstract import simulate_schedule
@@ -65,8 +64,9 @@ def measured_makespan_s(case: Case, ranks: int, folder: Path, generation: int) -
     return statistics.median(lengths)
 
 
-def worker(report: Report, ranks: int) -> None:
+def worker(report: Report) -> None:
     context = start_worker()
+    ranks = dist.get_world_size()
     for generation, case in enumerate(CASES):
         if not report.missing(cell := f"{ranks} ranks, {case}"):
             continue
@@ -112,22 +112,17 @@ def sum_up(report: Report, ranks: int) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--ranks", type=int, default=4)
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return made
+    return parser_of_ranks(__doc__, ranks=4)
 
 
 def main() -> int:
     asked = options().parse_args()
     report = Report("sleep_compute", asked)
     if asked.worker:
-        worker(report, asked.ranks)
+        worker(report)
         return 0
     report.print_machine()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [f"--nproc-per-node={asked.ranks}", __file__, "--worker", f"--ranks={asked.ranks}"]
-    return subprocess.run([*launch, *words, *words_for_workers(asked)], check=False).returncode
+    return launch(__file__, asked.ranks, asked)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, parser, words_for_workers
+from harness import Report, parser_of_ranks, words_for_workers
 from namespaces import (
     ADDRESSES,
     INTERFACE,
@@ -303,9 +303,7 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return made
+    return parser_of_ranks(__doc__)
 
 
 def main() -> int:
