@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from weft.cli.output import Json, console, print_json
+from weft.cli.tables.layout import named_table, plain_table
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.predict.ledger import STEP, Ledger
@@ -36,7 +37,7 @@ def score(
 ) -> None:
     """Score the cost model against a file of measured steps, or the predictions of this machine.
 
-    Example: weft score examples/score/megatron.csv --report report.html
+    Example: weft score examples/score/korthikanti.csv --report report.html
 
     Example: weft score --ledger
 
@@ -80,12 +81,8 @@ def score(
 
 
 def _table(scores: Scores) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
     shown = [place for place, name in enumerate(SCORE_HEAD) if name not in _WIDE_ONLY]
-    for place in shown:
-        table.add_column(
-            SCORE_HEAD[place], justify="right" if place else "left", no_wrap=bool(place), overflow="fold"
-        )
+    table = named_table([SCORE_HEAD[place] for place in shown])
     for row in score_rows(scores):
         table.add_row(*(row[place] for place in shown))
     return table
@@ -106,7 +103,7 @@ def _score_ledger(report: Path | None, *, json: bool) -> None:
     if not honesty:
         print(f"{ledger.path}: nothing has been predicted and measured yet; weft train does both")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for place, name in enumerate(("quantity", "scored", "inside the interval", "median error")):
         table.add_column(name, justify="right" if place else "left")
     for quantity, one in honesty.items():

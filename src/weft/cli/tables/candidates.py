@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.tables.layout import ranked_table
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.advice import Advised
@@ -51,11 +52,8 @@ def advised_record(advised: Advised) -> dict[str, Any]:
 
 def plans_table(shown: Sequence[Advised], cluster: Cluster) -> Table:
     """Ranked plans, best first; memory is that of the fullest device that a plan uses."""
-    # Narrow figures first and the words last, so that 80 columns cut nothing off.
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "step", "90 % interval", "peak memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("plan, and why it stands here", overflow="fold")
+    figures = ("", "step", "90 % interval", "peak memory")
+    table = ranked_table(figures, "plan, and why it stands here")
     for place, advised in enumerate(shown, start=1):
         candidate, step, interval = advised.candidate, "-", "-"
         fits = candidate.verdict is Verdict.FITS

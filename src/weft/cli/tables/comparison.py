@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.tables.candidates import candidate_record
+from weft.cli.tables.layout import plain_table
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.comparison import Answer
 
@@ -31,7 +32,7 @@ def answer_record(answer: Answer) -> dict[str, Any]:
 def answers_table(answers: Sequence[Answer]) -> Group:
     """Figures of one planner to a row in the order given, then the best plan of each."""
     # Plans are long: beside the figures they would not fit into 80 columns.
-    figures = Table(box=None, pad_edge=False, header_style="dim")
+    figures = plain_table()
     figures.add_column("planner", no_wrap=True)
     for name in ("step", "behind", "90 % interval", "estimate", "peak", "search"):
         figures.add_column(name, justify="right", no_wrap=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.tables.candidates import candidate_record
+from weft.cli.tables.layout import plain_table, ranked_table
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.curve import Curve, CurvePoint
 from weft.web.charts.curve import fitting_methods, relative_time, share_text
@@ -55,11 +56,7 @@ def utilisation_table(curve: Curve) -> Table:
 
 def layouts_table(curve: Curve) -> Table:
     """The layout that each utilisation stands for, or why there is none."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    # Narrow figures first and the words last, so that 80 columns cut nothing off.
-    for name in ("samples", "step", "peak memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("best layout, and why it stands here", overflow="fold")
+    table = ranked_table(("samples", "step", "peak memory"), "best layout, and why it stands here")
     for share in curve.samples_per_device:
         for method in curve.methods:
             point = curve.point(method.name, share)
@@ -109,7 +106,7 @@ def _point_record(point: CurvePoint) -> dict[str, Any]:
 
 
 def _table(first: str, others: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column(first)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)

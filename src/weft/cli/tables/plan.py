@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.tables.layout import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan
 from weft.planning.planned import PlannedJob
@@ -30,9 +31,7 @@ _LEAST = 0.001
 def cluster_table(cluster: Cluster, plan: Plan) -> Table:
     """A line for each group of nodes with the stages on it, and one for each link between groups."""
     held = stages_by_rank(plan)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("group", "nodes", "link", "ranks", "stages"):
-        table.add_column(name, overflow="fold")
+    table = folded_table(("group", "nodes", "link", "ranks", "stages"))
     first = 0
     for group in cluster.groups:
         ranks = range(first, first + group.count * group.devices)
@@ -48,9 +47,7 @@ def cluster_table(cluster: Cluster, plan: Plan) -> Table:
 def stages_table(planned: PlannedJob) -> Table:
     """The stages of `stage_rows` with the names of their layers."""
     layers = planned.problem.job.graph.layers
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in STAGE_HEAD:
-        table.add_column(column, overflow="fold")
+    table = folded_table(STAGE_HEAD)
     rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
     for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
         first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name

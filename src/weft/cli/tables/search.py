@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.tables.candidates import candidate_record
+from weft.cli.tables.layout import named_table, ranked_table
 from weft.describe.units import format_bytes
 from weft.moves.registry import kept_out
 from weft.planning.planners import Verdict
@@ -51,11 +52,7 @@ def forecasts_table(forecasts: Sequence[Forecast]) -> Group:
     """Figures of one cluster to a row, then the best plan of each."""
     priced = any(one.cost_per_million_tokens is not None for one in forecasts)
     shown = [place for place, name in enumerate(FORECAST_HEAD) if priced or not name.startswith("cost")]
-    figures = Table(box=None, pad_edge=False, header_style="dim")
-    for place in shown:
-        figures.add_column(
-            FORECAST_HEAD[place], justify="right" if place else "left", no_wrap=bool(place), overflow="fold"
-        )
+    figures = named_table([FORECAST_HEAD[place] for place in shown])
     plans = Table.grid(padding=(0, 2))
     plans.add_column(overflow="fold", ratio=1)
     plans.add_column(overflow="fold", ratio=3)
@@ -98,10 +95,7 @@ def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
 
 def trials_table(trials: Sequence[Trial], lesson: Lesson | None = None) -> Table:
     """One trial to a row, the fastest first."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in TRIAL_HEAD[:-1]:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(TRIAL_HEAD[-1], overflow="fold")
+    table = ranked_table(TRIAL_HEAD[:-1], TRIAL_HEAD[-1])
     for one, row in zip(trials, trial_rows(trials, lesson), strict=True):
         words = Text(row[-1], style="bold" if one.seconds else "")
         note = one.reason if not one.seconds else f"{len(one.seconds)} of {one.steps} steps"
