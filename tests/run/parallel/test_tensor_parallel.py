@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from divided_stages import evaluate_and_train, losses_of_three_steps, refusal_of_whole_stages
 from equality_table import Row
 from pool import WorkerPool
-from small_jobs import SEED, descent, make_runtime
+from small_jobs import SEED, make_runtime
 from small_plans import divisible, make_program, tiny
-from tensor_jobs import DividedLoss, samples_of, whole_loss
+from tensor_jobs import DividedLoss
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -22,30 +23,20 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import stage_kept_bytes
-from weft.program.rank_program import part_of
 from weft.run.launch.failures import PeerLostError
 from weft.run.parallel.tensor_parallel import TensorRanks
-from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.run.transport.host_group import HostGroup
 
 pytestmark = pytest.mark.processes
 
 
-def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=DividedLoss())
-    program = compile_evaluation_part(plan, layer_graph(config), rank)
-    evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
-    trained = runtime.step(0, samples_of(config, plan, 0)).loss
-    runtime.close()
-    return evaluated, trained
-
-
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, tp=2).plan, ranks=2):
+    for evaluated, trained in worker_pool.run(
+        evaluate_and_train, config, Row(config, tp=2).plan, DividedLoss, ranks=2
+    ):
         assert evaluated == trained
 
 
@@ -71,41 +62,21 @@ def test_an_optimizer_of_whole_parameters_is_refused(worker_pool: WorkerPool) ->
         assert said.startswith(begin)
 
 
-def train_in_bf16(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[float]:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=DividedLoss())
-    losses = [runtime.step(step, samples_of(config, plan, 0)).loss for step in range(3)]
-    runtime.close()
-    return losses
-
-
 @pytest.mark.parametrize("sequence", [8, 7], ids=["stream divided", "stream whole"])
 def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool, sequence: int) -> None:
     config = divisible("gpt", sequence=sequence)
     plan = Row(config, tp=2, precision="bf16").plan
-    first, again = (worker_pool.run(train_in_bf16, config, plan, ranks=2) for _ in range(2))
+    first, again = (
+        worker_pool.run(losses_of_three_steps, config, plan, DividedLoss, ranks=2) for _ in range(2)
+    )
     assert first == again
     assert first[0] == first[1]
     assert first[0][2] < first[0][0]
 
 
-def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
-    stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
-    with pytest.raises(InputError) as caught:
-        RankRuntime(
-            plan,
-            part_of(make_program(config, plan), rank),
-            stages,
-            whole_loss,
-            descent,
-            device="cpu",
-            seed=SEED,
-        )
-    return str(caught.value)
-
-
 def test_stages_must_be_the_shares_that_the_plan_gives(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    assert worker_pool.run(give_whole_stages, config, Row(config, tp=2).plan, ranks=2) == [
+    assert worker_pool.run(refusal_of_whole_stages, config, Row(config, tp=2).plan, ranks=2) == [
         f"stage 0: rank {rank} was given tensor share 0 of 1, the plan gives it {rank} of 2"
         for rank in range(2)
     ]

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from divided_stages import evaluate_and_train
 from equality_jobs import TokenLoss
 from equality_table import Row
 from pool import WorkerPool
@@ -66,18 +67,11 @@ def test_tensor_ranks_exchange_the_predicted_bytes_of_the_own_tokens(worker_pool
         assert found == predicted
 
 
-def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    program = compile_evaluation_part(plan, layer_graph(config), rank)
-    evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
-    trained = runtime.step(0, samples_of(config, plan, 0)).loss
-    runtime.close()
-    return evaluated, trained
-
-
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, cp=2, tp=2).plan, ranks=4):
+    for evaluated, trained in worker_pool.run(
+        evaluate_and_train, config, Row(config, cp=2, tp=2).plan, TokenLoss, ranks=4
+    ):
         assert evaluated == trained
 
 

@@ -12,26 +12,24 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from divided_stages import evaluate_and_train, losses_of_three_steps, refusal_of_whole_stages
 from equality_jobs import TokenLoss
 from equality_table import Row
 from pool import WorkerPool
-from small_jobs import SEED, descent, make_runtime
+from small_jobs import SEED, make_runtime
 from small_plans import divisible, make_program, tiny
-from tensor_jobs import samples_of, whole_loss
+from tensor_jobs import samples_of
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.memory import own_parameters, stage_kept_bytes
 from weft.program.kinds import MESSAGES
-from weft.program.rank_program import part_of
 from weft.run.launch.failures import PeerLostError
 from weft.run.parallel.context.ranks import ContextRanks
-from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.channels import Outbox
@@ -104,55 +102,28 @@ def test_exchanges_have_the_predicted_bytes(worker_pool: WorkerPool, family: str
         assert set(messages) == {8 * plan.micro_batch_size * config.sequence // 2 // tp * config.hidden}
 
 
-def evaluate(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[float, float]:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    program = compile_evaluation_part(plan, layer_graph(config), rank)
-    evaluated = runtime.evaluate(program, [samples_of(config, plan, 0)])
-    trained = runtime.step(0, samples_of(config, plan, 0)).loss
-    runtime.close()
-    return evaluated, trained
-
-
 def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    for evaluated, trained in worker_pool.run(evaluate, config, Row(config, cp=2).plan, ranks=2):
+    for evaluated, trained in worker_pool.run(
+        evaluate_and_train, config, Row(config, cp=2).plan, TokenLoss, ranks=2
+    ):
         assert evaluated == trained
-
-
-def train_in_bf16(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[float]:
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=TokenLoss())
-    losses = [runtime.step(step, samples_of(config, plan, 0)).loss for step in range(3)]
-    runtime.close()
-    return losses
 
 
 def test_bf16_trains_and_repeats_to_the_bit(worker_pool: WorkerPool) -> None:
     config = divisible("llama")
     plan = Row(config, cp=2, precision="bf16").plan
-    first, again = (worker_pool.run(train_in_bf16, config, plan, ranks=2) for _ in range(2))
+    first, again = (
+        worker_pool.run(losses_of_three_steps, config, plan, TokenLoss, ranks=2) for _ in range(2)
+    )
     assert first == again
     assert first[0] == first[1]
     assert first[0][2] < first[0][0]
 
 
-def give_whole_stages(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
-    stages = {0: build_stage(config, plan.stages[0].layers, SEED, torch.float64)}
-    with pytest.raises(InputError) as caught:
-        RankRuntime(
-            plan,
-            part_of(make_program(config, plan), rank),
-            stages,
-            whole_loss,
-            descent,
-            device="cpu",
-            seed=SEED,
-        )
-    return str(caught.value)
-
-
 def test_stages_must_compute_the_tokens_that_the_plan_gives(worker_pool: WorkerPool) -> None:
     config = divisible("gpt")
-    assert worker_pool.run(give_whole_stages, config, Row(config, cp=2).plan, ranks=2) == [
+    assert worker_pool.run(refusal_of_whole_stages, config, Row(config, cp=2).plan, ranks=2) == [
         f"stage 0: rank {rank} was given context share 0 of 1, the plan gives it {rank} of 2"
         for rank in range(2)
     ]
