@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import WorkerPool
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -198,6 +200,35 @@ def test_what_a_pickle_does_to_an_admitted_class_ends_with_the_file(folder: Path
     assert not hasattr(builtins, "poison")
     write_alone(folder.parent / "next")
     assert DcpFolder(folder.parent / "next").shapes["model.scalar"] == ()
+
+
+@pytest.mark.parametrize(
+    "by_name",
+    [
+        lambda self, protocol: (getattr, (type(self), self.name)),
+        lambda self, protocol: (type(self), (self.value,)),
+    ],
+)
+def test_members_of_enumerations_are_read_as_any_python_writes_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, by_name: Callable[[Any, Any], Any]
+) -> None:
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    written(folder, lambda metadata: None)
+    monkeypatch.undo()
+    for name, value in values().items():
+        assert torch.equal(DcpFolder(folder).read(f"model.{name}"), value)
+
+
+def test_getattr_in_a_pickle_gets_nothing(folder: Path, tmp_path: Path) -> None:
+    """Of an admitted class: its methods would lead to everything that is imported."""
+    trace = tmp_path / "trace"
+    metadata = name_of("torch.distributed.checkpoint.metadata", "Metadata")
+    method = name_of("builtins", "getattr") + metadata + text_of("__init__") + b"\x86R"
+    for then in (b".", text_of(f"touch {trace}") + b"\x85R."):
+        (folder / METADATA).write_bytes(b"\x80\x04" + method + then)
+        with pytest.raises(InputError):
+            DcpFolder(folder)
+    assert not trace.exists()
 
 
 def written(folder: Path, change: Callable[[Metadata], None]) -> None:

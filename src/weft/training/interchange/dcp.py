@@ -31,6 +31,8 @@ _RECORDS = frozenset(
         ),
         *((_CHECKPOINTING, f"{kind}StorageMetadata") for kind in ("Tensor", "Bytes", "Chunk")),
         (_CHECKPOINTING, "_MEM_FORMAT_ENCODING"),
+        # By this Python 3.11.0 to 3.11.3 pickle members of enumerations; it is a record here like the others.
+        ("builtins", "getattr"),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
