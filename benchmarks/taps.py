@@ -1,8 +1,10 @@
 """What seeing micro-batches costs: one rank trains a model with and without `report.micro_batch_norms`.
 
 Both trainings run in one process, step by step in turns, and go through the whole runtime. One thread and the
-time of the process, so that other load on the machine counts little. The share is the median of the
-differences of neighbouring steps over the median step without, with its bootstrap 95 % interval.
+time of the process, so that other load on the machine counts little. Runtimes of one and the same program
+differ by a few percent, because their tensors lie elsewhere, so both are made anew for every round, in turns
+which of them first. The share is the median over rounds of what is added to the median step, with its
+bootstrap 95 % interval over rounds.
 
     python benchmarks/taps.py [MODEL] [--micro-batch-size N] [--schedule NAME]
 """
@@ -14,7 +16,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from figures import Value
@@ -29,12 +30,10 @@ from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.workspace import Batch
 
-MICRO_BATCHES, STEPS, WARM_UP = 4, 100, 4
+MICRO_BATCHES, ROUNDS, STEPS, WARM_UP = 4, 12, 20, 4
 RESAMPLES = 10_000
 TARGET = 0.03
 SEED = 3
-
-Floats = npt.NDArray[np.float64]
 
 
 def plan_of(config: ModelConfig, micro_batch_size: int, sequence: int, schedule: str) -> Plan:
@@ -86,36 +85,34 @@ def step_s(runtime: RankRuntime, step: int, batch: Batch) -> float:
     return time.process_time() - began
 
 
-def measured(config: ModelConfig, plan: Plan) -> list[tuple[float, float]]:
-    """CPU seconds of neighbouring steps (without, with), in turns which of them is first."""
+def added(config: ModelConfig, plan: Plan, number: int) -> tuple[float, float]:
+    """CPU seconds of a round: the median step without, and the median of what is added to a step."""
     watched = plan.model_copy(update={"methods": (Choice(name=MICRO_BATCH_NORMS),)})
-    runtimes = [runtime_of(config, one, number) for number, one in enumerate((plan, watched))]
-    batch, times = batch_of(config, plan), []
+    plans = (plan, watched)
+    runtimes = {which: runtime_of(config, plans[which], 2 * number + which) for which in _turn(number)}
+    batch, times = batch_of(config, plan), np.zeros((STEPS + WARM_UP, 2))
     for step in range(STEPS + WARM_UP):
-        taken = [0.0, 0.0]
-        for which in (0, 1) if step % 2 else (1, 0):
-            taken[which] = step_s(runtimes[which], step, batch)
-        times.append((taken[0], taken[1]))
-    for runtime in runtimes:
+        for which in _turn(step):
+            times[step, which] = step_s(runtimes[which], step, batch)
+    for runtime in runtimes.values():
         runtime.close()
-    return times[WARM_UP:]
+    plain, other = times[WARM_UP:].T
+    return float(np.median(plain)), float(np.median(other - plain))
 
 
-def medians(times: Floats) -> Floats:
-    """Of (samples, steps, 2) seconds: median step without, and median of what is added; (samples, 2)."""
-    return np.stack([np.median(times[..., 0], 1), np.median(times[..., 1] - times[..., 0], 1)], -1)
+def _turn(number: int) -> tuple[int, int]:
+    return (0, 1) if number % 2 else (1, 0)
 
 
-def figures_of(times: Sequence[tuple[float, float]]) -> dict[str, Value]:
+def figures_of(rounds: Sequence[tuple[float, float]]) -> dict[str, Value]:
     """The median step without, what is added to it, and its share with the bootstrap interval."""
-    plain_s, added_s = medians(np.array(times)[None])[0].tolist()
-    draws = np.random.default_rng(SEED).integers(STEPS, size=(RESAMPLES, STEPS))
-    plain, added = medians(np.array(times)[draws]).T
-    low, high = np.percentile(added / plain, [2.5, 97.5]).tolist()
+    plain_s, added_s = np.array(rounds).T
+    draws = np.random.default_rng(SEED).integers(len(rounds), size=(RESAMPLES, len(rounds)))
+    low, high = np.percentile(np.median((added_s / plain_s)[draws], 1), [2.5, 97.5]).tolist()
     return {
-        "step": Value(plain_s, "s"),
-        "added": Value(added_s, "s"),
-        "share": Value(added_s / plain_s, "share", TARGET, low=low, high=high),
+        "step": Value(float(np.median(plain_s)), "s"),
+        "added": Value(float(np.median(added_s)), "s"),
+        "share": Value(float(np.median(added_s / plain_s)), "share", TARGET, low=low, high=high),
     }
 
 
@@ -140,9 +137,10 @@ def main() -> None:
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     config = resolve_model(asked.model, sequence=asked.sequence)
-    times = measured(config, plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule))
+    plan = plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule)
+    rounds = [added(config, plan, number) for number in range(ROUNDS)]
     dist.destroy_process_group()
-    report.add_cell(cell, figures_of(times))
+    report.add_cell(cell, figures_of(rounds))
 
 
 if __name__ == "__main__":
