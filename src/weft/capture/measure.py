@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.capture.asked import MICRO_BATCH_SIZES, require_degrees
+from weft.capture.options import MICRO_BATCH_SIZES, require_degrees
 from weft.describe.cluster import Cluster
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from weft.capture.asked import require_degrees
+from weft.capture.options import require_degrees
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_tables import to_toml

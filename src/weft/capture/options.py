@@ -1,4 +1,4 @@
-"""What is asked to be measured of a model's layers: at which micro-batch sizes and tensor degrees."""
+"""Options of `weft measure`: micro-batch sizes and tensor-parallel degrees."""
 
 from __future__ import annotations
 
