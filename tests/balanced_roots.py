@@ -51,7 +51,7 @@ class Balances(Owed):
     layer: int
 
 
-def asked(plan: Plan, graph: LayerGraph) -> Balances | None:
+def options(plan: Plan, graph: LayerGraph) -> Balances | None:
     choice = plan.method(NAME)
     if choice is None:
         return None
@@ -126,7 +126,7 @@ USES = (
 )
 BUNDLE = Bundle(
     name=NAME,
-    parts=(Pass(name=NAME, asked=asked, apply=balance, owes=lambda layout, owed: owed), *USES),
+    parts=(Pass(name=NAME, options=options, apply=balance, owes=lambda layout, owed: owed), *USES),
     runtime="balanced_roots",
 )
 

@@ -12,7 +12,7 @@ import yaml
 from weft.doors.checks import RULES, findings
 from weft.doors.checks.base import nearest_divisor
 from weft.doors.explain import READERS, read_configuration
-from weft.doors.implied import Told, known_model, with_told
+from weft.doors.implied import Answers, known_model, with_answers
 
 DEEPSPEED = {
     "train_batch_size": 64,
@@ -87,9 +87,9 @@ def axolotl(**change: Any) -> str:
 
 
 def found(text: str, model: str | None = None) -> list[str]:
-    told = Told(model=model)
+    told = Answers(model=model)
     return [
-        str(one) for one in findings(known_model(with_told(read_configuration(text, "file"), told), told))
+        str(one) for one in findings(known_model(with_answers(read_configuration(text, "file"), told), told))
     ]
 
 

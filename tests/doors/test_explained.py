@@ -10,7 +10,7 @@ from doors.jobs import planned, run_of
 
 from weft.doors.emit import emit
 from weft.doors.explained import explain_text
-from weft.doors.implied import Told
+from weft.doors.implied import Answers
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of
 
@@ -35,7 +35,7 @@ def deepspeed(**change: Any) -> str:
 
 
 def test_a_command_line_says_all_that_a_prediction_needs() -> None:
-    found = explain_text(MEGATRON, "x", Told(on="8xa100-80gb"))
+    found = explain_text(MEGATRON, "x", Answers(on="8xa100-80gb"))
     assert found.missing == ()
     assert found.implied is not None
     assert str(found.implied.layout) == (
@@ -58,7 +58,7 @@ def test_what_weft_emits_is_predicted_as_it_was_planned(stack: str) -> None:
         dp=8,
         sharding="zero-1" if stack != "torchtitan" else "zero-3",
     )
-    told = Told(model="llama-1b", on="16xa100-80gb", sequence=1024)
+    told = Answers(model="llama-1b", on="16xa100-80gb", sequence=1024)
     found = explain_text(emit(job, stack).text, "file", told, search=False)
     assert found.implied is not None
     layout, wanted = found.implied.layout, layout_of(job.plan)
@@ -75,7 +75,7 @@ def test_what_weft_emits_is_predicted_as_it_was_planned(stack: str) -> None:
 
 
 def test_weights_that_are_shared_out_without_a_pipeline_come_layer_by_layer() -> None:
-    found = explain_text(deepspeed(), "ds.json", Told(model="gpt2", on="4xa100-80gb"), search=False)
+    found = explain_text(deepspeed(), "ds.json", Answers(model="gpt2", on="4xa100-80gb"), search=False)
     assert found.implied is not None
     layout = found.implied.layout
     assert (layout.schedule, layout.loops, dict(layout.options)) == ("hybrid", 14, {"depth": 2})
@@ -86,7 +86,7 @@ def test_weights_that_are_shared_out_without_a_pipeline_come_layer_by_layer() ->
 
 
 def test_what_is_told_counts_before_what_the_file_says() -> None:
-    told = Told(
+    told = Answers(
         model="gpt2", on="4xa100-80gb", global_batch=64, micro_batch_size=4, sequence=512, recompute="full"
     )
     found = explain_text(deepspeed(), "ds.json", told, search=False)
@@ -96,7 +96,7 @@ def test_what_is_told_counts_before_what_the_file_says() -> None:
 
 
 def test_recomputation_and_sharding_that_memory_does_not_need_are_found() -> None:
-    told = Told(model="gpt2", on="4xa100-80gb", recompute="full")
+    told = Answers(model="gpt2", on="4xa100-80gb", recompute="full")
     lines = [str(one) for one in explain_text(deepspeed(), "ds.json", told, search=False).findings]
     assert lines[0].startswith("wasteful: recompute: full: ")
     assert "of memory stay free without it, and a step takes " in lines[0]
@@ -107,7 +107,7 @@ def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
     found = explain_text(
         deepspeed(zero_optimization={"stage": 0}),
         "ds.json",
-        Told(model="llama-7b", on="8xa100-80gb"),
+        Answers(model="llama-7b", on="8xa100-80gb"),
         search=False,
     )
     assert found.overfull_bytes > 0
@@ -116,7 +116,7 @@ def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_a_layout_that_cannot_run_is_a_finding() -> None:
-    told = Told(model="gpt2", on="8xa100-80gb", sequence=1023)
+    told = Answers(model="gpt2", on="8xa100-80gb", sequence=1023)
     found = explain_text(deepspeed(sequence_parallel_size=2), "ds.json", told, search=False)
     assert found.plan is None
     assert [str(one) for one in found.findings] == [
@@ -130,27 +130,27 @@ def test_a_layout_that_cannot_run_is_a_finding() -> None:
     [
         (
             deepspeed(),
-            Told(on="4xa100-80gb"),
+            Answers(on="4xa100-80gb"),
             ["DeepSpeed: the file does not say the model's sizes; give --model, a preset or a folder"],
         ),
         (
             "base_model: my/own-model\nmicro_batch_size: 1\n",
-            Told(on="4xa100-80gb"),
+            Answers(on="4xa100-80gb"),
             ["Axolotl: the sizes of 'my/own-model' are not known; give --model, a preset or a folder"],
         ),
         (
             deepspeed(train_micro_batch_size_per_gpu="auto"),
-            Told(model="gpt2", on="4xa100-80gb"),
+            Answers(model="gpt2", on="4xa100-80gb"),
             ["DeepSpeed: the file does not say the samples of a micro-batch; give --micro-batch-size"],
         ),
         (
             "distributed_type: FSDP\nnum_processes: 100000\n",
-            Told(model="gpt2"),
+            Answers(model="gpt2"),
             ["Accelerate: the file is for 100000 devices, this machine has "],
         ),
         (
             "distributed_type: FSDP\nnum_processes: 16\n",
-            Told(model="gpt2", on="8xa100-80gb"),
+            Answers(model="gpt2", on="8xa100-80gb"),
             [
                 "Accelerate: the file is for 16 devices, 8xa100-80gb has 8; give --on "
                 "(nearest valid: --on 16xa100-80gb)"
@@ -158,12 +158,12 @@ def test_a_layout_that_cannot_run_is_a_finding() -> None:
         ),
         (
             MEGATRON.replace("-parallel-size 2", "-parallel-size 3"),
-            Told(on="16xa100-80gb"),
+            Answers(on="16xa100-80gb"),
             ["devices: 16 are no multiple of pp 3 x tp 3 = 9 (nearest valid: 18)"],
         ),
     ],
 )
-def test_what_is_missing_is_asked_for_by_the_option(text: str, told: Told, lines: list[str]) -> None:
+def test_what_is_missing_is_asked_for_by_the_option(text: str, told: Answers, lines: list[str]) -> None:
     found = explain_text(text, "file", told, search=False)
     assert found.plan is None
     assert len(found.missing) == len(lines)
@@ -172,7 +172,7 @@ def test_what_is_missing_is_asked_for_by_the_option(text: str, told: Told, lines
 
 def test_a_launch_on_fewer_devices_than_are_told_is_taken_to_all_of_them() -> None:
     text = f"torchrun --nproc-per-node 8 {MEGATRON}"
-    found = explain_text(text, "x", Told(on="16xa100-80gb"), search=False)
+    found = explain_text(text, "x", Answers(on="16xa100-80gb"), search=False)
     assert found.implied is not None
     assert found.implied.layout.dp == 4
     assert found.implied.assumed[0] == "all 16 devices of --on; the file starts 8"
@@ -180,12 +180,12 @@ def test_a_launch_on_fewer_devices_than_are_told_is_taken_to_all_of_them() -> No
 
 def test_a_batch_and_a_sharding_that_nobody_says_are_assumed_aloud() -> None:
     text = "base_model: gpt2\nmicro_batch_size: 1\ndeepspeed: own.json\nbf16: true\nsequence_len: 512\n"
-    found = explain_text(text, "a.yml", Told(on="4xa100-80gb"), search=False)
+    found = explain_text(text, "a.yml", Answers(on="4xa100-80gb"), search=False)
     assert found.implied is not None
     assert found.implied.assumed == ("sharding zero-0: the file does not say it",)
     text = "distributed_type: FSDP\nmixed_precision: bf16\n"
     found = explain_text(
-        text, "a.yaml", Told(model="gpt2", on="4xa100-80gb", micro_batch_size=1), search=False
+        text, "a.yaml", Answers(model="gpt2", on="4xa100-80gb", micro_batch_size=1), search=False
     )
     assert found.implied is not None
     assert found.implied.assumed[0] == (
@@ -205,14 +205,14 @@ seq_len = 1024
 pipeline_parallel_degree = 2
 pipeline_parallel_schedule = "Zigzag"
 """
-    found = explain_text(text, "job.toml", Told(on="8xa100-80gb"), search=False)
+    found = explain_text(text, "job.toml", Answers(on="8xa100-80gb"), search=False)
     assert found.implied is not None
     assert "schedule 1f1b: the file's is not one that weft knows" in found.implied.assumed
 
 
 def test_a_step_of_too_many_passes_is_not_simulated() -> None:
     text = deepspeed(gradient_accumulation_steps=10**6, zero_optimization={"stage": 0})
-    found = explain_text(text, "ds.json", Told(model="gpt2", on="4xa100-80gb"), search=False)
+    found = explain_text(text, "ds.json", Answers(model="gpt2", on="4xa100-80gb"), search=False)
     assert found.plan is None
     assert str(found.findings[-1]) == (
         "wrong: DeepSpeed: 1000000 micro-batches of stages are too many to simulate; at most 200000 "
@@ -221,19 +221,21 @@ def test_a_step_of_too_many_passes_is_not_simulated() -> None:
 
 
 def test_a_model_of_more_layers_than_any_is_not_priced() -> None:
-    found = explain_text(MEGATRON.replace("--num-layers 8", "--num-layers 5000"), "x", Told(on="8xa100-80gb"))
+    found = explain_text(
+        MEGATRON.replace("--num-layers 8", "--num-layers 5000"), "x", Answers(on="8xa100-80gb")
+    )
     assert "give --model" in str(found.missing[0])
 
 
 def test_a_model_that_a_file_names_is_never_imported() -> None:
     text = "base_model: os:system\nmicro_batch_size: 1\n"
-    found = explain_text(text, "a.yml", Told(on="4xa100-80gb"))
+    found = explain_text(text, "a.yml", Answers(on="4xa100-80gb"))
     assert "os:system" in str(found.missing[0])
 
 
 def test_a_model_that_is_told_and_unknown_is_refused() -> None:
     with pytest.raises(InputError, match="'gpt22' is neither a preset"):
-        explain_text(deepspeed(), "ds.json", Told(model="gpt22"))
+        explain_text(deepspeed(), "ds.json", Answers(model="gpt22"))
 
 
 def test_many_micro_batches_without_a_pipeline_are_predicted() -> None:
@@ -246,7 +248,7 @@ def test_many_micro_batches_without_a_pipeline_are_predicted() -> None:
             "zero_optimization": {"stage": 3},
             "bf16": {"enabled": True},
         }
-        told = Told(model="llama-1b", on="2xa100-80gb", sequence=1024)
+        told = Answers(model="llama-1b", on="2xa100-80gb", sequence=1024)
         explanation = explain_text(json.dumps(record), "file", told, search=False)
         assert not [one for one in explanation.findings if str(one).startswith("wrong")]
         assert explanation.plan is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.doors.explain import READERS
 from weft.doors.explained import explain_text
-from weft.doors.implied import Told
+from weft.doors.implied import Answers
 from weft.doors.trace.analysis import analyse
 from weft.doors.trace.events import read_trace
 from weft.errors import InputError
@@ -129,7 +129,7 @@ KEYS = {
 def test_configurations(stack: str, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(KEYS[stack]), unique=True))
     flat = {key: data.draw(LIKELY) for key in chosen}
-    told = Told(on="8xa100-80gb", model=data.draw(st.sampled_from([None, "gpt2"])))
+    told = Answers(on="8xa100-80gb", model=data.draw(st.sampled_from([None, "gpt2"])))
     try:
         found = explain_text(written(stack, flat), "file", told, search=False)
     except InputError:
@@ -153,7 +153,7 @@ def test_configurations_in_python(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(KEYS["torchtitan"]), unique=True))
     text = as_module({key: data.draw(LIKELY) for key in chosen})
     assert READERS["torchtitan"].recognises(text, "file")
-    told = Told(on="8xa100-80gb", model="gpt2")
+    told = Answers(on="8xa100-80gb", model="gpt2")
     try:
         found = explain_text(text, "file", told, search=False)
     except InputError:

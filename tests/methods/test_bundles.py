@@ -92,7 +92,7 @@ def test_passes_that_wait_for_each_other_are_refused(packages: Path) -> None:
         "from weft.bundles import Bundle\n"
         "from weft.program.passes import Pass\n"
         "def one(name, after):\n"
-        "    return Pass(name=name, after=(after,), asked=lambda plan, graph: None, apply=None)\n"
+        "    return Pass(name=name, after=(after,), options=lambda plan, graph: None, apply=None)\n"
         "BUNDLE = Bundle(name='other', parts=(one('first', 'second'), one('second', 'first')))\n"
     )
     register(packages, "weft-other", {"weft.methods": {"other": "weft_other:BUNDLE"}})

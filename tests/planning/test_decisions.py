@@ -29,7 +29,7 @@ BUNDLE = Bundle(name="idle", parts=(
     Pass(
         name="idle",
         after=("sharding",),
-        asked=lambda plan, graph: plan.method("idle"),
+        options=lambda plan, graph: plan.method("idle"),
         apply=lambda pipeline, layout, choice: pipeline,
         decide=decide,
     ),

@@ -25,7 +25,7 @@ from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
 from weft.program.kinds import STEP
-from weft.program.passes import asked_by
+from weft.program.passes import options_of
 from weft.program.verify import require_valid
 
 CONFIG = replace(tiny(tied=True), hidden=256, vocabulary=5003)
@@ -43,7 +43,7 @@ def test_only_the_tied_reduction_has_the_table(pp: int, dp: int) -> None:
     plan = plan_of(pp=pp, dp=dp, schedule="1f1b")
     layout = pipeline_layout(plan, GRAPH)
     untied = pipeline_layout(plan, UNTIED)
-    [tied] = asked_by(plan, GRAPH)["tying"].weights
+    [tied] = options_of(plan, GRAPH)["tying"].weights
     assert tied.stages == (0, pp - 1)
     assert tied.gradient_bytes == 4 * TABLE
     saved = [
@@ -60,7 +60,7 @@ def test_only_the_tied_reduction_has_the_table(pp: int, dp: int) -> None:
 
 
 def test_one_stage_has_no_copy() -> None:
-    assert "tying" not in asked_by(plan_of(dp=2), GRAPH)
+    assert "tying" not in options_of(plan_of(dp=2), GRAPH)
     shape = Shape(2, CONFIG.sequence)
     assert stage_parameters(GRAPH, range(8), shape) == GRAPH.parameters()
 

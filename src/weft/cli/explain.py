@@ -12,7 +12,7 @@ from weft.cli.output import Json, console, print_json
 from weft.describe.plan import Recompute
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.explained import Explanation, explain_text, layout_record
-from weft.doors.implied import Told
+from weft.doors.implied import Answers
 from weft.doors.trace.analysis import Analysis, analyse, says
 from weft.doors.trace.events import is_trace, read_bytes, read_trace
 from weft.errors import InputError, Violation
@@ -63,7 +63,7 @@ def explain(
         Search what weft would plan instead, which takes as long as `weft plan`.
     """
     data = read_bytes(file)
-    told = Told(
+    told = Answers(
         model=model,
         on=on,
         global_batch=global_batch,
@@ -72,7 +72,7 @@ def explain(
         recompute=recompute,
     )
     if is_trace(data):
-        if told != Told():
+        if told != Answers():
             raise InputError(Violation(str(file), "a trace is measured and needs no options; leave them out"))
         analysis = analyse(read_trace(data, str(file)))
         print_json(analysis.record()) if json else _print_analysis(analysis)

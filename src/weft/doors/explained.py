@@ -15,13 +15,13 @@ from weft.doors.checks.base import Finding, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.explain import read_configuration
 from weft.doors.implied import (
+    Answers,
     Implied,
     PredictedPlan,
-    Told,
     implied,
     known_model,
     planned_layout,
-    with_told,
+    with_answers,
 )
 from weft.errors import InputError, Violation
 from weft.moves.move import Purpose
@@ -67,7 +67,7 @@ class Explanation:
 
     def record(self) -> dict[str, Any]:
         """The JSON answer; seconds, bytes and counts, None where something is not known."""
-        configuration, asked, best = self.configuration, self.implied, self.best
+        configuration, needed, best = self.configuration, self.implied, self.best
         return {
             "stack": configuration.stack,
             "keys": dict(sorted(configuration.keys.items())),
@@ -83,25 +83,25 @@ class Explanation:
             ],
             "unpredicted": list(configuration.unpredicted),
             "missing": [str(violation) for violation in self.missing],
-            "assumed": list(asked.assumed) if asked else [],
-            "predicted": _record(str(asked.layout), self.plan.prediction) if asked and self.plan else None,
+            "assumed": list(needed.assumed) if needed else [],
+            "predicted": _record(str(needed.layout), self.plan.prediction) if needed and self.plan else None,
             "fits": self.overfull_bytes <= 0 if self.plan else None,
             "weft": _record(best.words, best.prediction) if best and best.prediction else None,
             "gain_s": self.gain_s,
         }
 
 
-def explain_text(text: str, name: str, told: Told, *, search: bool = True) -> Explanation:
+def explain_text(text: str, name: str, answers: Answers, *, search: bool = True) -> Explanation:
     """Explain the text of a configuration; `name` is the file's. Without `search` weft plans nothing itself.
 
     Raises:
-        InputError: when no stack's reader recognises it, a degree in it is no count, or what is told is
+        InputError: when no stack's reader recognises it, a degree in it is no count, or an answer is
             refused.
     """
-    configuration = known_model(with_told(read_configuration(text, name), told), told)
+    configuration = known_model(with_answers(read_configuration(text, name), answers), answers)
     found = findings(configuration)
     try:
-        needed = implied(configuration, told)
+        needed = implied(configuration, answers)
     except InputError as error:
         return Explanation(configuration=configuration, findings=tuple(found), missing=error.violations)
     plan: PredictedPlan | None = None

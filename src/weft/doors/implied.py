@@ -49,7 +49,7 @@ _SAME_SIZES = re.compile(r"(-(hf|chat|instruct|base|v[\d.]+))*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Answers:
     """What the user says beside the file; it counts before what the file says."""
 
     model: str | None = None
@@ -82,25 +82,25 @@ class PredictedPlan:
         return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
 
 
-def with_told(configuration: Configuration, told: Told) -> Configuration:
+def with_answers(configuration: Configuration, answers: Answers) -> Configuration:
     """The configuration with what the user says in the place of what the file says."""
-    # Where the model and the cluster are told, they are looked up.
-    given = {name: value for name, value in asdict(told).items() if name not in ("model", "on")}
+    # Where the answers have model and cluster, they are looked up.
+    given = {name: value for name, value in asdict(answers).items() if name not in ("model", "on")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if told.global_batch is not None or told.micro_batch_size is not None:
+    if answers.global_batch is not None or answers.micro_batch_size is not None:
         # How many micro-batches there are follows.
         changes["micro_batches"] = None
     return configuration.saying(changes)
 
 
-def implied(configuration: Configuration, told: Told) -> Implied:
-    """Everything that a prediction needs, from a configuration that has been told all the user knows.
+def implied(configuration: Configuration, answers: Answers) -> Implied:
+    """Everything that a prediction needs, from a configuration completed by the answers.
 
     Raises:
         InputError: naming the option for every fact that is missing, and what does not go together.
     """
-    cluster = _cluster(configuration, told)
-    configuration, assumed = _on_all(configuration, told, cluster)
+    cluster = _cluster(configuration, answers)
+    configuration, assumed = _on_all(configuration, answers, cluster)
     model, size = configuration.model, configuration.layout.micro_batch_size
     replicas = _replicas(configuration, cluster)
     missing = [
@@ -130,13 +130,15 @@ def implied(configuration: Configuration, told: Told) -> Implied:
     )
 
 
-def _on_all(configuration: Configuration, told: Told, cluster: Cluster) -> tuple[Configuration, list[str]]:
-    """The configuration on all of a cluster that is told, where the file's launch is for fewer devices.
+def _on_all(
+    configuration: Configuration, answers: Answers, cluster: Cluster
+) -> tuple[Configuration, list[str]]:
+    """The configuration on all devices of the answered cluster, where the file's launch is for fewer devices.
 
     Scripts that are to be started on many nodes often say 1.
     """
     devices = configuration.devices
-    if told.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
+    if answers.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
         return configuration, []
     line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
     return configuration.saying(on_devices(cluster.ranks)), [line]
@@ -206,28 +208,28 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
     return PredictedPlan(plan, predict_long(problem.cost_model, plan).prediction)
 
 
-def _cluster(configuration: Configuration, told: Told) -> Cluster:
-    """The one that is told, or this machine where it is large enough."""
-    cluster = parse_cluster(told.on or "this-machine")
+def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
+    """The cluster of the answers, or this machine where it is large enough."""
+    cluster = parse_cluster(answers.on or "this-machine")
     ranks = configuration.ranks or configuration.layout.replica_ranks
     if ranks > cluster.ranks:
-        where = cluster.name if told.on else "this machine"
+        where = cluster.name if answers.on else "this machine"
         problem = f"the file is for {ranks} devices, {where} has {cluster.ranks}; give --on"
         raise InputError(Violation(configuration.stack, problem, f"--on {ranks}xa100-80gb"))
     return cluster
 
 
-def known_model(configuration: Configuration, told: Told) -> Configuration:
-    """The configuration with the sizes of its model, where they are told or known by its name.
+def known_model(configuration: Configuration, answers: Answers) -> Configuration:
+    """The configuration with the sizes of its model, out of the answers or known by its name.
 
     A name that the file gives is looked up and never imported.
 
     Raises:
-        InputError: when the model that is told is refused.
+        InputError: when the model of the answers is refused.
     """
     model, sequence = configuration.model, configuration.sequence
-    if told.model is not None:
-        return replace(configuration, model=resolve_model(preset_of(told.model), sequence=sequence))
+    if answers.model is not None:
+        return replace(configuration, model=resolve_model(preset_of(answers.model), sequence=sequence))
     if isinstance(model, ModelConfig):
         sizes = model if sequence is None else replace(model, sequence=sequence)
         return replace(configuration, model=sizes)

@@ -17,7 +17,7 @@ from weft.program.assemble import LoweredLayout, assemble, assemble_part
 from weft.program.build import build_evaluation_program, lowered_evaluation, lowered_training
 from weft.program.fold import fold_lanes
 from weft.program.layout import PipelineLayout, StageLayout
-from weft.program.passes import asked_by
+from weft.program.passes import options_of
 from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.schedules import get_schedule
@@ -49,7 +49,7 @@ def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
 
 def _lowered(plan: Plan, graph: LayerGraph, layout: PipelineLayout) -> LoweredLayout:
     schedule = get_schedule(plan.schedule.name)
-    return lowered_training(layout, schedule, plan.schedule.options, asked_by(plan, graph))
+    return lowered_training(layout, schedule, plan.schedule.options, options_of(plan, graph))
 
 
 def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> PipelineLayout:
@@ -98,7 +98,7 @@ def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
     """The forward-only program of a plan, for held-out losses."""
-    return build_evaluation_program(pipeline_layout(plan, graph), methods=asked_by(plan, graph))
+    return build_evaluation_program(pipeline_layout(plan, graph), methods=options_of(plan, graph))
 
 
 def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
@@ -107,7 +107,7 @@ def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankPro
     Raises:
         InputError: when the plan has no such rank.
     """
-    return assemble_part(lowered_evaluation(pipeline_layout(plan, graph), asked_by(plan, graph)), rank)
+    return assemble_part(lowered_evaluation(pipeline_layout(plan, graph), options_of(plan, graph)), rank)
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:

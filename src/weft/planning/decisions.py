@@ -23,7 +23,7 @@ def decided(problem: Problem, plan: Plan) -> Plan:
     """
     graph = problem.job.graph
     for one in ordered_passes():
-        if one.decide is not None and one.asked(plan, graph) is not None:
+        if one.decide is not None and one.options(plan, graph) is not None:
             program = compile_plan(plan, graph)
             predicted = predict_priced(program, price(problem.cost_model, program, plan))
             plan = one.decide(plan, program, predicted.simulation.timeline)

@@ -1,4 +1,4 @@
-"""`Problem`: everything a planner is asked, resolved from a run file or from a few words."""
+"""`Problem`: everything that a planner needs, resolved from a run file or from a few words."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Problem:
         )
 
 
-class Asked(TypedDict, total=False):
-    """What may be asked of a model on a cluster, as in `Problem`; what is left out or None is assumed.
+class ProblemOptions(TypedDict, total=False):
+    """Options of a problem, as in `Problem`; an option that is left out or None is assumed.
 
     `sync`: how replicas agree, with its options. `sequence`: tokens per sample. `methods`: those that the job
     asks for by name. `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are
@@ -110,17 +110,17 @@ class Asked(TypedDict, total=False):
     home: Path | None
 
 
-def problem_of(*, model: str, on: str, **asked: Unpack[Asked]) -> Problem:
+def problem_of(*, model: str, on: str, **options: Unpack[ProblemOptions]) -> Problem:
     """Resolve names to a problem.
 
     Raises:
         InputError: for an unknown model, cluster, device or precision.
     """
-    config = resolve_model(model, sequence=asked.get("sequence"))
-    return problem_of_model(config, parse_cluster(on), **asked)
+    config = resolve_model(model, sequence=options.get("sequence"))
+    return problem_of_model(config, parse_cluster(on), **options)
 
 
-def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Asked]) -> Problem:
+def problem_of_model(config: ModelConfig, cluster: Cluster, **options: Unpack[ProblemOptions]) -> Problem:
     """The problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
 
     The sequence that counts is the model's.
@@ -128,8 +128,8 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
     Raises:
         InputError: when a device does not compute the precision.
     """
-    global_batch, precision = asked.get("global_batch"), asked.get("precision")
-    home = asked.get("home") or weft_home()
+    global_batch, precision = options.get("global_batch"), options.get("precision")
+    home = options.get("home") or weft_home()
     assumed: dict[str, str] = {}
     if global_batch is None:
         global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks
@@ -137,10 +137,10 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
     if precision is None:
         precision = default_precision(cluster)
         assumed["precision"] = precision
-    if asked.get("sequence") is None and config.convolutions is None:
+    if options.get("sequence") is None and config.convolutions is None:
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
-    graph, sync = trained_graph(config, asked.get("methods", ())), asked.get("sync")
+    graph, sync = trained_graph(config, options.get("methods", ())), options.get("sync")
     machine, profile = measurements_for(cluster, graph.fingerprint, config.sequence, precision, home)
     return Problem(
         job=Job(
@@ -149,15 +149,15 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **asked: Unpack[Aske
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
-            methods=asked.get("methods", ()),
-            optimizer=asked.get("optimizer", ADAMW),
+            methods=options.get("methods", ()),
+            optimizer=options.get("optimizer", ADAMW),
             sync_options={} if sync is None else sync.options,
         ),
         model=config,
-        pins=asked.get("pins") or OPEN,
+        pins=options.get("pins") or OPEN,
         sync=None if sync is None else sync.name,
-        minimise=asked.get("minimise", "time"),
-        contract=asked.get("contract", Contract.EXACT),
+        minimise=options.get("minimise", "time"),
+        contract=options.get("contract", Contract.EXACT),
         machine=machine,
         profile=profile,
         correction=correction_for(cluster, graph, precision, machine, profile, home),
@@ -189,7 +189,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
         sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        methods=(*table.methods, *run.report.methods, *asked_of_methods(run)),
+        methods=(*table.methods, *run.report.methods, *method_choices(run)),
         optimizer=counted.work,
         home=home,
     )
@@ -208,7 +208,7 @@ def _layer_choices(run: RunFile, graph: LayerGraph) -> tuple[LayerChoice, ...]:
     return tuple(one for name, table in run.methods.items() for one in tables[name].choices(table, graph))
 
 
-def asked_of_methods(run: RunFile) -> tuple[Choice, ...]:
+def method_choices(run: RunFile) -> tuple[Choice, ...]:
     """The methods that a run file's tables ask for, each with its options."""
     tables = run_tables()
     found = {name: tables[name].options(table) for name, table in run.methods.items()}

@@ -33,7 +33,7 @@ def build_training_program(
 ) -> Program:
     """The program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
 
-    `methods` says by name what is asked of each method (`weft.program.passes.Pass`).
+    `methods` holds the options of each method by name (`weft.program.passes.Pass`).
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
     pipelines are folded into one for planning); groups keep all ranks, and `kept_replica` names the replica.
 

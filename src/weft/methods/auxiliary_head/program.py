@@ -23,22 +23,22 @@ DIVIDED = "its head is whole on one rank, which ranks that divide layers or toke
 
 
 @dataclass(frozen=True, slots=True)
-class HeadAsked:
+class HeadOptions:
     """The stage that has the head, and over how many ranks its replicas are divided."""
 
     stage: int
     divided: int
 
 
-def asked(plan: Plan, graph: LayerGraph) -> HeadAsked | None:
+def options(plan: Plan, graph: LayerGraph) -> HeadOptions | None:
     options = options_of(plan)
     if options is None:
         return None
     stage = stage_with(options.after_block, [one.layers for one in plan.stages])
-    return HeadAsked(stage, plan.grid(stage).ranks)
+    return HeadOptions(stage, plan.grid(stage).ranks)
 
 
-def refuse(layout: PipelineLayout, head: HeadAsked, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, head: HeadOptions, others: Mapping[str, Any]) -> list[Violation]:
     problems = [Violation(NAME, DIVIDED, "tp 1, cp 1")] if head.divided > 1 else []
     if head.stage < layout.frozen_stages:
         problems.append(Violation(NAME, f"stage {head.stage} is not trained, and its head would not be"))
@@ -47,7 +47,7 @@ def refuse(layout: PipelineLayout, head: HeadAsked, others: Mapping[str, Any]) -
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     last=True,
     refuse=refuse,
     owes=lambda layout, head: HasHead(stage=head.stage),

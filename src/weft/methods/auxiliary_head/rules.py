@@ -17,8 +17,8 @@ from weft.moves.job import Job
 
 
 def _divided(job: Job, layout: Layout) -> str | None:
-    asked = any(choice.name == NAME for choice in job.methods)
-    if not asked or layout.tp == layout.cp == 1:
+    chosen = any(choice.name == NAME for choice in job.methods)
+    if not chosen or layout.tp == layout.cp == 1:
         return None
     return f"{NAME}: {DIVIDED}; nearest tp: 1, cp: 1"
 

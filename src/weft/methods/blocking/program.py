@@ -35,7 +35,7 @@ from weft.program.program import NONE, Edges
 NAME = "blocking"
 
 
-def asked(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
+def options(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
     return plan.blocking or None
 
 
@@ -149,4 +149,4 @@ def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredP
     return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))
 
 
-PASS = Pass(name=NAME, asked=asked, apply=block, after=("sharding", "tying"), refuse=refuse)
+PASS = Pass(name=NAME, options=options, apply=block, after=("sharding", "tying"), refuse=refuse)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.methods.gradient_norm.program import asked
+from weft.methods.gradient_norm.program import options
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.hooks import AddedWork, CostOf, Taken, by_table
@@ -23,7 +23,7 @@ def _norm(pricing: Pricing, rows: Ints) -> Taken:
 
 def _clipped(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:
     """As if every step were clipped: gradients are read and written once more."""
-    return 2.0 * times.read_gradients_s if asked(pricing.plan, pricing.model.graph) else 0.0
+    return 2.0 * times.read_gradients_s if options(pricing.plan, pricing.model.graph) else 0.0
 
 
 COSTS = (CostOf(kind="norm", hook=_norm), AddedWork(kind="step", seconds=_clipped))

@@ -26,11 +26,11 @@ NAME = "gradient-norm"
 NORM_BYTES = 8
 
 
-def asked(plan: Plan, graph: LayerGraph) -> bool | None:
+def options(plan: Plan, graph: LayerGraph) -> bool | None:
     return plan.method(NAME) is not None or None
 
 
-def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -> LoweredPipeline:
+def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) -> LoweredPipeline:
     """Add the norm to one pipeline: one row on every device that steps, before its first step.
 
     It has the coordinates of the device's first stage to step, because ids are made of coordinates.
@@ -65,7 +65,7 @@ def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) ->
     return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), edges)
 
 
-def groups(layout: PipelineLayout, asked: bool) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, options: bool) -> tuple[GroupTable, ...]:
     """One group: all ranks that hold a trained stage, rising."""
     trained = layout.stages[layout.frozen_stages :]
     ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
@@ -75,9 +75,9 @@ def groups(layout: PipelineLayout, asked: bool) -> tuple[GroupTable, ...]:
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     apply=take_norm,
     after=("sharding", "tying", "blocking"),
     groups=groups,
-    owes=lambda layout, asked: TakesNorm(),
+    owes=lambda layout, options: TakesNorm(),
 )

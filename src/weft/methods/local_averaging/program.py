@@ -32,7 +32,7 @@ CLIPS = "the norm of the whole gradient is that of no replica; replicas step wit
 
 
 @dataclass(frozen=True, slots=True)
-class AveragingAsked:
+class AveragingOptions:
     """How many steps replicas take by themselves, and the bytes of each stage's weights as they are stepped,
     on one rank."""
 
@@ -40,7 +40,7 @@ class AveragingAsked:
     weight_bytes: tuple[int, ...]
 
 
-def asked(plan: Plan, graph: LayerGraph) -> AveragingAsked | None:
+def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
     options = options_of(plan)
     if options is None:
         return None
@@ -49,17 +49,19 @@ def asked(plan: Plan, graph: LayerGraph) -> AveragingAsked | None:
     held = (
         stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
     )
-    return AveragingAsked(options.every, tuple(element * parameters for parameters in held))
+    return AveragingOptions(options.every, tuple(element * parameters for parameters in held))
 
 
-def refuse(layout: PipelineLayout, averaging: AveragingAsked, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[str, Any]) -> list[Violation]:
     problems = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
     if GRADIENT_NORM in others:
         problems.append(Violation("sync", CLIPS, "dense"))
     return problems
 
 
-def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: AveragingAsked) -> LoweredPipeline:
+def average(
+    pipeline: LoweredPipeline, layout: PipelineLayout, averaging: AveragingOptions
+) -> LoweredPipeline:
     """Add the averagings to one pipeline's cycle: one after every K-th step of each stage.
 
     Who would read the weights of such a step reads what the averaging has made of them.
@@ -88,7 +90,7 @@ def average(pipeline: LoweredPipeline, layout: PipelineLayout, averaging: Averag
     return insert(moved, added, anchors, 1 + stage, Edges.of(steps, row_of[steps]))
 
 
-def groups(layout: PipelineLayout, averaging: AveragingAsked) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, averaging: AveragingOptions) -> tuple[GroupTable, ...]:
     """All replicas of a stage, lane by lane."""
     everybody = [list(range(layout.replicas))]
     return (replica_groups((AVERAGE_WEIGHTS,), layout, [everybody] * len(layout.stages)),)
@@ -96,7 +98,7 @@ def groups(layout: PipelineLayout, averaging: AveragingAsked) -> tuple[GroupTabl
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     cycle=lambda averaging: averaging.every,
     apply_to_cycle=average,
     last=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.methods.micro_batch_norms.program import asked
+from weft.methods.micro_batch_norms.program import options
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.hooks import AddedWork, CostOf, collective_hook
@@ -15,7 +15,7 @@ from weft.predict.cost.residency import Held, ResidentBytes
 
 
 def _asked(pricing: Pricing) -> bool:
-    return bool(asked(pricing.plan, pricing.model.graph))
+    return bool(options(pricing.plan, pricing.model.graph))
 
 
 def _seen(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:

@@ -23,8 +23,8 @@ def _apply(context: Context) -> Plan:
 
 def _tied(job: Job, layout: Layout) -> str | None:
     """Copies of one weight see its gradient in parts, at two times, whose squares do not add up."""
-    asked = any(choice.name == NAME for choice in job.methods)
-    if not asked or layout.stages == 1 or not job.graph.tied:
+    chosen = any(choice.name == NAME for choice in job.methods)
+    if not chosen or layout.stages == 1 or not job.graph.tied:
         return None
     problem = f"{layout.stages} stages have a weight in common, and each sees a part of its gradient"
     return f"{NAME}: {problem}; nearest pp: 1"
@@ -32,8 +32,8 @@ def _tied(job: Job, layout: Layout) -> str | None:
 
 def _stepping_alone(job: Job, layout: Layout) -> str | None:
     """Replicas whose weights differ have no gradient of the whole batch that a micro-batch is a part of."""
-    asked = any(choice.name == NAME for choice in job.methods)
-    if not asked or not keeps_gradients_local(Choice(name=layout.sync)):
+    chosen = any(choice.name == NAME for choice in job.methods)
+    if not chosen or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
     return f"{NAME}: replicas step by themselves under sync {layout.sync}; nearest sync: {DENSE}"
 

@@ -28,11 +28,11 @@ NAME = "micro-batch-norms"
 SQUARE_BYTES = 8
 
 
-def asked(plan: Plan, graph: LayerGraph) -> bool | None:
+def options(plan: Plan, graph: LayerGraph) -> bool | None:
     return plan.method(NAME) is not None or None
 
 
-def refuse(layout: PipelineLayout, asked: bool, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, options: bool, others: Mapping[str, Any]) -> list[Violation]:
     found = []
     if "tying" in others:
         problem = "stages with copies of one weight see parts of its gradient, of which no square adds up"
@@ -43,7 +43,7 @@ def refuse(layout: PipelineLayout, asked: bool, others: Mapping[str, Any]) -> li
     return found
 
 
-def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -> LoweredPipeline:
+def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) -> LoweredPipeline:
     """Add one row on every device that steps, issued before its first step, which does not wait for it.
 
     It has the coordinates of the device's first stage to step, because ids are made of coordinates.
@@ -67,7 +67,7 @@ def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, asked: bool) -
     return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), edges)
 
 
-def groups(layout: PipelineLayout, asked: bool) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, options: bool) -> tuple[GroupTable, ...]:
     """One group: all ranks that hold a trained stage, rising."""
     trained = layout.stages[layout.frozen_stages :]
     ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
@@ -77,10 +77,10 @@ def groups(layout: PipelineLayout, asked: bool) -> tuple[GroupTable, ...]:
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     apply=tell_norms,
     last=True,
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, asked: TellsNorms(),
+    owes=lambda layout, options: TellsNorms(),
 )

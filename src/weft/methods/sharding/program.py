@@ -69,7 +69,7 @@ class Shared:
         return self.island or layout.replicas
 
 
-def asked(plan: Plan, graph: LayerGraph) -> Shared:
+def options(plan: Plan, graph: LayerGraph) -> Shared:
     return Shared(plan.sharding, plan.island, keeps_gradients_local(plan.sync))
 
 
@@ -274,7 +274,7 @@ def _replicas(columns: Columns, device: Ints, stage: Ints, stages: int) -> Ints:
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     apply=shard,
     default=Shared(),
     evaluates=True,

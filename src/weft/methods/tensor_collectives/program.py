@@ -42,7 +42,7 @@ AGAIN = "a layer that is run again would exchange again"
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangesAsked:
+class ExchangeOptions:
     """The segments of each stage, and how the ranks of a replica divide it."""
 
     segments: tuple[StageSegments, ...]
@@ -74,7 +74,7 @@ def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
     return divides_sequence or enters == backward
 
 
-def asked(plan: Plan, graph: LayerGraph) -> ExchangesAsked | None:
+def options(plan: Plan, graph: LayerGraph) -> ExchangeOptions | None:
     way = way_of(plan)
     grids = tuple(plan.grid(stage) for stage in range(len(plan.stages)))
     if way == "inside" or all(grid.tensor == 1 for grid in grids):
@@ -82,7 +82,7 @@ def asked(plan: Plan, graph: LayerGraph) -> ExchangesAsked | None:
     if problems := [*problems_of(plan, graph)]:
         raise InputError(problems)
     segments = (_segments(plan, graph, stage, way) for stage in range(len(plan.stages)))
-    return ExchangesAsked(tuple(segments), grids, way == "interleaved")
+    return ExchangeOptions(tuple(segments), grids, way == "interleaved")
 
 
 def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
@@ -116,12 +116,12 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegme
     return StageSegments(forward=tuple(forward), backward=tuple(backward), split=tuple(splits))
 
 
-def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, exchanges: ExchangesAsked) -> LoweredPipeline:
-    pipeline = cut(pipeline, exchanges.segments)
-    return interleave(pipeline, exchanges.segments) if exchanges.interleaved else pipeline
+def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, options: ExchangeOptions) -> LoweredPipeline:
+    pipeline = cut(pipeline, options.segments)
+    return interleave(pipeline, options.segments) if options.interleaved else pipeline
 
 
-def groups(layout: PipelineLayout, exchanges: ExchangesAsked) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, exchanges: ExchangeOptions) -> tuple[GroupTable, ...]:
     """The tensor ranks of each replica of a stage, lane by lane; stages on the same ranks share groups."""
     numbers: dict[tuple[int, ...], int] = {}
     lanes = len(layout.stages[0].replicas[0])
@@ -137,7 +137,7 @@ def groups(layout: PipelineLayout, exchanges: ExchangesAsked) -> tuple[GroupTabl
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     apply=exchange,
     # Those before it look at forwards and backwards, and see whole passes.
     after=("auxiliary-head", "local-averaging", "micro-batch-norms"),

@@ -28,8 +28,8 @@ class TensorCollectivesTable(TomlTable):
 
 
 def _applies(job: Job, layout: Layout) -> bool:
-    asked = (one.options.get("run", "inside") != "inside" for one in job.methods if one.name == NAME)
-    return any(asked) and layout.tp > 1
+    chosen = (one.options.get("run", "inside") != "inside" for one in job.methods if one.name == NAME)
+    return any(chosen) and layout.tp > 1
 
 
 def _tokens(job: Job, layout: Layout) -> str | None:

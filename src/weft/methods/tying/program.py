@@ -58,7 +58,7 @@ class Tied:
     local: bool = False
 
 
-def asked(plan: Plan, graph: LayerGraph) -> Tied | None:
+def options(plan: Plan, graph: LayerGraph) -> Tied | None:
     """The parameters that layers of several stages use, with these stages; None where there are none."""
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     element = gradient_element_bytes(plan)
@@ -158,7 +158,7 @@ def _before(anchors: Ints) -> Ints:
 
 PASS = Pass(
     name=NAME,
-    asked=asked,
+    options=options,
     apply=tie,
     after=("sharding",),
     refuse=refuse,

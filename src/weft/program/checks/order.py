@@ -46,9 +46,9 @@ class Order:
     def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> Mask:
         """Whether an edge leads from the source to a row of the queue, at most to `last`."""
         edges, queues = self._program.edges, self._program.queue
-        asked = np.zeros(len(self._program), dtype=np.bool_)
-        asked[source] = True
-        chosen = np.flatnonzero(asked[edges.source] & (edges.distance == distance))
+        marked = np.zeros(len(self._program), dtype=np.bool_)
+        marked[source] = True
+        chosen = np.flatnonzero(marked[edges.source] & (edges.distance == distance))
         return _at_most(
             self._code(edges.source[chosen], queues[edges.target[chosen]]),
             edges.target[chosen],
@@ -59,9 +59,9 @@ class Order:
     def spoken_for(self, source: Ints, target: Ints) -> Mask:
         """Whether an edge leads to the target from the source or a row after it in the source's queue."""
         edges, queues = self._program.edges, self._program.queue
-        asked = np.zeros(len(self._program), dtype=np.bool_)
-        asked[target] = True
-        chosen = np.flatnonzero(asked[edges.target] & (edges.distance == 0))
+        marked = np.zeros(len(self._program), dtype=np.bool_)
+        marked[target] = True
+        chosen = np.flatnonzero(marked[edges.target] & (edges.distance == 0))
         return _at_most(
             self._code(edges.target[chosen], queues[edges.source[chosen]]),
             -edges.source[chosen],

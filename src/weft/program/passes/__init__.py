@@ -49,7 +49,7 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
     return LoweredPipeline(copies.take(order), renumber(reaching, order))
 
 
-Asked = TypeVar("Asked")
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +70,20 @@ class GroupTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass(Generic[Asked]):
-    """What a method does to programs; `Asked` is the type of what a plan asks of it.
+class Pass(Generic[Options]):
+    """What a method does to programs; `Options` is the type of its options.
 
     Attributes:
         name: the method's.
-        asked: what a plan asks of the method; None: nothing, and the pass does not run.
+        options: of a plan for the method; None: the pass does not run.
         apply: the pipeline of one step with the method's rows and edges.
         cycle: how many steps make a cycle of the method's; that of a program has those of all its methods.
         apply_to_cycle: the pipeline of a whole cycle with the method's rows and edges.
-        default: what is asked of it where programs are built without a plan.
+        default: the options of programs that are built without a plan.
         after: methods whose passes come before this one.
         last: the pass comes after all that are not last.
         evaluates: whether it runs in forward-only programs, too.
-        refuse: why a layout cannot have this, given what is asked of all methods by name.
+        refuse: why a layout cannot have this, given the options of all methods by name.
         groups: the groups that its collectives meet in; groups of a program are numbered in this order.
         owes: what a program owes the method.
         check: everything that keeps a program from what it owes; None where it owes nothing.
@@ -92,23 +92,23 @@ class Pass(Generic[Asked]):
     """
 
     name: str
-    asked: Callable[[Plan, LayerGraph], Asked | None]
-    apply: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
-        lambda pipeline, layout, asked: pipeline
+    options: Callable[[Plan, LayerGraph], Options | None]
+    apply: Callable[[LoweredPipeline, PipelineLayout, Options], LoweredPipeline] = (
+        lambda pipeline, layout, options: pipeline
     )
-    cycle: Callable[[Asked], int] = lambda asked: 1
-    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Asked], LoweredPipeline] = (
-        lambda pipeline, layout, asked: pipeline
+    cycle: Callable[[Options], int] = lambda options: 1
+    apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Options], LoweredPipeline] = (
+        lambda pipeline, layout, options: pipeline
     )
-    default: Asked | None = None
+    default: Options | None = None
     after: tuple[str, ...] = ()
     last: bool = False
     evaluates: bool = False
-    refuse: Callable[[PipelineLayout, Asked, Mapping[str, Any]], Sequence[Violation]] = (
-        lambda layout, asked, others: ()
+    refuse: Callable[[PipelineLayout, Options, Mapping[str, Any]], Sequence[Violation]] = (
+        lambda layout, options, others: ()
     )
-    groups: Callable[[PipelineLayout, Asked], Sequence[GroupTable]] = lambda *_: ()
-    owes: Callable[[PipelineLayout, Asked], Owed | None] = lambda *_: None
+    groups: Callable[[PipelineLayout, Options], Sequence[GroupTable]] = lambda *_: ()
+    owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: None
     check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
     # A Timeline is of a room above this one.
     decide: Callable[[Plan, Program, Any], Plan] | None = None
@@ -136,7 +136,7 @@ def ordered_passes() -> tuple[Pass[Any], ...]:
         raise InputError(Violation("methods", f"the passes of {names} wait for each other")) from None
 
 
-def asked_by(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
+def options_of(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
     """What a plan asks of each method, by name; methods of which it asks nothing are left out.
 
     Raises:
@@ -144,19 +144,19 @@ def asked_by(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
     """
     if unknown := list(unknown_methods(plan)):
         raise InputError(unknown)
-    found = {one.name: one.asked(plan, graph) for one in parts(Pass)}
-    return {name: asked for name, asked in found.items() if asked is not None}
+    found = {one.name: one.options(plan, graph) for one in parts(Pass)}
+    return {name: options for name, options in found.items() if options is not None}
 
 
 @dataclass(frozen=True)
 class PassList:
-    """The passes of one program, in order, each with what is asked of it."""
+    """The passes of one program, in order, each with its options."""
 
     passes: tuple[tuple[Pass[Any], Any], ...]
 
     @classmethod
     def of(cls, methods: Mapping[str, Any], layout: PipelineLayout, *, trains: bool) -> PassList:
-        """The passes for what is asked of methods by name.
+        """The passes for the options of methods by name.
 
         Raises:
             InputError: for a method that nobody contributes, and what does not go with the layout.
@@ -169,11 +169,11 @@ class PassList:
             if name not in names
         ]
         defaults = {one.name: one.default for one in ordered if one.default is not None}
-        asked = {**defaults, **methods}
+        options = {**defaults, **methods}
         chosen = tuple(
-            (one, asked[one.name]) for one in ordered if one.name in asked and (trains or one.evaluates)
+            (one, options[one.name]) for one in ordered if one.name in options and (trains or one.evaluates)
         )
-        problems += [problem for one, what in chosen for problem in one.refuse(layout, what, asked)]
+        problems += [problem for one, what in chosen for problem in one.refuse(layout, what, options)]
         if problems:
             raise InputError(problems)
         return cls(chosen)
@@ -181,20 +181,20 @@ class PassList:
     @property
     def steps_per_cycle(self) -> int:
         """The fewest steps after which the cycles of all methods end."""
-        return lcm(*(one.cycle(asked) for one, asked in self.passes))
+        return lcm(*(one.cycle(options) for one, options in self.passes))
 
     def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
         """A cycle out of the pipeline of one step."""
-        for one, asked in self.passes:
-            pipeline = one.apply(pipeline, layout, asked)
+        for one, options in self.passes:
+            pipeline = one.apply(pipeline, layout, options)
         pipeline = repeated(pipeline, self.steps_per_cycle)
-        for one, asked in self.passes:
-            pipeline = one.apply_to_cycle(pipeline, layout, asked)
+        for one, options in self.passes:
+            pipeline = one.apply_to_cycle(pipeline, layout, options)
         return pipeline
 
     def owed(self, layout: PipelineLayout) -> dict[str, Owed]:
         """What a program owes each method, by name."""
-        found = {one.name: one.owes(layout, asked) for one, asked in self.passes}
+        found = {one.name: one.owes(layout, options) for one, options in self.passes}
         return {name: owed for name, owed in found.items() if owed is not None}
 
     def groups(self, layout: PipelineLayout) -> ProgramGroups:
@@ -202,8 +202,8 @@ class PassList:
         return ProgramGroups(tuple(_numbered(self._tables(layout))))
 
     def _tables(self, layout: PipelineLayout) -> Iterator[GroupTable]:
-        for one, asked in self.passes:
-            yield from one.groups(layout, asked)
+        for one, options in self.passes:
+            yield from one.groups(layout, options)
 
 
 def _numbered(tables: Iterator[GroupTable]) -> Iterator[GroupTable]:
