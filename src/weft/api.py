@@ -63,7 +63,7 @@ class Planned:
         return self.job.ranking.candidates if self.job.ranking is not None else ()
 
     def simulate(self) -> Timeline:
-        """One predicted step, in the steady state; times in nanoseconds."""
+        """Return one predicted step, in the steady state; times in nanoseconds."""
         return self.job.predicted.simulation.timeline
 
     def save(self, path: str | Path) -> Path:

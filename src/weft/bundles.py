@@ -45,7 +45,7 @@ class Bundle:
 
 @cache
 def bundles() -> Mapping[str, Bundle]:
-    """All methods of this installation by name: weft's own by folder, then those of other packages.
+    """Return all methods of this installation by name: weft's own by folder, then those of other packages.
 
     Raises:
         InputError: when two methods have one name, or a package names something else.
@@ -60,7 +60,7 @@ def bundles() -> Mapping[str, Bundle]:
 
 @cache
 def others() -> tuple[Bundle, ...]:
-    """The methods of other packages.
+    """Return the methods of other packages.
 
     Raises:
         InputError: when a package names something else.

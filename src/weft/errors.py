@@ -53,12 +53,12 @@ class RunError(RuntimeError):
 
 
 def _beginning(error: Exception) -> str:
-    """The first words of a message, in one line: what lists of errors and debuggers have room for."""
+    """Return the first words of a message, in one line: what lists of errors and debuggers have room for."""
     return shorten(str(error), 150, placeholder="...")
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """The option closest in spelling to `word`, or an empty string when none is close."""
+    """Return the option closest in spelling to `word`, or an empty string when none is close."""
     matches = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return matches[0] if matches else ""
 

@@ -18,7 +18,7 @@ class Installed(NamedTuple):
 
 @cache
 def installed(group: str) -> tuple[Installed, ...]:
-    """All that entry points of a group name; packages are looked for once.
+    """Return all that entry points of a group name; packages are looked for once.
 
     Raises:
         InputError: when what one of them names cannot be imported.

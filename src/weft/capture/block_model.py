@@ -83,11 +83,11 @@ class BlockModel:
         return one_line(self, f"of {len(self._layers)} layers: {sizes}")
 
     def layer(self, index: int) -> nn.Module:
-        """A new module of one layer."""
+        """Return a new module of one layer."""
         return self._makers[index]()
 
     def layer_graph(self) -> LayerGraph:
-        """The costed layers; all amounts but parameters are proportional to the samples."""
+        """Return the costed layers; all amounts but parameters are proportional to the samples."""
         return LayerGraph(
             name="own",
             layers=self._layers,
@@ -111,7 +111,7 @@ def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
 def _costed(
     index: int, make: Callable[[], nn.Module], inputs: Sequence[torch.Tensor], *, from_samples: bool
 ) -> tuple[Layer, torch.Tensor]:
-    """One layer's costs for one sample, and its output."""
+    """Return one layer's costs for one sample, and its output."""
     work, kept = _Work(), _KeptElements()
     try:
         with torch.device("meta"):

@@ -131,7 +131,7 @@ def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tupl
 
 @contextmanager
 def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
-    """A function that passes so many messages round the ranks and tells the seconds of each.
+    """Yield a function that passes so many messages round the ranks and tells the seconds of each.
 
     It has connections of its own, so that it may run in a thread.
     """
@@ -194,7 +194,7 @@ def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _between_computations(records: npt.NDArray[np.void]) -> float:
-    """The median leaves out the few computations of a step that wait for another rank."""
+    """Return the median leaves out the few computations of a step that wait for another rank."""
     same_step = records["step"][1:] == records["step"][:-1]
     gaps = (records["start_ns"][1:] - records["end_ns"][:-1])[same_step]
     return float(np.median(gaps)) * 1e-9

@@ -97,7 +97,7 @@ def _layer_timing(device_name: str, degree: int, subject: CaptureSubject, passes
 
 
 def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
-    """All ranks begin every round at the same time; the first one of each look warms up."""
+    """Return all ranks begin every round at the same time; the first one of each look warms up."""
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
     for _ in range(LOOKS):
         for subject, seconds in zip(subjects, rounds, strict=True):
@@ -132,7 +132,7 @@ def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[
 
 
 def _any_rank(wants_more: bool, tensor: TensorPlace) -> bool:
-    """Whether one of the tensor ranks wants another round: a round needs all of them."""
+    """Return whether one of the tensor ranks wants another round: a round needs all of them."""
     if tensor.group is None:
         return wants_more
     wanted = torch.tensor([int(wants_more)])

@@ -102,7 +102,7 @@ def _launch(device: torch.device) -> Callable[[], object]:
 
 
 def _messages(device: torch.device) -> list[tuple[float, float]]:
-    """Bytes and seconds of messages between ranks 0 and 1; the other ranks wait."""
+    """Return bytes and seconds of messages between ranks 0 and 1; the other ranks wait."""
     rank = dist.get_rank()
     channels = open_channels({1 - rank} if rank < 2 else (), TIMEOUT_S)
     found = [(float(size), message_seconds(channels, size, device, (0, 1))) for size in MESSAGE_BYTES]

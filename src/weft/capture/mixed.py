@@ -93,7 +93,7 @@ def _require_own_names(cluster: Cluster) -> None:
 
 
 def with_links(cluster: Cluster, measured: Mapping[tuple[str, str], Link]) -> Cluster:
-    """The cluster with these links between groups in place of those it says."""
+    """Return the cluster with these links between groups in place of those it says."""
     return replace(cluster, links={**cluster.links, **measured})
 
 
@@ -105,7 +105,7 @@ def link_of(table: Sequence[tuple[int, float]]) -> Link:
 
 
 def by_kind(cluster: Cluster, by_rank: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """One profile for each kind of device, from one of each rank.
+    """Return one profile for each kind of device, from one of each rank.
 
     Times are those of the kind's slowest rank; a rank that is faster or slower than its `device` by its
     `speeds` counts as its device would, and tensor ranks as the slowest of them.

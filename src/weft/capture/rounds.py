@@ -24,7 +24,7 @@ def stage_inputs(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
+    """Return a micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
     shape = stage.input_shape(size, config.sequence)
     generator = torch.Generator().manual_seed(first_layer)
     if first_layer == 0 and config.reads_images:
@@ -42,7 +42,7 @@ def one_round(
     ends: bool,
     summed: Sequence[SummedGradients] = (),
 ) -> tuple[float, float, float]:
-    """Seconds of one forward, one backward and one update.
+    """Return seconds of one forward, one backward and one update.
 
     Forward passes of `IN_FLIGHT` micro-batches, then their backward passes in the same order, as in a
     pipeline. A stage that `ends` in the head computes the loss. Of a stage that tensor ranks divide all of

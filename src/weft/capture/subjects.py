@@ -138,7 +138,7 @@ def _trained(
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
-    """Bytes of the distinct storages autograd keeps for the backward pass, parameters excluded."""
+    """Return bytes of the distinct storages autograd keeps for the backward pass, parameters excluded."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
     storages: dict[int, int] = {}
 

@@ -95,7 +95,7 @@ def show_plan(
 
 
 def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
-    """The plan that takes over, where there is one; seconds."""
+    """Return the plan that takes over, where there is one; seconds."""
     if planned.later is None:
         return None
     at_step, job = planned.later

@@ -56,7 +56,7 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
 
 
 def _compared(planned: PlannedJob, nearest: PredictedPlan) -> str:
-    """One line: the step of the plan and of what is written, and whether that fits."""
+    """Return one line: the step of the plan and of what is written, and whether that fits."""
     written_s, planned_s = nearest.prediction.step_s, planned.prediction.step_s
     line = f"as written, a step is predicted to take {format_seconds(written_s)}"
     over = nearest.overfull_bytes(planned.problem.job.cluster)

@@ -136,7 +136,7 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
 
 
 def _verdict(explanation: Explanation) -> str:
-    """One line: what weft's plan is worth against the file's."""
+    """Return one line: what weft's plan is worth against the file's."""
     over, gain_s = explanation.overfull_bytes, explanation.gain_s
     if explanation.best is None:
         return "no layout fits this cluster with this batch"

@@ -111,7 +111,7 @@ def _check_run(run: RunFile) -> None:
 
 
 def _is_cluster(path: Path) -> bool:
-    """A TOML file that names nodes describes a cluster; any other is taken for a run file."""
+    """Tell cluster files, which name nodes, from run files."""
     try:
         return "[[node]]" in path.read_text(errors="replace")
     except OSError as error:

@@ -43,7 +43,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
 
 
 def budgeted(run: RunFile, budget_s: float) -> Planner:
-    """The planner of a run file, which answers after so many seconds and tells of its best so far.
+    """Return the planner of a run file, which answers after so many seconds and tells of its best so far.
 
     Searches in several precisions share them.
 

@@ -25,12 +25,12 @@ class AddedLayers:
 
 
 def adds_layers(choice: Choice) -> bool:
-    """Whether what is asked of a method makes the trained layers others than the model's."""
+    """Return whether what is asked of a method makes the trained layers others than the model's."""
     return any(one.method == choice.name for one in parts(AddedLayers))
 
 
 def trained_graph(config: ModelConfig, methods: Iterable[Choice]) -> LayerGraph:
-    """The costed layers of a model with all that the methods of a job add to them.
+    """Return the costed layers of a model with all that the methods of a job add to them.
 
     Raises:
         InputError: when the family is unknown, or a method cannot be added to this model.

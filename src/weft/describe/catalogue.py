@@ -45,13 +45,13 @@ class CatalogueEntry:
 
 @cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
-    """All known devices by name."""
+    """Return all known devices by name."""
     records = tomllib.loads(files("weft.describe").joinpath("catalogue.toml").read_text(encoding="utf-8"))
     return MappingProxyType({name: _entry(name, record) for name, record in records.items()})
 
 
 def canonical_name(name: str) -> str:
-    """The catalogue's own name for a name or an alias; an unknown name stays itself."""
+    """Return the catalogue's own name for a name or an alias; an unknown name stays itself."""
     word = name.lower()
     for known, entry in catalogue().items():
         if word == known or word in entry.aliases:
@@ -60,7 +60,7 @@ def canonical_name(name: str) -> str:
 
 
 def find_device(name: str, where: str) -> CatalogueEntry:
-    """The entry of a name or an alias, in any case of letters.
+    """Return the entry of a name or an alias, in any case of letters.
 
     Raises:
         InputError: when there is none, naming the nearest.

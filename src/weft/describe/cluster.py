@@ -109,7 +109,7 @@ class Cluster:
         return index, rank - (self._group_ends[index - 1] if index else 0)
 
     def link_between(self, rank: int, other: int) -> Link:
-        """The link that joins two different devices."""
+        """Return the link that joins two different devices."""
         node, other_node = self.node_of(rank), self.node_of(other)
         if node == other_node:
             return self.groups[node[0]].link

@@ -23,12 +23,12 @@ _EXPRESSION = re.compile(rf"{_TERM}(?:\+{_TERM})*", re.ASCII)
 
 
 def is_expression(text: str) -> bool:
-    """Whether `text` is a sum of counted names; the names need not be known."""
+    """Return whether `text` is a sum of counted names; the names need not be known."""
     return _EXPRESSION.fullmatch(text) is not None
 
 
 def cluster_from_expression(text: str) -> Cluster:
-    """The cluster of an expression.
+    """Return the cluster of an expression.
 
     Raises:
         InputError: listing every term with an unknown device or a count that does not fill its nodes.

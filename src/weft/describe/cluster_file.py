@@ -26,7 +26,7 @@ from weft.errors import InputError, Violation, nearest
 
 
 def parse_cluster(text: str) -> Cluster:
-    """A cluster from ``this-machine``, an expression such as ``64xa100-80gb``, or the path of a file.
+    """Return a cluster from ``this-machine``, an expression such as ``64xa100-80gb``, or the path of a file.
 
     Raises:
         InputError: when it is none of these, or the file is broken; all violations at once.
@@ -44,7 +44,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def load_cluster(path: Path | str) -> Cluster:
-    """The cluster that a CLUSTER.toml describes.
+    """Return the cluster that a CLUSTER.toml describes.
 
     Raises:
         InputError: listing everything that is wrong with the file.
@@ -53,7 +53,7 @@ def load_cluster(path: Path | str) -> Cluster:
 
 
 def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
-    """The cluster described by the tables of a CLUSTER.toml; `where` names the file in refusals.
+    """Return the cluster described by the tables of a CLUSTER.toml; `where` names the file in refusals.
 
     Raises:
         InputError: listing everything that is wrong with them.
@@ -72,7 +72,7 @@ def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
 
 
 def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:
-    """The devices that the nodes name, with the file's overrides, by the name the nodes use."""
+    """Return the devices that the nodes name, with the file's overrides, by the name the nodes use."""
     used = {node.device for node in file.node}
     for name in file.device:
         if name not in used:
@@ -154,7 +154,7 @@ def _groups(
 
 
 def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tuple[str, str], Link]:
-    """The links of the file, completed by the catalogue's networks."""
+    """Return the links of the file, completed by the catalogue's networks."""
     kinds = {node.name: node.device for node in file.node}
     links: dict[tuple[str, str], Link] = {}
     for index, table in enumerate(file.link):

@@ -85,7 +85,7 @@ class ClusterFile(TomlTable):
 
 
 def to_toml(cluster: Cluster) -> str:
-    """The CLUSTER.toml that `weft.describe.cluster_file.cluster_of` reads back to an equal cluster.
+    """Return the CLUSTER.toml that `weft.describe.cluster_file.cluster_of` reads back to an equal cluster.
 
     Raises:
         InputError: when two different devices of the cluster have one name.

@@ -20,5 +20,5 @@ class Contract(IntEnum):
 
     @classmethod
     def of(cls, word: str) -> Contract:
-        """The contract that a run file names."""
+        """Return the contract that a run file names."""
         return cls[word.upper().replace("-", "_")]

@@ -64,7 +64,7 @@ def convolutional_config(
 
 
 def read_resnet(record: Mapping[str, Any], name: str, where: str) -> ModelConfig:
-    """The sizes in the `config.json` of a `transformers.ResNetForImageClassification`.
+    """Return the sizes in the `config.json` of a `transformers.ResNetForImageClassification`.
 
     Images are of 224 x 224 where the file has no `image_size`.
 

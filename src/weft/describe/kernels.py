@@ -90,7 +90,7 @@ class Kernels:
 
 
 def with_kernels(graph: LayerGraph, config: ModelConfig, kernels: Kernels) -> LayerGraph:
-    """The graph of a transformer, as `layer_graph(config)` made it, with other kernels."""
+    """Return the graph of a transformer, as `layer_graph(config)` made it, with other kernels."""
     known = {index: _with_kernels(graph.layers[index], config, kernels) for index in set(graph.alike)}
     layers = (
         replace(known[alike], name=own.name) for own, alike in zip(graph.layers, graph.alike, strict=True)
@@ -242,7 +242,7 @@ def _each_pass(layer: Layer, edit: Callable[[PassWork], PassWork]) -> Layer:
 
 
 def _mapped(amount: Amount, edit: Callable[[dict[str, int]], dict[str, int]]) -> Amount:
-    """The amount with edited powers of every term."""
+    """Return the amount with edited powers of every term."""
     edited = (
         Amount.of(
             term.coefficient,

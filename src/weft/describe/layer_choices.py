@@ -39,7 +39,7 @@ def layer_options() -> Mapping[str, LayerOption]:
 
 
 def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterator[Violation]:
-    """Everything that is wrong with choices for the layers of a model."""
+    """Yield everything that is wrong with choices for the layers of a model."""
     known, last = layer_options(), len(graph.layers) - 1
     taken: set[tuple[str, int]] = set()
     for choice in choices:
@@ -61,7 +61,7 @@ def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterat
 
 
 def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGraph:
-    """The graph of the same model, whose layers cost what they cost with these choices and no others.
+    """Return the graph of the same model, whose layers cost what they cost with these choices and no others.
 
     Raises:
         InputError: listing everything that is wrong with the choices.
@@ -87,7 +87,7 @@ def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGrap
 
 
 def _as_modelled(graph: LayerGraph) -> LayerGraph:
-    """The graph without choices."""
+    """Return the graph without choices."""
     return graph if graph.model is None else graph.model
 
 

@@ -57,7 +57,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:
-    """The four amounts, and the kernel where it is no plain product."""
+    """Return the four amounts, and the kernel where it is no plain product."""
     amounts = [str(amount) for amount in (matmul.count, matmul.rows, matmul.inner, matmul.columns)]
     return amounts if matmul.kernel == PLAIN_PRODUCT else [*amounts, matmul.kernel]
 

@@ -92,8 +92,8 @@ class Layout:
         )
 
     def record(self) -> dict[str, Any]:
-        """The decisions as plain values, for answers in JSON; what is cut, placed or dealt out by hand stands
-        in the layout's text.
+        """Return the decisions as plain values, for answers in JSON; what is cut, placed or dealt out by hand
+        stands in the layout's text.
 
         `recompute_per_stage` is None where all stages recompute alike. The way of agreeing and communication
         that is waited for are there where they are not the usual.
@@ -195,7 +195,7 @@ def _place(name: str) -> int:
 
 
 def _require_recompute(given: object) -> object:
-    """One word for all stages, or a list with one for each."""
+    """Return one word for all stages, or a list with one for each."""
     words = given if isinstance(given, list | tuple) else [given]
     allowed = f"must be {', '.join(map(repr, RECOMPUTES[:-1]))} or {RECOMPUTES[-1]!r}"
     for stage, word in enumerate(words):
@@ -209,7 +209,7 @@ def _require_recompute(given: object) -> object:
 
 
 def _require_once(given: object) -> object:
-    """One word or a list of several, each once; their order says nothing."""
+    """Return one word or a list of several, each once; their order says nothing."""
     words = given if isinstance(given, list | tuple) else (given,)
     if given is None or not all(isinstance(word, str) for word in words):
         return given
@@ -262,7 +262,7 @@ class PartialLayout(TomlTable):
 
     @classmethod
     def of(cls, layout: Layout) -> PartialLayout:
-        """All of a layout that can be said here."""
+        """Return all of a layout that can be said here."""
         said = {name: getattr(layout, name) for name in PartialLayout.model_fields}
         return PartialLayout(**said | {"recompute": layout.recompute_per_stage or layout.recompute})
 
@@ -273,15 +273,15 @@ class PartialLayout(TomlTable):
         return {name: value for name, value in values.items() if value is not None}
 
     def besides(self, names: Collection[str]) -> dict[str, Any]:
-        """The decisions that have been made, but for those with these names."""
+        """Return the decisions that have been made, but for those with these names."""
         return {name: value for name, value in self.given.items() if name not in names}
 
     def replaced(self, **decisions: Unpack[Pins]) -> Self:
-        """A copy with these decisions in the place of its own; None leaves one open."""
+        """Return a copy with these decisions in the place of its own; None leaves one open."""
         return self.model_copy(update=decisions)
 
     def record(self) -> dict[str, Any]:
-        """All decisions as plain values, None where one is open; in the order of a layout's."""
+        """Return all decisions as plain values, None where one is open; in the order of a layout's."""
         return {name: getattr(self, name) for name in sorted(PartialLayout.model_fields, key=_place)}
 
     @property
@@ -295,14 +295,14 @@ class PartialLayout(TomlTable):
         return (self.pp or 1) * self.width
 
     def complete(self, layout: Layout) -> Layout:
-        """The layout with what is decided here in the place of its own."""
+        """Return the layout with what is decided here in the place of its own."""
         given = self.given
         recompute = given.pop("recompute", None)
         completed = replace(layout, **given)
         return completed if recompute is None else completed.recomputing(recompute)
 
     def admit(self, layout: Layout) -> bool:
-        """Whether a layout has all that is decided here."""
+        """Return whether a layout has all that is decided here."""
         return self.complete(layout) == layout
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ _RUNS_SHOWN = 6
 
 
 def decision_text(name: str, value: object) -> str:
-    """A decision of a layout in words, such as ``cp 2`` or ``blocking messages``."""
+    """Return a decision of a layout in words, such as ``cp 2`` or ``blocking messages``."""
     if name == "island":
         return "all replicas share states out" if value is None else f"islands of {value} replicas"
     if name == "blocking" and isinstance(value, tuple):

@@ -16,7 +16,7 @@ _OWN = re.compile(r"wandb:([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)"
 
 
 def wandb_module(name: str) -> str | None:
-    """The module with wandb's interface that `wandb` or `wandb:package.module` names, if it does."""
+    """Return the module with wandb's interface that `wandb` or `wandb:package.module` names, if it does."""
     if name == "wandb":
         return "wandb"
     own = _OWN.fullmatch(name)
@@ -24,7 +24,7 @@ def wandb_module(name: str) -> str | None:
 
 
 def logger_packages(name: str) -> tuple[str, ...]:
-    """The packages of which a logger needs one; empty when it needs none."""
+    """Return the packages of which a logger needs one; empty when it needs none."""
     module = wandb_module(name)
     return (module,) if module is not None else KNOWN_LOGGERS[name]
 

@@ -74,14 +74,14 @@ class ModelConfig:
 
 
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
-    """The model that `dataclasses.asdict` made a record of, also after a way through JSON."""
+    """Return the model that `dataclasses.asdict` made a record of, also after a way through JSON."""
     sizes = dict(record["convolutions"] or {})
     sizes |= {key: tuple(value) for key, value in sizes.items() if isinstance(value, list)}
     return ModelConfig(**{**record, "convolutions": Convolutions(**sizes) if sizes else None})
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:
-    """Tokens of an image: its patches and the class token."""
+    """Return tokens of an image: its patches and the class token."""
     return (image_size // patch_size) ** 2 + 1
 
 
@@ -99,7 +99,7 @@ _ROTARY = "rope_parameters"
 def read_constants(
     record: Mapping[str, Any], family: str, where: str
 ) -> tuple[dict[str, float], list[Violation]]:
-    """The constants that a model configuration gives, and what is wrong with them."""
+    """Return the constants that a model configuration gives, and what is wrong with them."""
     constants: dict[str, float] = {}
     problems: list[Violation] = []
     rotary = record.get(_ROTARY)

@@ -42,8 +42,8 @@ PRESETS: Mapping[str, ModelConfig] = _load_presets()
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
-    """The sizes of a model: a preset's name, a folder that holds a `config.json`, such a file, or a model of
-    one's own, `package.module:function`.
+    """Return the sizes of a model: a preset's name, a folder that holds a `config.json`, such a file, or a
+    model of one's own, `package.module:function`.
 
     `sequence` replaces the longest sequence. A `config.json` of a model with learned positions has one per
     token, so a longer sequence than it has is refused; a preset is only sizes and takes any. A model of
@@ -73,7 +73,7 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The sizes in a `config.json`; the model is called after its folder.
+    """Return the sizes in a `config.json`; the model is called after its folder.
 
     Raises:
         InputError: listing everything that is wrong with it.

@@ -46,11 +46,11 @@ class OptimizerWork(BaseModel):
     elementwise: bool = False
 
     def kept_bytes(self, element_bytes: int) -> int:
-        """Bytes kept per parameter, where an element that is stepped has so many."""
+        """Return bytes kept per parameter, where an element that is stepped has so many."""
         return self.states * element_bytes + self.state_bytes
 
     def touched_bytes(self, element_bytes: int) -> int:
-        """Bytes of them that one update reads and writes."""
+        """Return bytes of them that one update reads and writes."""
         return 2 * self.kept_bytes(element_bytes) if self.moved_bytes is None else self.moved_bytes
 
 
@@ -73,7 +73,7 @@ class Counted(NamedTuple):
 
 
 def counted_work(name: str, *, momentum: float | None = None, state_bytes: int | None = None) -> Counted:
-    """The work of the optimizer that a run file's `[optimizer]` table names, by its keys.
+    """Return the work of the optimizer that a run file's `[optimizer]` table names, by its keys.
 
     Raises:
         InputError: when another package's optimizer cannot be imported or says what makes no sense.

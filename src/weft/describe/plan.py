@@ -49,7 +49,7 @@ class _Record(BaseModel):
         return repr(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy in which `update` replaces fields, checked as a plan file is.
+        """Return a copy in which `update` replaces fields, checked as a plan file is.
 
         Parts that are records were checked when they were made, and are taken as they are.
 
@@ -182,7 +182,7 @@ class Plan(_Record):
         return ReplicaGrid(len(self.stages[stage].replicas[0].ranks) // self.cp, self.cp)
 
     def stages_of(self, rank: int) -> dict[int, tuple[int, ...]]:
-        """The numbers of a rank's stages, with the ranks of the replica that it is in."""
+        """Return the numbers of a rank's stages, with the ranks of the replica that it is in."""
         replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
         return {index: ranks for index, ranks in replicas if rank in ranks}
 

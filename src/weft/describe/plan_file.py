@@ -50,7 +50,7 @@ class PlanFile(NamedTuple):
         return one_line(self, repr(self.plan))
 
     def to_json(self) -> str:
-        """The file: canonical keys, one stage per line so that people can read and edit it."""
+        """Return the file: canonical keys, one stage per line so that people can read and edit it."""
         record = self.plan.record()
         stages = record.pop("stages")
         lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
@@ -87,7 +87,7 @@ def load_plan_file(path: Path | str) -> PlanFile:
 
 
 def parse_plan(record: object, where: str = "plan") -> Plan:
-    """The plan in the JSON value of a plan file.
+    """Return the plan in the JSON value of a plan file.
 
     Raises:
         InputError: listing everything in it that is not a plan.
@@ -96,7 +96,7 @@ def parse_plan(record: object, where: str = "plan") -> Plan:
 
 
 def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
-    """Everything in the JSON value of a plan file.
+    """Return everything in the JSON value of a plan file.
 
     Raises:
         InputError: listing everything in it that is not a plan.
@@ -115,7 +115,7 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:
-    """Everything that keeps `plan` from training this model on this cluster; empty when it can."""
+    """Return everything that keeps `plan` from training this model on this cluster; empty when it can."""
     return [
         *_identity(plan, graph, cluster),
         *_layers(plan, graph),
@@ -279,6 +279,6 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def listed(numbers: list[int]) -> str:
-    """Ranks, layers or stages in a message; long lists are cut."""
+    """Return ranks, layers or stages in a message; long lists are cut."""
     text = ", ".join(shown(number) for number in numbers[:_SHOWN])
     return f"{text}, ..." if len(numbers) > _SHOWN else text

@@ -26,7 +26,7 @@ class _Version1(BaseModel):
 
 
 def in_this_version(record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The keys of a plan file as this version names them; those of version 1 are converted.
+    """Return the keys of a plan file as this version names them; those of version 1 are converted.
 
     Raises:
         InputError: when what version 1 says twice differs, or has no such value.
@@ -49,12 +49,12 @@ def in_this_version(record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def current_id(plan_id: str, plan: Plan) -> str:
-    """The id of `plan` where an earlier version gave it `plan_id`; any other `plan_id` as it is."""
+    """Return the id of `plan` where an earlier version gave it `plan_id`; any other `plan_id` as it is."""
     return plan.plan_id if plan_id in former_ids(plan) else plan_id
 
 
 def former_ids(plan: Plan) -> frozenset[str]:
-    """The ids that earlier versions gave a plan."""
+    """Return the ids that earlier versions gave a plan."""
     if plan.methods not in ((), (Choice(name=GRADIENT_NORM),)):
         return frozenset()
     record = {key: value for key, value in plan.record().items() if key != "methods"}

@@ -18,7 +18,7 @@ from weft.errors import InputError, Violation, nearest
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Raises:
         InputError: when it cannot be read, or naming line and column where it is not TOML.
@@ -27,7 +27,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text; `where` names it in the refusal.
+    """Return the tables of a TOML text; `where` names it in the refusal.
 
     Raises:
         InputError: naming line and column where it is not TOML.
@@ -39,7 +39,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path | str) -> Any:
-    """The value of a JSON file; infinite and undefined numbers are refused.
+    """Return the value of a JSON file; infinite and undefined numbers are refused.
 
     Raises:
         InputError: when it cannot be read, or naming line and column where it is not JSON.
@@ -53,7 +53,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a UTF-8 file.
+    """Return the text of a UTF-8 file.
 
     Raises:
         InputError: when it does not exist, is not a file or is not text.
@@ -72,7 +72,7 @@ def read_text(path: Path | str) -> str:
 
 
 def violations_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Violation]:
-    """One violation per problem pydantic found; unknown keys and values get the nearest valid one."""
+    """Return one violation per problem pydantic found; unknown keys and values get the nearest valid one."""
     violations: list[Violation] = []
     for item in error.errors(include_url=False):
         location = item["loc"]
@@ -159,7 +159,7 @@ def _aliases(model: type[BaseModel]) -> list[tuple[str, Any]]:
 
 
 def _types_in(annotation: Any) -> list[type]:
-    """All classes that occur in a type such as ``Mapping[str, Table] | None``."""
+    """Return all classes that occur in a type such as ``Mapping[str, Table] | None``."""
     arguments = typing.get_args(annotation)
     if not arguments:
         return [annotation] if isinstance(annotation, type) else []

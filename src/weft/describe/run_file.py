@@ -86,7 +86,7 @@ class RunFile(TomlTable):
         return one_line(self, f"{model} on {self.cluster.use}: {data}")
 
     def to_toml(self) -> str:
-        """The run file with every default written out; keys left to the planner stay absent."""
+        """Return the run file with every default written out; keys left to the planner stay absent."""
         names = [name for name in type(self).model_fields if name != "methods"]
         given = {**{name: getattr(self, name) for name in names}, **self.methods}
         records = {name: table.model_dump(exclude_none=True) for name, table in given.items()}
@@ -162,7 +162,7 @@ def _beside(folder: Path, name: str | None) -> str | None:
 
 
 def commented_run_file() -> str:
-    """A RUN.toml that runs as it is and says what else can be written."""
+    """Return a RUN.toml that runs as it is and says what else can be written."""
     return files("weft.describe").joinpath("commented_run.toml").read_text(encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ def run_of_keywords(
 
 
 def _model_key(model: str | None) -> str:
-    """The key of the run file's [model] table that a name belongs to."""
+    """Return the key of the run file's [model] table that a name belongs to."""
     if model is not None and Path(model).exists():
         return "hf"
     return "build" if model is not None and is_importable(model) else "preset"

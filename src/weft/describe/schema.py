@@ -60,7 +60,7 @@ SCHEMAS: Mapping[str, type[BaseModel]] = {
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The schema of one kind of file: ``run``, ``cluster``, ``plan`` or ``summary``.
+    """Return the schema of one kind of file: ``run``, ``cluster``, ``plan`` or ``summary``.
 
     Raises:
         InputError: for any other kind.

@@ -56,7 +56,7 @@ def sync_methods() -> Mapping[str, SyncMethod]:
 
 
 def keeps_gradients_local(sync: Choice) -> bool:
-    """Whether each replica steps with its own gradient."""
+    """Return whether each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
 
@@ -78,7 +78,7 @@ def wire_of(sync: Choice) -> Wire:
 
 
 def sync_options(name: str, given: Mapping[str, Any], where: str = "sync") -> TomlTable:
-    """The options of a way to agree that takes some, checked.
+    """Return the options of a way to agree that takes some, checked.
 
     Raises:
         InputError: listing everything that is wrong with the options.

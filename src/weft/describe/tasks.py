@@ -35,12 +35,12 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
 
 
 def default_task(model: ModelConfig) -> str:
-    """The task that a model is made for, where nobody says otherwise."""
+    """Return the task that a model is made for, where nobody says otherwise."""
     return next(name for name, known in KNOWN_TASKS.items() if model.family in known.families)
 
 
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
-    """One line when a known task cannot train the model; what is one's own is taken at its word."""
+    """Return one line when a known task cannot train the model; what is one's own is taken at its word."""
     task = KNOWN_TASKS.get(kind)
     if task is None or model.family in (*task.families, FAMILY):
         return []

@@ -55,7 +55,7 @@ def this_machine() -> Cluster:
 
 
 def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
-    """One group per kind of device from lines such as ``NVIDIA H200, 143771 MiB``.
+    """Return one group per kind of device from lines such as ``NVIDIA H200, 143771 MiB``.
 
     Different kinds in one host become groups of one node each. The memory is the driver's, not the data
     sheet's; the order of the kinds is the driver's.
@@ -92,7 +92,7 @@ def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
 
 
 def cpu_group(cores: int, cpuinfo: str, memory_bytes: int) -> NodeGroup:
-    """One node of `cores` devices, one per core, which share the memory equally.
+    """Return one node of `cores` devices, one per core, which share the memory equally.
 
     The peak is clock x two fused multiply-add units x vector width, with 2 GHz and the narrowest width
     where `/proc/cpuinfo` (its text is given) does not say more. bf16 runs at the speed of fp32.
@@ -116,7 +116,7 @@ def cpu_group(cores: int, cpuinfo: str, memory_bytes: int) -> NodeGroup:
 
 
 def _entry_of(driver_name: str, memory_bytes: int) -> CatalogueEntry | None:
-    """The catalogue's device of this driver name; memory tells variants of one name apart."""
+    """Return the catalogue's device of this driver name; memory tells variants of one name apart."""
     matches = [entry for entry in catalogue().values() if driver_name in entry.driver_names]
     return min(matches, key=lambda entry: abs(entry.device.memory_bytes - memory_bytes), default=None)
 

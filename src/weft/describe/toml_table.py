@@ -16,7 +16,7 @@ Value = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
 
 def table_text(header: str, values: Mapping[str, Value]) -> str:
-    """A table: its header (``[train]``, ``[[node]]`` or empty) and one line per key."""
+    """Return a table: its header (``[train]``, ``[[node]]`` or empty) and one line per key."""
     lines = [header] if header else []
     lines += [f"{key_text(key)} = {value_text(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
@@ -67,5 +67,5 @@ class TomlTable(BaseModel):
 
 
 def is_importable(name: str) -> bool:
-    """Whether a name has the form `package.module:function`."""
+    """Return whether a name has the form `package.module:function`."""
     return re.fullmatch(IMPORTABLE, name) is not None

@@ -33,7 +33,7 @@ _LARGEST = 1e30
 
 
 def parse_bytes(value: object, where: str = "") -> int:
-    """A positive count of bytes, from ``"80 GB"`` (decimal), ``"80 GiB"`` (binary) or a number.
+    """Return a positive count of bytes, from ``"80 GB"`` (decimal), ``"80 GiB"`` (binary) or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -46,7 +46,7 @@ def parse_bytes(value: object, where: str = "") -> int:
 
 
 def parse_bytes_per_second(value: object, where: str = "") -> float:
-    """A positive bandwidth in bytes/s, from ``"300 GB/s"``, ``"25 Gbit/s"`` or a number.
+    """Return a positive bandwidth in bytes/s, from ``"300 GB/s"``, ``"25 Gbit/s"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -55,7 +55,7 @@ def parse_bytes_per_second(value: object, where: str = "") -> float:
 
 
 def parse_seconds(value: object, where: str = "") -> float:
-    """A time in seconds, zero allowed, from ``"3 us"``, ``"5 ms"`` or a number.
+    """Return a time in seconds, zero allowed, from ``"3 us"``, ``"5 ms"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -64,7 +64,7 @@ def parse_seconds(value: object, where: str = "") -> float:
 
 
 def parse_flops_per_second(value: object, where: str = "") -> float:
-    """A positive speed in flop/s, from ``"312 TFLOP/s"`` or a number.
+    """Return a positive speed in flop/s, from ``"312 TFLOP/s"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -78,12 +78,12 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count for people: ``6.7 B`` (billions), ``12.5 k``."""
+    """Return a count for people: ``6.7 B`` (billions), ``12.5 k``."""
     return _format(count, ("", "k", "M", "B", "T")).rstrip()
 
 
 def format_seconds(seconds: float) -> str:
-    """A time for people: ``3.2 us``, ``15.8 ms``, ``1.25 s``, ``2 h 05 min``."""
+    """Return a time for people: ``3.2 us``, ``15.8 ms``, ``1.25 s``, ``2 h 05 min``."""
     magnitude = abs(seconds)
     if magnitude >= 3600:
         minutes = round(magnitude / 60)
@@ -98,7 +98,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str | float:
-    """The shortest ``"number unit"`` that `parse` reads back to exactly `value`, or `value` itself."""
+    """Return the shortest ``"number unit"`` that `parse` reads back to exactly `value`, or `value` itself."""
     written = []
     for unit, scale in units.items():
         number = float(f"{value / scale:.10g}")

@@ -13,8 +13,8 @@ from weft.planning.planned import PlannedJob
 
 
 def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPlan | None:
-    """The plan that an emitted file amounts to, with its prediction; None where nothing is lost, weft's own
-    runtime executes the plan itself, or what is left of it cannot run.
+    """Return the plan that an emitted file amounts to, with its prediction; None where nothing is lost,
+    weft's own runtime executes the plan itself, or what is left of it cannot run.
 
     What the file leaves to the program (recomputation, the samples of a micro-batch) is as planned.
     """

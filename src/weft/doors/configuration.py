@@ -50,7 +50,7 @@ class Configuration:
     unpredicted: tuple[str, ...] = ()
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:
-        """The configuration with these values, each of its layout or its own, by name."""
+        """Return the configuration with these values, each of its layout or its own, by name."""
         decided = {name: value for name, value in values.items() if name in PartialLayout.model_fields}
         others = {name: value for name, value in values.items() if name not in decided}
         return replace(self, layout=self.layout.model_copy(update=decided), **others)
@@ -88,7 +88,7 @@ class Configuration:
         return self.replicas * self.layout.micro_batch_size * self.micro_batches
 
     def key(self, name: str) -> str:
-        """The file's key that a value comes from, or its own name."""
+        """Return the file's key that a value comes from, or its own name."""
         return self.keys.get(name, name)
 
 
@@ -125,7 +125,7 @@ def counts(given: Mapping[str, Any], table: Names, file: str) -> tuple[dict[str,
 
 
 def whole(value: Any) -> Any:
-    """A number that a file writes as text or as 8e0, as an integer; everything else as it is."""
+    """Return a number that a file writes as text or as 8e0, as an integer; everything else as it is."""
     if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
         return int(value) if len(value) < 19 else value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -159,5 +159,5 @@ def _entries(record: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def truth(value: Any) -> bool:
-    """Whether an option is on; files write it as true, "true", "yes" or 1."""
+    """Return whether an option is on; files write it as true, "true", "yes" or 1."""
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))

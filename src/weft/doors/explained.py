@@ -66,7 +66,7 @@ class Explanation:
         return self.plan.prediction.step_s - self.best.step_s
 
     def record(self) -> dict[str, Any]:
-        """The JSON answer; seconds, bytes and counts, None where something is not known."""
+        """Return the JSON answer; seconds, bytes and counts, None where something is not known."""
         configuration, needed, best = self.configuration, self.implied, self.best
         return {
             "stack": configuration.stack,
@@ -165,7 +165,7 @@ def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
 
 
 def _best(needed: Implied) -> Candidate | None:
-    """The fastest plan that fits: of the planner's own search, and without a pipeline layer by layer.
+    """Return the fastest plan that fits: of the planner's own search, and without a pipeline layer by layer.
 
     The planner offers the latter where it is pinned; sharded weights are what many other stacks start from.
     """

@@ -77,13 +77,13 @@ class PredictedPlan:
     prediction: Prediction
 
     def overfull_bytes(self, cluster: Cluster) -> int:
-        """Bytes of the fullest device over what it has; negative where all fits."""
+        """Return bytes of the fullest device over what it has; negative where all fits."""
         peaks = enumerate(self.prediction.peak_bytes)
         return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
 
 
 def with_answers(configuration: Configuration, answers: Answers) -> Configuration:
-    """The configuration with what the user says in the place of what the file says."""
+    """Return the configuration with what the user says in the place of what the file says."""
     # Where the answers have model and cluster, they are looked up.
     given = {name: value for name, value in asdict(answers).items() if name not in ("model", "on")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -94,7 +94,7 @@ def with_answers(configuration: Configuration, answers: Answers) -> Configuratio
 
 
 def implied(configuration: Configuration, answers: Answers) -> Implied:
-    """Everything that a prediction needs, from a configuration completed by the answers.
+    """Return everything that a prediction needs, from a configuration completed by the answers.
 
     Raises:
         InputError: naming the option for every fact that is missing, and what does not go together.
@@ -145,7 +145,7 @@ def _on_all(
 
 
 def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:
-    """The data-parallel degree, on all of the cluster where the file does not say it."""
+    """Return the data-parallel degree, on all of the cluster where the file does not say it."""
     if configuration.replicas is not None:
         return configuration.replicas
     ranks, each = configuration.ranks or cluster.ranks, configuration.layout.replica_ranks
@@ -173,7 +173,7 @@ def _assumed(configuration: Configuration, batch: int) -> list[str]:
 def carried_out(
     configuration: Configuration, problem: Problem, replicas: int, micro_batch_size: int
 ) -> Layout:
-    """The layout as the stack carries it out.
+    """Return the layout as the stack carries it out.
 
     Without a pipeline, weights and gradients that are shared out come and go layer by layer, and one
     micro-batch follows the other: weft's hybrid order with a round for each micro-batch.
@@ -209,7 +209,7 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
 
 
 def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
-    """The cluster of the answers, or this machine where it is large enough."""
+    """Return the cluster of the answers, or this machine where it is large enough."""
     cluster = parse_cluster(answers.on or "this-machine")
     ranks = configuration.ranks or configuration.layout.replica_ranks
     if ranks > cluster.ranks:
@@ -220,7 +220,7 @@ def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
 
 
 def known_model(configuration: Configuration, answers: Answers) -> Configuration:
-    """The configuration with the sizes of its model, out of the answers or known by its name.
+    """Return the configuration with the sizes of its model, out of the answers or known by its name.
 
     A name that the file gives is looked up and never imported.
 

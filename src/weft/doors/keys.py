@@ -35,15 +35,15 @@ class Keys:
     in_words: frozenset[str] = frozenset()
 
     def only(self, *names: Name) -> Names:
-        """All keys of these counts."""
+        """Return all keys of these counts."""
         return {name: self.counts.get(name) or self.parts[name] for name in names}
 
     def key(self, name: Name, section: str = "") -> str:
-        """The first key of a count, of those in a section of the file."""
+        """Return the first key of a count, of those in a section of the file."""
         return next(key for key in self.only(name)[name] if key.startswith(section))
 
     def written_in(self, section: str = "") -> dict[Name, str]:
-        """The keys that are written in a section, by count."""
+        """Return the keys that are written in a section, by count."""
         rows = self.only(*self.written).items()
         found = {name: [key for key in row if key.startswith(section)] for name, row in rows}
         return {name: keys[0] for name, keys in found.items() if keys}

@@ -16,7 +16,7 @@ from weft.doors.keys import ACCELERATE, DEEPSPEED, MEGATRON_LM
 
 
 def replica_counts(layout: Layout) -> dict[str, int]:
-    """Both counts of a layout."""
+    """Return both counts of a layout."""
     shard = 1 if layout.sharding == "zero-0" else layout.island or layout.dp
     return {"replicate": layout.dp // shard, "shard": shard}
 
@@ -27,7 +27,7 @@ def group_counts(layout: Layout) -> dict[str, int]:
 
 
 def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
-    """The decisions that both counts make; none where nobody is said to share."""
+    """Return the decisions that both counts make; none where nobody is said to share."""
     shard, replicate = found.get("shard"), found.get("replicate", 1)
     if shard is None:
         return {}
@@ -40,14 +40,14 @@ def on_devices(devices: int) -> dict[str, int | None]:
 
 
 def groups_of_accelerate(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> dict[str, int]:
-    """The island of a YAML, whose replicas follow from its processes."""
+    """Return the island of a YAML, whose replicas follow from its processes."""
     found, _ = counts(given, ACCELERATE.parts, file)
     several = found.get("replicate", 1) > 1 and found.get("shard", 1) > 1
     return {"island": found["shard"]} if several and sharding != "zero-0" else {}
 
 
 def groups_of_deepspeed(given: Mapping[str, Any], stage: Any) -> dict[str, int]:
-    """The island that a JSON gives, which is read with stage 3 only (MiCS)."""
+    """Return the island that a JSON gives, which is read with stage 3 only (MiCS)."""
     size = whole(given.get(DEEPSPEED.key("shard")))
     return {"island": size} if stage == 3 and isinstance(size, int) and size > 1 else {}
 
@@ -55,7 +55,7 @@ def groups_of_deepspeed(given: Mapping[str, Any], stage: Any) -> dict[str, int]:
 def groups_of_megatron_lm(
     given: Mapping[str, Any], values: Mapping[str, int], sharding: Sharding, devices: int | None
 ) -> dict[str, int]:
-    """The island that instances of the optimizer make, where all devices are known."""
+    """Return the island that instances of the optimizer make, where all devices are known."""
     instances = whole(given.get(MEGATRON_LM.key("replicate")))
     if not isinstance(instances, int) or instances < 2 or devices is None or sharding == "zero-0":
         return {}

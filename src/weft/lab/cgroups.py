@@ -29,7 +29,7 @@ class Controller:
     version: int
 
     def make(self, lab: str, name: str, quota: float | None) -> Path:
-        """A group of a lab, with a quota in cores; None for no limit.
+        """Return a group of a lab, with a quota in cores; None for no limit.
 
         Raises:
             InputError: when the kernel refuses.
@@ -48,7 +48,7 @@ class Controller:
         return path
 
     def labs(self) -> list[str]:
-        """Names of all groups that are a lab's."""
+        """Return names of all groups that are a lab's."""
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and pid_of(path.name))
 
     def remove(self, lab: str) -> None:
@@ -103,7 +103,7 @@ def _mounts(text: str) -> Iterator[tuple[str, Path, list[str]]]:
 
 
 def _removed(path: Path) -> bool:
-    """Whether a group is gone; one whose last process has just ended may not be ready to go."""
+    """Return whether a group is gone; one whose last process has just ended may not be ready to go."""
     try:
         path.rmdir()
     except FileNotFoundError:

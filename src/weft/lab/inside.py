@@ -10,7 +10,7 @@ from weft.lab.place import VARIABLE, current_lab
 
 
 def lab_cluster() -> Cluster | None:
-    """The cluster of the lab that this process runs in.
+    """Return the cluster of the lab that this process runs in.
 
     Raises:
         InputError: when the variable is not one that a lab has set.

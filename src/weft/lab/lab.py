@@ -36,7 +36,7 @@ class Lab:
         return {VARIABLE: self.ranks.to_text()}
 
     def node_environment(self, node: int) -> dict[str, str]:
-        """The variables of one node's command, as users of torchrun know them.
+        """Return the variables of one node's command, as users of torchrun know them.
 
         Where every node has one device, also those of its only rank.
         """
@@ -60,7 +60,7 @@ class Lab:
 
 @contextlib.contextmanager
 def open_lab(cluster: Cluster) -> Iterator[Lab]:
-    """A lab of this process; one at a time. It is gone when this returns, with all processes in it.
+    """Yield a lab of this process; one at a time. It is gone when this returns, with all processes in it.
 
     Raises:
         InputError: when the cluster cannot be emulated, or not on this system.

@@ -49,7 +49,7 @@ def remove_namespaces(pid: int) -> None:
 
 
 def lab_namespaces() -> list[str]:
-    """Names of all namespaces that are a lab's."""
+    """Return names of all namespaces that are a lab's."""
     names = (path.name for path in NAMESPACES.iterdir()) if NAMESPACES.is_dir() else ()
     return sorted(name for name in names if pid_of(name) is not None)
 

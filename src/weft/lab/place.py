@@ -65,7 +65,7 @@ class LabPlaces:
     cluster: str
 
     def to_text(self) -> str:
-        """The content of the variable."""
+        """Return the content of the variable."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def require_ranks(self, ranks: int) -> None:
@@ -82,7 +82,7 @@ class LabPlaces:
 
 
 def current_lab(environment: Mapping[str, str] | None = None) -> LabPlaces | None:
-    """The lab inside of which this process runs, or None.
+    """Return the lab inside of which this process runs, or None.
 
     Raises:
         InputError: when the variable is not one that a lab has set.

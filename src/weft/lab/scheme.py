@@ -118,7 +118,7 @@ def relative_speeds(cluster: Cluster) -> list[float]:
 
 
 def shared_cores(speeds: Sequence[float], cores: int) -> tuple[float, list[int]]:
-    """The part of a core that speed 1 gets, and the core of each rank.
+    """Return the part of a core that speed 1 gets, and the core of each rank.
 
     The fastest go first, each to the core with the least on it; then all are slowed down alike until the
     fullest core holds `CORE_LOAD`. No quota is above `CORE_LOAD` of a core: a rank has one thread.

@@ -27,13 +27,13 @@ def layout_move(
     contract: Contract = Contract.EXACT,
     asked_by: tuple[str, str] | None = None,
 ) -> Move:
-    """The card of a move that edits layouts; its fields are those of `Move`.
+    """Return the card of a move that edits layouts; its fields are those of `Move`.
 
     `otherwise`: why the move does not apply where there are no edits.
     """
 
     def made(context: Context) -> Edit | str:
-        """The first legal edit, or why there is none."""
+        """Return the first legal edit, or why there is none."""
         job = job_of(context)
         try:
             layout = layout_of(context.plan)

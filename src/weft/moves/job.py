@@ -41,7 +41,7 @@ class Job:
 
 
 def job_of(context: Context) -> Job:
-    """The job that the context's plan does."""
+    """Return the job that the context's plan does."""
     plan = context.plan
     return Job(
         graph=context.graph,

@@ -38,7 +38,7 @@ def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
 
 
 def pipeline_of(job: Job, layout: Layout) -> Pipeline:
-    """The abstract pipeline of the replica that runs most micro-batches."""
+    """Return the abstract pipeline of the replica that runs most micro-batches."""
     return Pipeline(layout.pp, layout.stages, max(shares_of(job, layout)))
 
 
@@ -112,8 +112,8 @@ def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
 
 
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
-    """The Plan of a layout: contiguous stages, balanced by `layer_seconds` (one weight per layer) unless the
-    layout cuts them itself.
+    """Return the Plan of a layout: contiguous stages, balanced by `layer_seconds` (one weight per layer)
+    unless the layout cuts them itself.
 
     Ranks are numbered with the tensor- and context-parallel axes innermost, whose ranks meet in every layer,
     then the replicas of a stage, whose gradients are large.
@@ -171,7 +171,7 @@ def _mesh(layout: Layout) -> dict[str, int]:
 
 
 def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
-    """The ranks of one device of one pipeline."""
+    """Return the ranks of one device of one pipeline."""
     first = (device * layout.dp + pipeline) * layout.width
     places = range(first, first + layout.width)
     return tuple(places) if layout.rank_order is None else tuple(layout.rank_order[place] for place in places)

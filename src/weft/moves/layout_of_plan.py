@@ -16,7 +16,7 @@ from weft.program.schedules.base import Pipeline, paths_of, placements
 
 
 def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layout:
-    """The layout that `plan` was built from.
+    """Return the layout that `plan` was built from.
 
     A plan does not say why its stages are cut as they are: `layers_per_stage` is None where `layer_seconds`
     are given and balance them like this.
@@ -48,7 +48,7 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
 
 
 def usual_layout_of(plan: Plan) -> Layout:
-    """The layout with equal stages and replicas that is nearest to a plan: what most of them have."""
+    """Return the layout with equal stages and replicas that is nearest to a plan: what most of them have."""
     paths = paths_of(get_schedule(plan.schedule.name))
     copies = _usual([len(stage.replicas) for stage in plan.stages])
     width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
@@ -72,13 +72,13 @@ def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
 
 
 def _usual(values: Sequence[int]) -> int:
-    """The value that most have, the smaller of equals."""
+    """Return the value that most have, the smaller of equals."""
     counts = Counter(values)
     return min(counts, key=lambda value: (-counts[value], value))
 
 
 def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
-    """The devices that take the ranks of the mesh; None where each takes the rank of its number.
+    """Return the devices that take the ranks of the mesh; None where each takes the rank of its number.
 
     Raises:
         InputError: when the stages of a device of the pipeline lie on different ranks.

@@ -40,7 +40,7 @@ def _kept_out(move: Move, key: str, word: str, contract: str) -> Violation:
 
 
 def _pinned(run: RunFile, key: str) -> tuple[str, ...]:
-    """The words that the run file has under `TABLE.KEY`."""
+    """Return the words that the run file has under `TABLE.KEY`."""
     table, _, name = key.partition(".")
     given = getattr(getattr(run, table), name)
     if given is None:

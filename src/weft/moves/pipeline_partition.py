@@ -73,7 +73,7 @@ def _lengths(work_s: Floats) -> Floats:
 
 
 def _limits(lengths: Floats) -> Floats:
-    """The lengths that a stage can have, rising."""
+    """Return the lengths that a stage can have, rising."""
     found = np.unique(lengths[np.isfinite(lengths)])
     # Of lengths that rounding alone tells apart the longest stays.
     apart = np.append(np.diff(found) > ROUNDING * found[-1], True)

@@ -48,12 +48,12 @@ def moves_for(purpose: Purpose, contract: Contract) -> tuple[Move, ...]:
 
 
 def kept_out(contract: Contract) -> tuple[Move, ...]:
-    """The moves that planners would try if the goal's contract admitted them."""
+    """Return the moves that planners would try if the goal's contract admitted them."""
     return tuple(move for move in all_moves().values() if move.purposes and move.contract > contract)
 
 
 def all_moves() -> Mapping[str, Move]:
-    """Every known move by name.
+    """Return every known move by name.
 
     Raises:
         InputError: when two moves share a name.

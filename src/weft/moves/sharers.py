@@ -24,7 +24,7 @@ def sharers_of(layout: Layout) -> int:
 
 
 def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
-    """The most replicas to an island that lies on one node, where nodes hold several and not all."""
+    """Return the most replicas to an island that lies on one node, where nodes hold several and not all."""
     width = layout.width
     devices = [group.devices for group in cluster.groups]
     # Paths run a stage on several devices of a pipeline.
@@ -39,7 +39,7 @@ def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
 def sharings(
     cluster: Cluster, layout: Layout, pins: PartialLayout, *, opened: bool, lightest: bool
 ) -> Iterator[Layout]:
-    """The layout with everything that its replicas may share out, and among how many of them.
+    """Yield the layout with everything that its replicas may share out, and among how many of them.
 
     What is pinned is as pinned. Else nothing is shared out unless `opened`, nor by one replica alone. Those
     of a node that share among themselves hold more than all replicas together, and never less: they are left
@@ -62,12 +62,12 @@ def sharings(
 
 
 def unshared(layout: Layout) -> Layout:
-    """The layout whose replicas share nothing out."""
+    """Return the layout whose replicas share nothing out."""
     return replace(layout, sharding="zero-0", island=None)
 
 
 def among_replicas(layout: Layout) -> Layout:
-    """The layout with islands smaller than all its replicas, and nothing shared out by one alone."""
+    """Return the layout with islands smaller than all its replicas, and nothing shared out by one alone."""
     if layout.sharding == "zero-0" or replicas_of(layout) == 1:
         return unshared(layout)
     if layout.island is not None and not 1 < layout.island < replicas_of(layout):

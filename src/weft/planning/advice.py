@@ -80,5 +80,5 @@ def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
 
 
 def _least_s(candidate: Candidate) -> float:
-    """The bound of a candidate's step, or its planner's estimate; 0 where there is neither."""
+    """Return the bound of a candidate's step, or its planner's estimate; 0 where there is neither."""
     return candidate.bound_s or candidate.estimate_s or 0.0

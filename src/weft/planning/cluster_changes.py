@@ -28,7 +28,7 @@ _NODES = re.compile(r"([+-])\s*(\d{1,7})\s+nodes?\s+(\S+)", re.ASCII)
 
 
 def changed_cluster(cluster: Cluster, text: str) -> Cluster:
-    """The cluster after one change.
+    """Return the cluster after one change.
 
     Raises:
         InputError: when the words are none of `EXAMPLES`, or the cluster has not what they change.
@@ -74,7 +74,7 @@ def _inter(cluster: Cluster, quantity: str, text: str) -> Cluster:
 
 
 def _between_nodes(cluster: Cluster, pair: tuple[str, str]) -> bool:
-    """Whether messages travel there: a group of one node may carry a link that joins no two nodes."""
+    """Return whether messages travel there: a group of one node may carry a link that joins no two nodes."""
     counts = {group.name: group.count for group in cluster.groups}
     return pair[0] != pair[1] or counts.get(pair[0], 0) > 1
 
@@ -161,7 +161,7 @@ def _without_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluste
 
 
 def _group(cluster: Cluster, name: str) -> NodeGroup | None:
-    """The group of that name, else the first one of that device."""
+    """Return the group of that name, else the first one of that device."""
     by_name = (group for group in cluster.groups if group.name == name)
     by_device = (group for group in cluster.groups if group.device.name == canonical_name(name))
     return next(by_name, None) or next(by_device, None)

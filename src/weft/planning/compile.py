@@ -27,7 +27,7 @@ from weft.program.schedules.base import paths_of
 def compile_plan(
     plan: Plan, graph: LayerGraph, *, only_replica: int | None = None, micro_batches: int | None = None
 ) -> Program:
-    """The training program of a plan.
+    """Return the training program of a plan.
 
     `only_replica` keeps the instructions of one pipeline replica; planners use it, because equal replicas
     take equal times. `micro_batches` is how many each replica runs in a step in place of the plan's own.
@@ -39,7 +39,7 @@ def compile_plan(
 
 
 def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
-    """One rank's part of the training program of a plan, without the rest.
+    """Return one rank's part of the training program of a plan, without the rest.
 
     Raises:
         InputError: as `compile_plan` does, and when the plan has no such rank.
@@ -62,8 +62,8 @@ def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> Pipelin
 def compile_folded(
     plan: Plan, graph: LayerGraph, cluster: Cluster, *, micro_batches: int | None = None
 ) -> Program:
-    """The training program with one pipeline in place of all that run as many micro-batches, and one lane
-    where lanes are equal.
+    """Return the training program with one pipeline in place of all that run as many micro-batches, and one
+    lane where lanes are equal.
 
     Pipelines are all kept where shares of the batch are unequal, or where none is slowest in all of its
     stages. Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do
@@ -97,12 +97,12 @@ def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
 
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
-    """The forward-only program of a plan, for held-out losses."""
+    """Return the forward-only program of a plan, for held-out losses."""
     return build_evaluation_program(pipeline_layout(plan, graph), methods=options_of(plan, graph))
 
 
 def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
-    """One rank's part of the forward-only program, without the rest.
+    """Return one rank's part of the forward-only program, without the rest.
 
     Raises:
         InputError: when the plan has no such rank.
@@ -143,7 +143,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """Bytes of a message on every stage edge: what the producer's layers send across it, each once.
+    """Return bytes of a message on every stage edge: what the producer's layers send across it, each once.
 
     It has the samples of a micro-batch of the stage that splits more.
     """

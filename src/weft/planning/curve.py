@@ -61,7 +61,7 @@ class Curve:
         return tuple(sorted({point.samples_per_device for point in self.points}))
 
     def point(self, method: str, samples_per_device: float) -> CurvePoint:
-        """The point of the method of that name."""
+        """Return the point of the method of that name."""
         return next(
             point
             for point in self.points
@@ -209,7 +209,7 @@ class _MethodPlanner(HomogeneousPlanner):
 
 
 def least_memory(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
-    """The fitting layout of a method with the lowest peak.
+    """Return the fitting layout of a method with the lowest peak.
 
     It is looked for where it must lie: micro-batches of one sample and full recomputation unless pinned
     otherwise, states shared out as far as the method or a pin allows wherever there are replicas.
@@ -229,7 +229,7 @@ def least_memory(problem: Problem, method: Method, samples_per_device: float) ->
 
 
 def _least_states(method: Method, pins: PartialLayout) -> tuple[Sharding, ...]:
-    """The furthest sharding that is allowed; none at all, too, for layouts without replicas."""
+    """Return the furthest sharding that is allowed; none at all, too, for layouts without replicas."""
     pinned = method.sharding or pins.sharding
     return ("zero-3", "zero-0") if pinned is None else (pinned,)
 
@@ -245,7 +245,7 @@ def _point(problem: Problem, method: Method, samples_per_device: float) -> Curve
 
 
 def _best(job: Job, method: Method, samples_per_device: float, candidates: Sequence[Candidate]) -> CurvePoint:
-    """The first of the candidates, if it fits."""
+    """Return the first of the candidates, if it fits."""
     reason = "no layout satisfies the given degrees"
     point = CurvePoint(method=method, samples_per_device=samples_per_device, reason=reason)
     if not candidates:

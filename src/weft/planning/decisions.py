@@ -16,7 +16,7 @@ from weft.program.passes import ordered_passes
 
 
 def decided(problem: Problem, plan: Plan) -> Plan:
-    """The plan after each method in use has seen the predicted step, in the order of the passes.
+    """Return the plan after each method in use has seen the predicted step, in the order of the passes.
 
     Raises:
         InputError: when a method decides for a plan that cannot be compiled.

@@ -30,7 +30,7 @@ class Method:
     sharding: Sharding | None = None
 
     def admits(self, layout: Layout) -> bool:
-        """Whether a layout of the schedule is one of the method."""
+        """Return whether a layout of the schedule is one of the method."""
         if not self.pipelined:
             return layout.pp == 1
         return layout.pp > 1 and (layout.loops > 1) == self.looped
@@ -47,7 +47,7 @@ class Method:
 
 
 def _as_shipped(method: Method) -> Method:
-    """The method as Megatron-LM first shipped it (Narayanan et al., arXiv 2104.04473)."""
+    """Return the method as Megatron-LM first shipped it (Narayanan et al., arXiv 2104.04473)."""
     return replace(
         method,
         name=f"{method.name} as shipped",

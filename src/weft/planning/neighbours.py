@@ -65,7 +65,7 @@ def _of_plan(
 
 
 def _said(problem: Problem, plan: Plan, layer_seconds: LayerSeconds) -> Layout:
-    """The layout that says all of a plan.
+    """Return the layout that says all of a plan.
 
     Raises:
         InputError: when there is none, or times of its layers are not known.

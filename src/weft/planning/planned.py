@@ -96,7 +96,7 @@ class PlannedJob:
         return program
 
     def parts(self, rank: int) -> tuple[RankProgram, RankProgram]:
-        """One rank's parts of the training and of the forward-only program, compiled by themselves.
+        """Return one rank's parts of the training and of the forward-only program, compiled by themselves.
 
         Raises:
             InputError: when the plan has no such rank.
@@ -171,7 +171,7 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
 
 
 def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> PlannedJob:
-    """The best plan of a problem."""
+    """Return the best plan of a problem."""
     if problem.minimise == "cost":
         require_prices(problem.job.cluster)
     planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
@@ -186,7 +186,7 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
 
 
 def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> Later | None:
-    """The best plan of those that may take over, where the run file asks for one."""
+    """Return the best plan of those that may take over, where the run file asks for one."""
     then = run.plan.then
     if then is None:
         return None
@@ -232,7 +232,7 @@ def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -
 
 
 def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Prediction | None) -> PlannedJob:
-    """The job with a plan, checked like its own, that takes over from it at a step.
+    """Return the job with a plan, checked like its own, that takes over from it at a step.
 
     Raises:
         InputError: listing everything that is wrong with that plan.

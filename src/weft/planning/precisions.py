@@ -38,7 +38,7 @@ def precisions_of(run: RunFile) -> tuple[str, ...]:
 
 
 def in_precision(run: RunFile, precision: str) -> RunFile:
-    """The run file with its precision decided."""
+    """Return the run file with its precision decided."""
     return run.model_copy(update={"train": run.train.model_copy(update={"precision": precision})})
 
 

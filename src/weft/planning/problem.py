@@ -64,7 +64,7 @@ class Problem:
         return one_line(self, f"{self.job}, least {self.minimise}")
 
     def admits(self, layout: Layout) -> bool:
-        """Whether a layout has all that the user has decided."""
+        """Return whether a layout has all that the user has decided."""
         return self.pins.admit(layout) and self.sync in (None, layout.sync)
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
@@ -121,7 +121,7 @@ def problem_of(*, model: str, on: str, **options: Unpack[ProblemOptions]) -> Pro
 
 
 def problem_of_model(config: ModelConfig, cluster: Cluster, **options: Unpack[ProblemOptions]) -> Problem:
-    """The problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
+    """Return the problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
 
     The sequence that counts is the model's.
 
@@ -166,7 +166,7 @@ def problem_of_model(config: ModelConfig, cluster: Cluster, **options: Unpack[Pr
 
 
 def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
-    """The problem that a run file poses.
+    """Return the problem that a run file poses.
 
     Raises:
         InputError: as `problem_of`, when the task cannot train the model, when a pin keeps less than the
@@ -209,7 +209,7 @@ def _layer_choices(run: RunFile, graph: LayerGraph) -> tuple[LayerChoice, ...]:
 
 
 def method_choices(run: RunFile) -> tuple[Choice, ...]:
-    """The methods that a run file's tables ask for, each with its options."""
+    """Return the methods that a run file's tables ask for, each with its options."""
     tables = run_tables()
     found = {name: tables[name].options(table) for name, table in run.methods.items()}
     return tuple(

@@ -56,7 +56,7 @@ class ReportSection:
 
 
 def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Every section that has something to show."""
+    """Return every section that has something to show."""
     found = (
         Section(one.name, one.title, one.rows(planned, metrics), one.chart(planned, metrics))
         for one in parts(ReportSection)

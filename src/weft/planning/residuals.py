@@ -132,7 +132,7 @@ def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:
-    """The part of the predicted step that each kind of instruction makes; together at most 1."""
+    """Return the part of the predicted step that each kind of instruction makes; together at most 1."""
     grown = {}
     for key in keys:
         slower = _predicted(job, Correction(factors={key: 1.0 + _NUDGE})).prediction.step_s

@@ -16,7 +16,7 @@ from weft.timeline.figures import bubble_fraction, busy_by_kind, peak_in_flight
 
 
 def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:
-    """The JSON answer; seconds, bytes and counts."""
+    """Return the JSON answer; seconds, bytes and counts."""
     simulation = predicted.simulation
     kinds = planned.program.columns.kind[planned.program.columns.rank == 0]
     return {
@@ -58,7 +58,7 @@ def with_ranks(problem: Problem, ranks: int) -> Problem:
 
 
 def resized(cluster: Cluster, ranks: int) -> Cluster:
-    """A cluster of equal nodes with as many devices as asked for."""
+    """Return a cluster of equal nodes with as many devices as asked for."""
     group = cluster.groups[0]
     if ranks < 1 or (ranks > group.devices and ranks % group.devices):
         near = max(group.devices, group.devices * round(ranks / group.devices))

@@ -43,12 +43,12 @@ class SmallestChanges:
         self._judged = {one.words: one for one in known if one.plan is not None}
 
     def of_candidate(self, candidate: Candidate) -> SmallestChange | None:
-        """The smallest change of a candidate; None where it is not too big, or no layout says it."""
+        """Return the smallest change of a candidate; None where it is not too big, or no layout says it."""
         too_big = candidate.verdict is Verdict.TOO_BIG and candidate.layout is not None
         return self.of(candidate.chain) if too_big else None
 
     def of(self, layout: Layout) -> SmallestChange | None:
-        """The smallest change of a layout that does not fit; None where no notch is enough."""
+        """Return the smallest change of a layout that does not fit; None where no notch is enough."""
         best: SmallestChange | None = None
         for bound_s, words, changed in sorted(self._possible(layout), key=lambda one: one[0]):
             if best is not None and bound_s >= best.step_s:

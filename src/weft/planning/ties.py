@@ -63,13 +63,13 @@ def _spread(prediction: Prediction) -> float:
 
 
 def rules_hold(problem: Problem) -> bool:
-    """Whether the rules speak of such a problem: transformers on accelerators, planned for time."""
+    """Return whether the rules speak of such a problem: transformers on accelerators, planned for time."""
     accelerators = not any(group.device.synchronous for group in problem.job.cluster.groups)
     return accelerators and problem.minimise == "time" and problem.model.convolutions is None
 
 
 def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
-    """The rule that puts layout `one` before `other`, in a few words; None where no rule does."""
+    """Return the rule that puts layout `one` before `other`, in a few words; None where no rule does."""
     if not rules_hold(problem):
         return None
     ways, other_ways = (_ways(layout) for layout in (one, other))

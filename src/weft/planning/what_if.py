@@ -122,7 +122,7 @@ def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
 
 
 def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str]:
-    """The best candidate, or why there is none."""
+    """Return the best candidate, or why there is none."""
     job = problem.job
     unable = [
         group.device.name for group in job.cluster.groups if job.precision not in group.device.flops_per_s
@@ -142,7 +142,7 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
 
 
 def _unchanged(problem: Problem, base: Candidate) -> Candidate:
-    """The plan as it is on another cluster, with the stages that it has."""
+    """Return the plan as it is on another cluster, with the stages that it has."""
     assert base.plan is not None, "a fitting candidate was simulated"
     if base.layout is None:
         return Candidate(verdict=Verdict.REFUSED, reason="no layout says it, so that it stays where it is")

@@ -155,7 +155,7 @@ class Correction:
         return math.exp(-END_OF_INTERVAL * spread), math.exp(END_OF_INTERVAL * spread)
 
     def covers(self, sources: Mapping[str, str]) -> bool:
-        """Whether it was learned for all these kinds of devices and sources of their times."""
+        """Return whether it was learned for all these kinds of devices and sources of their times."""
         return sources.items() <= self.sources.items()
 
     def in_words(self) -> str:
@@ -238,7 +238,7 @@ def fit(observations: Sequence[Observation]) -> Correction | None:
 
 
 def left_out(observations: Sequence[Observation]) -> tuple[LeftOut, ...]:
-    """Each measured plan as the others predict it, which is how well one is that nobody has measured.
+    """Return each measured plan as the others predict it, which is how well one is that nobody has measured.
 
     A plan without others has its prediction as it was, with the declared interval.
     """
@@ -254,7 +254,7 @@ def left_out(observations: Sequence[Observation]) -> tuple[LeftOut, ...]:
 
 
 def newest(observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """The last `MOST` measurements, each once, rising in time."""
+    """Return the last `MOST` measurements, each once, rising in time."""
     ordered = sorted(observations, key=lambda one: (one.time_s, one.model_dump_json()))
     once = {(one.plan_id, one.time_s, tuple(sorted(one.sources.items()))): one for one in ordered}
     return tuple(once.values())[-MOST:]
@@ -266,7 +266,7 @@ def count_text(count: int) -> str:
 
 
 def _deviation(values: Sequence[float], middle: float) -> float:
-    """The standard deviation of normal values that have this median absolute deviation."""
+    """Return the standard deviation of normal values that have this median absolute deviation."""
     count = len(values)
     if count < 2:
         return 0.0

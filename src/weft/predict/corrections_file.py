@@ -48,7 +48,7 @@ class Residuals(BaseModel):
         return tuple(one for one in self.observations if one.sources == sources)
 
     def by_sources(self) -> Iterator[tuple[Observation, ...]]:
-        """The observations of each combination of sources."""
+        """Yield the observations of each combination of sources."""
         for key in sorted({tuple(sorted(one.sources.items())) for one in self.observations}):
             yield self.of(dict(key))
 
@@ -103,7 +103,7 @@ def load_residuals(graph: LayerGraph, precision: str, cluster: Cluster, home: Pa
 
 
 def read_residuals(path: Path) -> Residuals:
-    """A file of measured steps.
+    """Return a file of measured steps.
 
     Raises:
         InputError: when it cannot be read, listing everything in it that is wrong.
@@ -116,7 +116,7 @@ def read_residuals(path: Path) -> Residuals:
 
 
 def residual_files(home: Path) -> list[Path]:
-    """All files of measured steps, by name."""
+    """Return all files of measured steps, by name."""
     return sorted((home / FOLDER).glob(f"{_PREFIX}*.json"))
 
 

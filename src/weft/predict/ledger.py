@@ -147,7 +147,7 @@ class Ledger:
             raise InputError(Violation("ledger", f"entry {entry} does not exist or is already scored"))
 
     def scored(self) -> tuple[Entry, ...]:
-        """All that has been scored, by quantity and in the order in which it was predicted."""
+        """Return all that has been scored, by quantity and in the order in which it was predicted."""
         with self._readable():
             rows = self._connection.execute(
                 "SELECT quantity, subject, source, predicted, low, high, measured FROM predictions "

@@ -198,7 +198,7 @@ def _timeline(
 
 
 def _stuck(program: Program, unrolled: Unrolled, graph: CycleGraph, left: Ints) -> Violation:
-    """The circle of instructions that wait for each other."""
+    """Return the circle of instructions that wait for each other."""
     before = np.full(len(left), NONE, dtype=np.int64)
     blocked = left[graph.source] > 0
     before[graph.target[blocked]] = graph.source[blocked]

@@ -23,7 +23,7 @@ class PassTimes:
 
 
 def exact(where: str, value: Number, *, zero: bool = False) -> Fraction:
-    """The time as a fraction; a decimal is taken as typed.
+    """Return the time as a fraction; a decimal is taken as typed.
 
     Raises:
         InputError: for what is no finite time, is negative, or is zero unless `zero` is allowed.

@@ -45,7 +45,7 @@ class Routes:
 
 
 def routes_of(program: Program, costs: Costs, leader: Ints) -> Routes:
-    """The routes of all messages and collectives that occupy links.
+    """Return the routes of all messages and collectives that occupy links.
 
     Args:
         leader: of each row the first row of its meeting, or itself; a meeting is one transfer.
@@ -81,7 +81,7 @@ def routes_of(program: Program, costs: Costs, leader: Ints) -> Routes:
 
 
 def where_they_meet(routes: Routes) -> Routes:
-    """The transfers that can meet another one, and the links, numbered densely, on which they can.
+    """Return the transfers that can meet another one, and the links, numbered densely, on which they can.
 
     A link of one queue alone never slows anything, and links of the same routes always give the same shares,
     so that one stands for all of them.
@@ -148,7 +148,7 @@ class SimulatedTasks:
         return np.searchsorted(self.place_task, np.arange(len(self) + 1)).astype(np.int64)
 
     def before_the_first(self) -> Tasks:
-        """The state of all tasks before anything has started."""
+        """Return the state of all tasks before anything has started."""
         tasks, places, ranks = len(self), len(self.place_task), len(self.computing_rate)
         links, slots = int(self.link.max(initial=NONE)) + 1, len(self.link)
 
@@ -187,7 +187,7 @@ class SimulatedTasks:
 
 
 def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> SimulatedTasks:
-    """The tasks of a program.
+    """Return the tasks of a program.
 
     Args:
         occupancy, meeting: of each row, ticks and the number of the meeting it takes part in, or -1; members

@@ -59,7 +59,7 @@ def samples_to_target(batch: float, critical_batch: float) -> float:
 
 
 def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: float) -> TradeOff:
-    """The samples per device with the least cost on `devices`; of equal ones the fewest.
+    """Return the samples per device with the least cost on `devices`; of equal ones the fewest.
 
     Each cost is a straight line in N with slope beta / U(beta) and intercept 1 / U(beta), so that the best
     beta never grows with N.
@@ -109,7 +109,7 @@ def trade_offs(
 
 
 def critical_batch_tokens(parameters: int) -> float:
-    """An estimate of B_crit in tokens at the loss a language model of that size converges to.
+    """Return an estimate of B_crit in tokens at the loss a language model of that size converges to.
 
     Kaplan et al., arXiv 2001.08361, equations 1.1 and 1.4. Measured noise scales are better.
 

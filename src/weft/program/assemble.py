@@ -133,7 +133,7 @@ def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
 
 
 def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
-    """All of them, or that of one replica.
+    """Return all of them, or that of one replica.
 
     Raises:
         InputError: when there is no such replica.
@@ -148,7 +148,7 @@ def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequenc
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
-    """The rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
+    """Return the rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
     micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
     first, each = layout.first_micro_batch[first_replica], per_micro_batch(columns, layout.splits)
     return replace(
@@ -193,13 +193,13 @@ def _obligations(
 
 
 def _in_each_step(rows: Ints, steps: int) -> Ints:
-    """The rows once for each step of a cycle, whose number is their last column."""
+    """Return the rows once for each step of a cycle, whose number is their last column."""
     iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
     return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
 
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
+    """Return rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
     index, within = numbered(splits[stages] * micro_batches)
     stage = stages[index]
     return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)

@@ -39,7 +39,7 @@ class BufferEvent:
 
 
 def gathers(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
-    """The gathers of one step of a device, in the order in which they are needed.
+    """Return the gathers of one step of a device, in the order in which they are needed.
 
     Every step begins with stale buffers, because the optimizer has changed the weights.
     """
@@ -47,7 +47,7 @@ def gathers(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
 
 
 def reductions(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
-    """The reductions of one step of a device, in the order in which their gradients are ready."""
+    """Return the reductions of one step of a device, in the order in which their gradients are ready."""
     return _changes(order, buffers, MAKES_GRADIENTS, at_change=False)
 
 

@@ -31,7 +31,7 @@ def build_training_program(
     methods: Mapping[str, Any] | None = None,
     only_replica: int | None = None,
 ) -> Program:
-    """The program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
+    """Return the program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
 
     `methods` holds the options of each method by name (`weft.program.passes.Pass`).
     `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
@@ -45,7 +45,7 @@ def build_training_program(
 
 
 def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, Any] | None = None) -> Program:
-    """The program that runs every micro-batch forward, stage by stage, and changes nothing.
+    """Return the program that runs every micro-batch forward, stage by stage, and changes nothing.
 
     Replicas that share out their weights, or the stepping of them, gather them.
 
@@ -58,7 +58,7 @@ def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, An
 def lowered_training(
     layout: PipelineLayout, schedule: Schedule, options: Options, methods: Mapping[str, Any] | None = None
 ) -> LoweredLayout:
-    """The pipelines of `build_training_program`, of which `assemble_part` makes the part of one rank.
+    """Return the pipelines of `build_training_program`, of which `assemble_part` makes the part of one rank.
 
     Raises:
         InputError: as `build_training_program` does.
@@ -77,7 +77,7 @@ def lowered_training(
 
 
 def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None = None) -> LoweredLayout:
-    """The pipelines of `build_evaluation_program`; otherwise as `lowered_training`."""
+    """Return the pipelines of `build_evaluation_program`; otherwise as `lowered_training`."""
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=False)
     pipelines: dict[int, LoweredPipeline] = {}
@@ -135,7 +135,7 @@ def _forward_order(here: Mask, micro_batches: int) -> ComputeOrder:
 def _schedule_orders(
     layout: PipelineLayout, schedule: Schedule, options: Options, micro_batches: int
 ) -> list[ComputeOrder]:
-    """The compute order of each device, devices as in `layout.placement`."""
+    """Return the compute order of each device, devices as in `layout.placement`."""
     placement = layout.placement
     devices = int(placement.max()) + 1
     pipeline = Pipeline(devices=devices, stages=len(layout.stages), micro_batches=micro_batches)
@@ -172,6 +172,6 @@ def _schedule_orders(
 
 
 def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
-    """The order without the backwards that no gradient reaches."""
+    """Return the order without the backwards that no gradient reaches."""
     kept = (order.kind == FORWARD) | (order.stage >= frozen_stages)
     return ComputeOrder(*(column[kept] for column in order))

@@ -11,7 +11,7 @@ _MARKED_CODES = 16
 
 
 def codes(*columns: Ints) -> Ints:
-    """One integer per row that is equal exactly where all columns are equal."""
+    """Return one integer per row that is equal exactly where all columns are equal."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     largest = 0
     for column in columns:

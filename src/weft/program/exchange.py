@@ -25,7 +25,7 @@ _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", re.ASCII)
 
 
 def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
-    """The orders of all devices, device by device, in the format that torch's schedules load.
+    """Return the orders of all devices, device by device, in the format that torch's schedules load.
 
     Raises:
         InputError: when an order has an instruction that is no computation of a micro-batch, or a stage is on

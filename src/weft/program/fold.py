@@ -49,7 +49,7 @@ def fold_lanes(program: Program) -> Program:
 
 
 def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
-    """The ranks that each simulated rank stands for, itself among them.
+    """Return the ranks that each simulated rank stands for, itself among them.
 
     `stages` are the ranks of every replica of every stage, of shape (replicas, ranks of one). Twins of two
     ranks that send each other messages are in the same order.

@@ -97,7 +97,7 @@ class KindRegistry:
         return self._codes[kind.name]
 
     def code(self, name: str) -> int:
-        """The code of a kind; methods are looked for where nobody here has registered it."""
+        """Return the code of a kind; methods are looked for where nobody here has registered it."""
         if name not in self._codes:
             bundles()
         return self._codes[name]
@@ -113,7 +113,7 @@ class KindRegistry:
 
 
 def name_hash(name: str) -> int:
-    """A 64-bit hash of a kind's name that is the same in every process and version."""
+    """Return a 64-bit hash of a kind's name that is the same in every process and version."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
@@ -180,13 +180,13 @@ MAKES_GRADIENTS: tuple[int, ...] = (BACKWARD, BACKWARD_WEIGHT)
 
 
 def all_kinds() -> KindRegistry:
-    """All kinds of this installation, for names that come from outside: those of every method, too."""
+    """Return all kinds of this installation, for names that come from outside: those of every method, too."""
     bundles()
     return KINDS
 
 
 def kinds_reading(value: str) -> tuple[int, ...]:
-    """The codes of the kinds that read a value, or may."""
+    """Return the codes of the kinds that read a value, or may."""
     return tuple(
         code
         for code, kind in enumerate(KINDS)
@@ -195,7 +195,7 @@ def kinds_reading(value: str) -> tuple[int, ...]:
 
 
 def kinds_writing(*values: str) -> tuple[int, ...]:
-    """The codes of the kinds that write one of the values."""
+    """Return the codes of the kinds that write one of the values."""
     return tuple(
         code for code, kind in enumerate(KINDS) if any(use.value in values for use in kind.all_writes)
     )

@@ -140,7 +140,7 @@ class PipelineLayout:
 
 
 def problems_of(layout: PipelineLayout) -> list[Violation]:
-    """One for everything that is wrong with the layout; none where a program can be built for it."""
+    """Return one for everything that is wrong with the layout; none where a program can be built for it."""
     if not layout.stages or not layout.micro_batches:
         return [Violation("layout", "needs at least one stage and one pipeline replica")]
     lanes = max((len(ranks) for ranks in layout.stages[0].replicas[:1]), default=1) or 1
@@ -237,7 +237,7 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
 
 
 def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: Ints) -> bool:
-    """Whether no rank has two places, and stages have the devices of the table."""
+    """Return whether no rank has two places, and stages have the devices of the table."""
     return len(np.unique(table)) == table.size and all(
         len(set(devices)) == layout.paths
         and all(

@@ -148,7 +148,7 @@ def _owed(layout: PipelineLayout, path: Ints) -> _Owed:
 
 
 def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> _Block:
-    """All computations; `path` is that of each micro-batch of the batch."""
+    """Return all computations; `path` is that of each micro-batch of the batch."""
     lengths = [len(order.kind) for order in orders]
     stage = np.concatenate([order.stage for order in orders])
     micro_batch = np.concatenate([order.micro_batch for order in orders])
@@ -236,7 +236,7 @@ def _message_blocks(
 
 
 def _backward_edges(forward: Ints, input_gradient: Ints, weight_gradient: Ints) -> list[Edges]:
-    """A backward needs what its forward saved; a weight part needs its input part."""
+    """Return the edges from forwards to backwards, and from input parts to weight parts."""
     split = input_gradient != weight_gradient
     return [
         _pairs(forward, input_gradient),

@@ -100,7 +100,7 @@ def stepped_on_rank(program: Program, rows: Ints) -> Places:
 
 
 def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> Ints:
-    """The rows as an array, also where there are none; shape (rows, width)."""
+    """Return the rows as an array, also where there are none; shape (rows, width)."""
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
@@ -135,7 +135,7 @@ def of_links(program: Program, rows: Ints, coordinate: str, links: Ints) -> Plac
 
 
 def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
-    """Indices of all pairs of equal entries of `values` and `known`, in order of the values."""
+    """Return indices of all pairs of equal entries of `values` and `known`, in order of the values."""
     order = np.argsort(known, kind="stable")
     first = np.searchsorted(known[order], values, side="left")
     count = np.searchsorted(known[order], values, side="right") - first
@@ -144,7 +144,7 @@ def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
 
 
 def is_stepped(program: Program, rows: Ints) -> Mask:
-    """Whether each row's stage is stepped in its replica and step."""
+    """Return whether each row's stage is stepped in its replica and step."""
     columns, owed = program.columns, program.obligations.step
     here = columns.stage[rows], columns.replica[rows], columns.iteration[rows]
     both = codes(*(np.concatenate(pair) for pair in zip(owed.T, here, strict=True)))

@@ -310,13 +310,13 @@ class Program:
         return instruction_of(self.columns, position, position=position, id=int(self.ids[position]))
 
     def of_rank(self, rank: int) -> Iterator[Instruction]:
-        """The rank's instructions in the order its host issues them."""
+        """Yield the rank's instructions in the order its host issues them."""
         for position in range(int(self.rank_starts[rank]), int(self.rank_starts[rank + 1])):
             yield self.instruction(position)
 
 
 def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Instruction:
-    """One row of columns, for people; `position` is that in the whole program."""
+    """Return one row of columns, for people; `position` is that in the whole program."""
     values = {name: int(getattr(columns, name)[row]) for name in COLUMN_NAMES}
     return Instruction(position=position, id=id, kind=KINDS[values.pop("kind")], **values)
 
@@ -336,7 +336,7 @@ def instruction_ids(columns: Columns, lane: Ints) -> Ids:
 
 
 def mix_in(value: Ids, *numbers: Ints | Ids) -> Ids:
-    """A hash of each value with its numbers (splitmix64 finaliser over a running combination)."""
+    """Return a hash of each value with its numbers (splitmix64 finaliser over a running combination)."""
     for number in numbers:
         value = _mix(value + number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     return value

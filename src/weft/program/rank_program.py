@@ -86,7 +86,7 @@ class RankProgram:
         return int(np.concatenate([rows, _edge_marks(self.edges)]).sum(dtype=np.uint64))
 
     def instructions(self) -> Iterator[Instruction]:
-        """The rank's instructions in the order its host issues them."""
+        """Yield the rank's instructions in the order its host issues them."""
         for row, position in enumerate(self.positions):
             yield instruction_of(self.columns, row, position=position, id=int(self.ids[row]))
 
@@ -120,7 +120,7 @@ def part_of(program: Program, rank: int) -> RankProgram:
 
 
 def digests(program: Program) -> Ids:
-    """The digest of every rank's part, shape (ranks,)."""
+    """Return the digest of every rank's part, shape (ranks,)."""
     columns, edges = program.columns, program.edges
     found = np.zeros(program.ranks, dtype=np.uint64)
     positions = np.arange(len(columns), dtype=np.int64)
@@ -141,13 +141,13 @@ def _micro_batches(owed: Obligations) -> int:
 
 
 def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:
-    """The rows whose first two columns are one of these places."""
+    """Return the rows whose first two columns are one of these places."""
     kept = [place in places for place in map(tuple, rows[:, :2].tolist())]
     return rows[np.array(kept, dtype=np.bool_)]
 
 
 def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int, tuple[int, ...]]) -> Ids:
-    """A number for each row: where it is, what it is and with whom."""
+    """Return a number for each row: where it is, what it is and with whom."""
     members = np.zeros(1 + max(groups, default=NONE) + 1, dtype=np.uint64)
     for group, ranks in groups.items():
         members[group] = _group_mark(ranks)
@@ -157,7 +157,7 @@ def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int,
 
 
 def _group_mark(ranks: tuple[int, ...]) -> int:
-    """A number for the members of a group in their order."""
+    """Return a number for the members of a group in their order."""
     places = np.arange(len(ranks), dtype=np.uint64)
     return int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
 

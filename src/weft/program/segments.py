@@ -67,7 +67,7 @@ def segments_of(methods: Mapping[str, Owed]) -> CutInSegments | None:
 
 
 def segment_borders(program: Program) -> Ints:
-    """The rows of collectives between segments."""
+    """Return the rows of collectives between segments."""
     owed = segments_of(program.obligations.methods)
     stages = () if owed is None else owed.segments
     kinds = sorted({border.kind for one in stages for border in (*one.forward, *one.backward)})
@@ -109,13 +109,13 @@ def border_ahead(program: Program, rows: Ints) -> Places:
 
 
 def _first(program: Program, rows: Ints) -> Ints:
-    """The segments with which forward passes begin."""
+    """Return the segments with which forward passes begin."""
     first: Ints = rows[program.columns.part[rows] == 0]
     return first
 
 
 def _last(program: Program, rows: Ints) -> Ints:
-    """The segments with which backward passes begin."""
+    """Return the segments with which backward passes begin."""
     last: Ints = rows[program.columns.part[rows] == _borders(program, rows, backward=True)]
     return last
 

@@ -41,7 +41,7 @@ def crossings(splits: Ints, edges: Ints, micro_batches: int) -> Crossings:
 
 
 def split_order(order: ComputeOrder, splits: Ints) -> ComputeOrder:
-    """The order in which stages compute each micro-batch of the batch as several of their own."""
+    """Return the order in which stages compute each micro-batch of the batch as several of their own."""
     if (splits == 1).all():
         return order
     row, within = numbered(splits[order.stage])

@@ -11,7 +11,7 @@ _HEADING = "position  id                kind               stage micro-batch   p
 
 
 def format_program(program: Program, max_rows: int | None = None) -> str:
-    """One line per instruction, rank by rank, in the order in which the host issues them.
+    """Return one line per instruction, rank by rank, in the order in which the host issues them.
 
     `after` lists the positions of the instructions that must have ended, with ``-n`` for those of n cycles
     earlier. The peer of a collective is its group, as ``g0``. A program of more than `max_rows` instructions
@@ -43,7 +43,7 @@ def _summary(program: Program) -> str:
 
 
 def _methods(program: Program) -> dict[str, str]:
-    """The schedule, what was folded, and what is owed to methods."""
+    """Return the schedule, what was folded, and what is owed to methods."""
     kept = {"folded": program.kept_replica, "folded_lanes": program.kept_lane}
     facts = {key: str(value) for key, value in kept.items() if value is not None}
     if program.schedule:

@@ -18,7 +18,7 @@ from weft.program.program import Program
 
 
 def verify(program: Program) -> list[Violation]:
-    """Everything that is wrong with `program`; an empty list proves it."""
+    """Return everything that is wrong with `program`; an empty list proves it."""
     broken = check_shape(program)
     if broken:
         return broken

@@ -51,11 +51,11 @@ class StepGate(Protocol):
     """What a method has a stage's optimizer step wait for, and does about it."""
 
     def reads(self) -> tuple[Value[Any], ...]:
-        """The values that the step follows; asked when it is issued."""
+        """Return the values that the step follows; asked when it is issued."""
         ...
 
     def admits(self, *values: Value[Any]) -> bool:
-        """Whether to step; asked when these values are there."""
+        """Return whether to step; asked when these values are there."""
         ...
 
     def stepped(self) -> None:
@@ -83,7 +83,7 @@ class MethodState:
         return ()
 
     def own_gradient(self, stage: int) -> OwnGradient:
-        """The gradients of those parameters."""
+        """Return the gradients of those parameters."""
         return OwnGradient()
 
     def begin(self, resources: Resources) -> None:
@@ -94,11 +94,11 @@ class MethodState:
         return None
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        """Numbers of the step under way, by name, for the run's metrics."""
+        """Return numbers of the step under way, by name, for the run's metrics."""
         return {}
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        """Rows of numbers of the step under way, by name, which the host reads a step later."""
+        """Return rows of numbers of the step under way, by name, which the host reads a step later."""
         return {}
 
     def taps(self, stage: int) -> Sequence[Tap]:
@@ -135,7 +135,7 @@ class MethodState:
         return own
 
     def settled(self) -> AbstractContextManager[None]:
-        """A block in which the weights are those that stand for all replicas; every rank enters it."""
+        """Return a block in which the weights are those that stand for all replicas; every rank enters it."""
         return nullcontext()
 
     def rebase(self) -> None:
@@ -151,7 +151,7 @@ class StateOf:
 
 
 def states_of(making: Making, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodState]:
-    """The states of the methods that a program owes something, by name."""
+    """Return the states of the methods that a program owes something, by name."""
     owed = making.program.obligations.methods
     return {
         one.method: one.make(

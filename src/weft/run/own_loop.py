@@ -42,7 +42,7 @@ StageBuilder = Callable[[Sequence[int]], nn.Module]
 
 
 def adamw(stage: nn.Module) -> torch.optim.Optimizer:
-    """The default optimizer of a stage."""
+    """Return the default optimizer of a stage."""
     return torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True)
 
 

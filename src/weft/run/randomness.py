@@ -7,7 +7,7 @@ import json
 
 
 def counter_seed(seed: int, *coordinates: int | str) -> int:
-    """A 63-bit seed for a generator, the same in every process and version.
+    """Return a 63-bit seed for a generator, the same in every process and version.
 
     `coordinates` say what is drawn: a parameter's name, or (step, micro-batch, stage).
     """

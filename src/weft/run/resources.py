@@ -204,7 +204,7 @@ def _groups_joining(program: RankProgram, stage: int) -> list[int]:
 
 
 def _peers(program: RankProgram) -> set[int]:
-    """The ranks with which the rank exchanges messages."""
+    """Return the ranks with which the rank exchanges messages."""
     columns = program.columns
     rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
     return set(columns.peer[rows].tolist())
@@ -220,7 +220,7 @@ def share_of(program: RankProgram, stage: int) -> float:
 
 
 def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]:
-    """The stages whose output it reads, and those that read its own, rising."""
+    """Return the stages whose output it reads, and those that read its own, rising."""
     edges = sorted(program.obligations.stage_edges)
     return [producer for producer, consumer in edges if consumer == stage], [
         consumer for producer, consumer in edges if producer == stage

@@ -114,7 +114,7 @@ class Value(Generic[Content]):
 
     @classmethod
     def of(cls, content: Content, completion: Completion = _LONG_AGO) -> Value[Content]:
-        """One with that content; without a completion it has always been there."""
+        """Return one with that content; without a completion it has always been there."""
         value = cls()
         value.content, value.completion = content, completion
         return value
@@ -150,7 +150,7 @@ class Streams(Protocol):
     """The streams of one rank."""
 
     def of(self, instruction: Instruction) -> Stream:
-        """The one to which this instruction is issued, step after step."""
+        """Return the one to which this instruction is issued, step after step."""
         ...
 
     def close(self) -> None:

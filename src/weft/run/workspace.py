@@ -102,7 +102,7 @@ class Workspace:
         self.losses.clear()
 
     def micro_batch(self, number: int, splits: int = 1) -> MicroBatch:
-        """One of a stage's own micro-batches, of which each of the batch has `splits`."""
+        """Return one of a stage's own micro-batches, of which each of the batch has `splits`."""
         assert self.batch is not None, "a step begins with its batch"
         if splits == 1:
             return MicroBatch(*self.batch(number))
@@ -114,7 +114,7 @@ class Workspace:
         return self.values.get((name, stage, NONE), THERE)
 
     def read(self, value: Value[torch.Tensor]) -> float:
-        """A number, for the host.
+        """Return a number, for the host.
 
         Raises:
             RunError: when what should have made it failed.

@@ -67,7 +67,7 @@ _SCALED = "mape_scaled"
 
 
 def figures_of(points: Sequence[Point]) -> Figures:
-    """The figures of one group of points that belong together, such as all layouts of one model."""
+    """Return the figures of one group of points that belong together, such as all layouts of one model."""
     timed = [point for point in points if point.measured_s is not None]
     measured = np.array([point.measured_s for point in timed], dtype=np.float64)
     predicted = np.array([point.predicted_s for point in timed], dtype=np.float64)

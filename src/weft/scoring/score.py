@@ -29,7 +29,7 @@ UTILISATION = 0.45
 
 
 def plain_step_s(plan: Plan, graph: LayerGraph, cluster: Cluster) -> float:
-    """Seconds of a step whose devices have the plan's precision."""
+    """Return seconds of a step whose devices have the plan's precision."""
     flops = FLOPS_PER_PARAMETER * graph.parameters() * plan.global_batch * plan.sequence
     peak = sum(cluster.device_of(rank).flops_per_s[plan.precision] for rank in range(plan.ranks))
     return flops / (UTILISATION * peak)
@@ -113,7 +113,7 @@ class Scores:
         return replace(pooled_figures(groups), coverage=None, half_width=None)
 
     def as_record(self) -> dict[str, Any]:
-        """The JSON answer."""
+        """Return the JSON answer."""
         return {
             "pooled": self.pooled.as_record(),
             "baseline": self.plain.as_record(),
@@ -123,7 +123,7 @@ class Scores:
         }
 
     def to_csv(self) -> str:
-        """The file again with `PREDICTED_COLUMNS`; those of rows with errors are empty."""
+        """Return the file again with `PREDICTED_COLUMNS`; those of rows with errors are empty."""
         text = io.StringIO()
         columns = [column for column in self.file.columns if column not in PREDICTED_COLUMNS]
         writer = csv.DictWriter(

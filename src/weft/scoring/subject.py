@@ -75,7 +75,7 @@ class Subjects:
     _known: dict[object, object] = field(default_factory=dict, repr=False)
 
     def of(self, row: Measurement) -> Subject:
-        """The subject of a row.
+        """Return the subject of a row.
 
         Raises:
             InputError: when the row does not say enough, or says what cannot be.

@@ -22,7 +22,7 @@ SYNCHRONISERS: Mapping[str, Callable[[], Synchroniser]] = {"dense": Dense}
 
 
 def get_synchroniser(choice: Choice) -> Synchroniser:
-    """A synchroniser of that name, for all stages of one rank.
+    """Return a synchroniser of that name, for all stages of one rank.
 
     Raises:
         InputError: for a name that is not known, or options that the method does not have.

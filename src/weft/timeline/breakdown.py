@@ -15,7 +15,7 @@ COLLECTIVES, MESSAGES, WAITING = "collectives", "messages", "waiting"
 
 
 def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int = 1) -> dict[str, float]:
-    """Seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
+    """Return seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
 
     Computations count by kind, in order of registration. Collectives and messages count where their rank
     computes nothing meanwhile, messages only where it takes part in no collective; a message occupies both of

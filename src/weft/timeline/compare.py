@@ -151,7 +151,7 @@ class Comparison:
         }
 
     def text(self) -> str:
-        """A table for a terminal."""
+        """Return a table for a terminal."""
         first, second = self.labels
         lines = [
             f"step: {first} {format_seconds(self.step.predicted_s)}, "
@@ -269,7 +269,7 @@ def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
 
 
 def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
-    """One pair per (stage, kind), of the instructions of so many steps."""
+    """Return one pair per (stage, kind), of the instructions of so many steps."""
     code = (stage + 1) * len(KINDS) + rows.kind
     codes, first_median = median_by(code, rows.duration_s)
     _, second_median = median_by(code, measured_s)

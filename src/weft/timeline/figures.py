@@ -15,14 +15,14 @@ from weft.timeline.timeline import Timeline
 
 
 def makespan_s(timeline: Timeline) -> float:
-    """Seconds from the first start to the last end."""
+    """Return seconds from the first start to the last end."""
     if not len(timeline):
         return 0.0
     return float(timeline.end_ns.max() - timeline.start_ns.min()) / 1e9
 
 
 def busy_s(timeline: Timeline) -> Floats:
-    """Seconds each rank computed, one value per rank that occurs, ascending."""
+    """Return seconds each rank computed, one value per rank that occurs, ascending."""
     compute = is_compute(timeline.kind)
     ranks, rank = np.unique(timeline.rank, return_inverse=True)
     duration = (timeline.end_ns - timeline.start_ns)[compute]
@@ -48,14 +48,14 @@ def bubble_overhead(timeline: Timeline) -> float:
 
 
 def busy_by_kind(timeline: Timeline) -> dict[str, float]:
-    """Seconds by kind of instruction, all ranks together, in order of registration."""
+    """Return seconds by kind of instruction, all ranks together, in order of registration."""
     duration = np.bincount(timeline.kind, weights=timeline.end_ns - timeline.start_ns, minlength=len(KINDS))
     occurs = np.bincount(timeline.kind, minlength=len(KINDS)) > 0
     return {kind.name: float(duration[code]) / 1e9 for code, kind in enumerate(KINDS) if occurs[code]}
 
 
 def peak_in_flight(program: Program) -> list[int]:
-    """The most stage-micro-batches each rank holds at once, from the order of its program alone.
+    """Return the most stage-micro-batches each rank holds at once, from the order of its program alone.
 
     One is held from its forward until its backward, or until the weight part of a backward in two parts; a
     stage that is not trained holds none. A program without backwards is counted as if it kept everything.
@@ -80,5 +80,5 @@ def prediction_error(predicted: _Values, measured: _Values) -> _Values:
 
 
 def error_text(error: float) -> str:
-    """The figure as people read it, with its sign; "-" where nothing was measured."""
+    """Return the figure as people read it, with its sign; "-" where nothing was measured."""
     return f"{error:+.1%}" if math.isfinite(error) else "-"

@@ -47,7 +47,7 @@ def cycle_of(timeline: Timeline) -> int:
 
 
 def typical_step_s(steps: Sequence[int], seconds: Sequence[float], cycle: int) -> float:
-    """The median of steps at the same place of a cycle, and the mean over its places.
+    """Return the median of steps at the same place of a cycle, and the mean over its places.
 
     Args:
         steps: their numbers. seconds: what each took.
@@ -57,12 +57,12 @@ def typical_step_s(steps: Sequence[int], seconds: Sequence[float], cycle: int) -
 
 
 def from_step(timeline: Timeline, step: int) -> Timeline:
-    """The rows of this and all later steps."""
+    """Return the rows of this and all later steps."""
     return timeline.take(timeline.step >= step)
 
 
 def step_times_s(timeline: Timeline) -> Floats:
-    """Seconds per step, one value per step of the timeline, ascending.
+    """Return seconds per step, one value per step of the timeline, ascending.
 
     A step lasts from its first start to the first start of the next step. A step that the next one does not
     follow lasts as long as its busiest rank; in a steady cycle both are the same.

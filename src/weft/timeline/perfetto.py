@@ -27,7 +27,7 @@ _STEP_LANE = 9
 
 
 def perfetto_trace(timelines: Sequence[Timeline], program: Program | None = None) -> dict[str, Any]:
-    """The trace as plain data. Arrows from sends to receives need the `program` the timelines share.
+    """Return the trace as plain data. Arrows from sends to receives need the `program` the timelines share.
 
     Times are microseconds. `distributedInfo` describes the merged trace: all ranks in one file.
     """

@@ -111,7 +111,7 @@ def _require_timeline(path: Path, table: pa.Table, metadata: dict[str, str]) -> 
 
 
 def _codes(path: Path, column: str, names: pa.ChunkedArray, known: Sequence[str]) -> Ints:
-    """The code of each name in this process."""
+    """Return the code of each name in this process."""
     encoded = names.combine_chunks()
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()

@@ -56,7 +56,7 @@ class Timeline:
         return len(self.id)
 
     def take(self, rows: Mask) -> Timeline:
-        """The rows where `rows`, shape (rows,), is true."""
+        """Return the rows where `rows`, shape (rows,), is true."""
         columns = {name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS}
         return Timeline(run=self.run, plan_id=self.plan_id, clock=self.clock, **columns)
 
@@ -79,11 +79,11 @@ TIMELINE_COLUMNS = (
 
 
 def stream_names() -> tuple[str, ...]:
-    """Names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
+    """Return names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
     return tuple(dict.fromkeys(kind.stream for kind in all_kinds()))
 
 
 def label(kind: int, stage: int, micro_batch: int) -> str:
-    """A short name such as ``F2.1``."""
+    """Return a short name such as ``F2.1``."""
     text = KINDS[kind].symbol + ("" if stage == NONE else str(stage))
     return text if micro_batch == NONE else f"{text}.{micro_batch}"

@@ -72,7 +72,7 @@ class OpenRun:
 def open_run(
     job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True, generation: int = 0
 ) -> OpenRun:
-    """Everything that can be refused is refused here, on all ranks, before the first step.
+    """Refuse what can be refused, on all ranks, before the first step.
 
     `records`: keep measured times, in place of those of an earlier start. `generation` counts the runs that
     these processes have opened.
@@ -185,7 +185,7 @@ def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Modul
 
 
 def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
-    """The task, with its data prepared by rank 0 first, so that the other ranks find it in the cache.
+    """Return the task, with its data prepared by rank 0 first, so that the other ranks find it in the cache.
 
     They wait for it in the group of `ranks`, as a large corpus takes longer than the job's own group waits.
     """

@@ -65,7 +65,7 @@ def job_in(path: Path) -> PlannedJob:
 
 
 def reopen(path: Path) -> PlannedJob:
-    """The planned job of an existing run directory, to resume or to look at.
+    """Return the planned job of an existing run directory, to resume or to look at.
 
     Raises:
         InputError: when it is not a run directory or a file in it is broken.

@@ -146,7 +146,7 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
 
 
 def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
-    """The job with another of its plans, of a few steps, that nobody keeps or logs."""
+    """Return the job with another of its plans, of a few steps, that nobody keeps or logs."""
     assert candidate.plan is not None, "a fitting candidate was simulated"
     run = planned.run
     short = run.model_copy(

@@ -17,7 +17,7 @@ from weft.web.rows.search import change_text
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """One candidate as plain figures; seconds and bytes, None where the layout was not simulated.
+    """Return one candidate as plain figures; seconds and bytes, None where the layout was not simulated.
 
     `estimate_s` is what the planner's own model says, None where that is the simulator.
     """

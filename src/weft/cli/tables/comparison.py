@@ -16,7 +16,7 @@ from weft.planning.comparison import Answer
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
-    """One planner's answer; its `best` is as `candidate_record` says, None where it has none."""
+    """Return one planner's answer; its `best` is as `candidate_record` says, None where it has none."""
     return {
         "planner": answer.planner,
         "search_s": answer.search_s,

@@ -55,7 +55,7 @@ def utilisation_table(curve: Curve) -> Table:
 
 
 def layouts_table(curve: Curve) -> Table:
-    """The layout that each utilisation stands for, or why there is none."""
+    """Return the layout that each utilisation stands for, or why there is none."""
     table = ranked_table(("samples", "step", "peak memory"), "best layout, and why it stands here")
     for share in curve.samples_per_device:
         for method in curve.methods:

@@ -56,7 +56,7 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
 
 
 def _interval(lesson: Lesson) -> tuple[float, float]:
-    """The corrected one, from the declared intervals of the plans that were measured."""
+    """Return the corrected one, from the declared intervals of the plans that were measured."""
     half = median(one.half_width for one in lesson.observations)
     return lesson.correction.interval(1.0 - half, 1.0 + half)
 

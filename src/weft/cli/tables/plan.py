@@ -29,7 +29,7 @@ _LEAST = 0.001
 
 
 def cluster_table(cluster: Cluster, plan: Plan) -> Table:
-    """A line for each group of nodes with the stages on it, and one for each link between groups."""
+    """Return a line for each group of nodes with the stages on it, and one for each link between groups."""
     held = stages_by_rank(plan)
     table = folded_table(("group", "nodes", "link", "ranks", "stages"))
     first = 0
@@ -45,7 +45,7 @@ def cluster_table(cluster: Cluster, plan: Plan) -> Table:
 
 
 def stages_table(planned: PlannedJob) -> Table:
-    """The stages of `stage_rows` with the names of their layers."""
+    """Return the stages of `stage_rows` with the names of their layers."""
     layers = planned.problem.job.graph.layers
     table = folded_table(STAGE_HEAD)
     rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
@@ -68,7 +68,7 @@ def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table
 
 
 def breakdown_text(causes: Mapping[str, float]) -> str:
-    """One line: the causes that take a thousandth of the step or more, in shares of it."""
+    """Return one line: the causes that take a thousandth of the step or more, in shares of it."""
     rows = breakdown_rows(causes)
     step_s = sum(causes.values())
     shown = [row for row, seconds in zip(rows, causes.values(), strict=True) if seconds >= _LEAST * step_s]

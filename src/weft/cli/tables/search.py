@@ -28,12 +28,12 @@ from weft.web.rows.search import (
 
 
 def kept_out_record(problem: Problem) -> dict[str, str]:
-    """The moves that the goal's contract keeps out of a search, each with its own contract."""
+    """Return the moves that the goal's contract keeps out of a search, each with its own contract."""
     return {move.name: move.contract.word for move in kept_out(problem.contract)}
 
 
 def forecast_record(forecast: Forecast) -> dict[str, Any]:
-    """One cluster's forecast as plain figures; None where nothing fits or nothing has a price."""
+    """Return one cluster's forecast as plain figures; None where nothing fits or nothing has a price."""
     unchanged = forecast.unchanged
     return {
         "change": forecast.change,
@@ -74,7 +74,7 @@ def _words(forecast: Forecast) -> Text:
 
 
 def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
-    """One trial as plain figures; None where the plan did not run.
+    """Return one trial as plain figures; None where the plan did not run.
 
     `corrected_step_s` is what all other measured plans of the lesson make of its prediction.
     """
@@ -94,7 +94,7 @@ def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
 
 
 def trials_table(trials: Sequence[Trial], lesson: Lesson | None = None) -> Table:
-    """One trial to a row, the fastest first."""
+    """Return one trial to a row, the fastest first."""
     table = ranked_table(TRIAL_HEAD[:-1], TRIAL_HEAD[-1])
     for one, row in zip(trials, trial_rows(trials, lesson), strict=True):
         words = Text(row[-1], style="bold" if one.seconds else "")

@@ -64,7 +64,7 @@ class TimelinePicture:
 
 
 def _lane(timeline: Timeline, rows: npt.NDArray[np.intp], origin: int, span: int, width: int) -> list[int]:
-    """The row that runs in the middle of each cell, -1 where the rank is idle."""
+    """Return the row that runs in the middle of each cell, -1 where the rank is idle."""
     rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
     middle = origin + (np.arange(width) + 0.5) * (span / width)
     at = np.searchsorted(timeline.start_ns[rows], middle, side="right") - 1

@@ -27,7 +27,7 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a model: ``embedding``, ``block.0`` and so on, ``head`` (of VGG and AlexNet
+    """Return the costed layers of a model: ``embedding``, ``block.0`` and so on, ``head`` (of VGG and AlexNet
     ``convolution.0`` and so on, ``linear.0`` and so on).
 
     Raises:

@@ -23,7 +23,7 @@ WINDOWS = (
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of an AlexNet of these sizes."""
+    """Return the costed layers of an AlexNet of these sizes."""
     return convolutional_graph(config, _steps(config))
 
 

@@ -33,7 +33,7 @@ SEGMENTS = 2
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a BERT of these sizes."""
+    """Return the costed layers of a BERT of these sizes."""
     return chain(
         config,
         _embedding(config),
@@ -51,7 +51,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
 
 
 def _embedding(config: ModelConfig) -> Layer:
-    """Tokens, positions and segments added up, and a norm; backward keeps the norm's input besides."""
+    """Return tokens, positions and segments added up, and a norm; backward keeps the norm's input besides."""
     width = config.hidden
     tables = embedding(config, learned_positions=True)
     added = Amount.of(SEGMENTS * width + 2 * width)

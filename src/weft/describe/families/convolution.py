@@ -51,7 +51,7 @@ class Maps:
         return self.channels * self.size**2
 
     def after(self, channels: int, kernel: int, stride: int, padding: int) -> Maps:
-        """The maps that a window of that size, moved over these, gives.
+        """Return the maps that a window of that size, moved over these, gives.
 
         Raises:
             InputError: when the window is larger than the maps.
@@ -81,7 +81,7 @@ class LayerWork:
         self._is_kept = is_kept
 
     def following(self) -> LayerWork:
-        """The layer behind this one, with nothing in it yet."""
+        """Return the layer behind this one, with nothing in it yet."""
         return LayerWork(self.maps, is_kept=self._is_kept)
 
     def convolution(self, channels: int, kernel: int, *, stride: int = 1, padding: int, bias: bool) -> None:
@@ -132,7 +132,7 @@ class LayerWork:
         self._move(SUM * self.maps.elements)
 
     def layer(self, name: str, kind: str, *, first: bool = False, classifies: bool = False) -> Layer:
-        """The layer of all that was added.
+        """Return the layer of all that was added.
 
         Args:
             first: whether it reads the images, which need no gradient.
@@ -209,7 +209,7 @@ def images(config: ModelConfig) -> Maps:
 
 
 def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGraph:
-    """The graph of a chain of layers; an image counts as one token."""
+    """Return the graph of a chain of layers; an image counts as one token."""
     layers = tuple(layer for layer, _ in steps)
     return LayerGraph(
         name=config.name,
@@ -267,7 +267,7 @@ def classifier_steps(
 
 
 def borders(config: ModelConfig, steps: Iterable[Step]) -> list[tuple[int, ...]]:
-    """The shape of one sample before the first layer, between two layers, and after the last one."""
+    """Return the shape of one sample before the first layer, between two layers, and after the last one."""
     return [images(config).shape, *(maps.shape for _, maps in steps)]
 
 

@@ -19,7 +19,7 @@ from weft.describe.model import ModelConfig
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a GPT-2 of these sizes."""
+    """Return the costed layers of a GPT-2 of these sizes."""
     width = config.hidden
     return chain(
         config,

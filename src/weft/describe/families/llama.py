@@ -36,7 +36,7 @@ _ROOT_BYTES = 4.0
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a Llama of these sizes."""
+    """Return the costed layers of a Llama of these sizes."""
     width = config.hidden
     return chain(
         config,

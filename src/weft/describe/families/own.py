@@ -29,14 +29,14 @@ class OwnModel(Protocol):
     sample_shapes: Sequence[tuple[int, ...]]
 
     def layer_graph(self) -> LayerGraph:
-        """The costed layers; its name does not matter.
+        """Return the costed layers; its name does not matter.
 
         Layers that no other one sends to read samples. The last layer alone sends to no other one.
         """
         ...
 
     def layer(self, index: int) -> Any:
-        """The torch module of one layer, with initial values drawn from torch's generator.
+        """Return the torch module of one layer, with initial values drawn from torch's generator.
 
         It is called with what the layers that send to it give, in their order.
         """
@@ -44,7 +44,7 @@ class OwnModel(Protocol):
 
 
 def own_model(name: str) -> OwnModel:
-    """The model that `package.module:function` builds.
+    """Return the model that `package.module:function` builds.
 
     Raises:
         InputError: when it cannot be imported or does not return a model.
@@ -100,5 +100,5 @@ def own_config(name: str) -> ModelConfig:
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers, under the name of the function."""
+    """Return the costed layers, under the name of the function."""
     return replace(own_model(config.name).layer_graph(), name=config.name)

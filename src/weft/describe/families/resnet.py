@@ -24,7 +24,7 @@ NARROWED = 4
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a residual network of these sizes."""
+    """Return the costed layers of a residual network of these sizes."""
     return convolutional_graph(config, _steps(config))
 
 
@@ -44,7 +44,7 @@ def group_and_depth(config: ModelConfig, block: int) -> tuple[int, int]:
 
 
 def stride_of(group: int, depth: int) -> int:
-    """Every group but the first halves the maps in its first block."""
+    """Return every group but the first halves the maps in its first block."""
     return 2 if depth == 0 and group > 0 else 1
 
 

@@ -48,7 +48,7 @@ def per_stream_token(elements: float) -> Amount:
 
 
 def token_product(inner: float, columns: float, *, divided: str) -> Matmul:
-    """All tokens times a weight of (inner x columns), of which a rank holds a share of `divided`."""
+    """Return all tokens times a weight of (inner x columns), of which a rank holds a share of `divided`."""
     return Matmul(
         count=ONE,
         rows=TOKENS,
@@ -84,7 +84,7 @@ def passes(
     kernels: int,
     parameters: Amount,
 ) -> Passes:
-    """The three passes of a layer from its forward products and element-wise work.
+    """Return the three passes of a layer from its forward products and element-wise work.
 
     The gradient of a product with respect to the input, and to the weight, costs as much as the product.
     Attention has no weight: the gradients of both of its operands belong to the input part. Element-wise
@@ -110,12 +110,12 @@ def passes(
 
 
 def transposed_weight(product: Matmul) -> Matmul:
-    """The product that gives the gradient of the input."""
+    """Return the product that gives the gradient of the input."""
     return Matmul(count=product.count, rows=product.rows, inner=product.columns, columns=product.inner)
 
 
 def transposed_input(product: Matmul) -> Matmul:
-    """The product that gives the gradient of the weight."""
+    """Return the product that gives the gradient of the weight."""
     return Matmul(count=product.count, rows=product.inner, inner=product.rows, columns=product.columns)
 
 
@@ -151,7 +151,7 @@ def biased_block(
     projections: int = 1,
     norms_last: bool = False,
 ) -> Layer:
-    """A block of layer norms, attention and one wide feed-forward, all products with biases.
+    """Return a block of layer norms, attention and one wide feed-forward, all products with biases.
 
     Norms before or after their branch cost and keep the same. `projections`: kernels that compute queries,
     keys and values; the splits of a joint one are views. `causal`: tokens attend to those before.
@@ -199,7 +199,7 @@ def biased_block(
 
 
 def over_context(block: Layer, *, keys: float, kept: float) -> Layer:
-    """The block with what it does where context ranks divide the tokens.
+    """Return the block with what it does where context ranks divide the tokens.
 
     Args:
         keys: elements of a token's keys, as many as of its values; both are gathered.
@@ -252,7 +252,7 @@ def head(
 
 
 def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Layer) -> LayerGraph:
-    """The graph of a transformer: embedding, blocks, head, one after the other."""
+    """Return the graph of a transformer: embedding, blocks, head, one after the other."""
     layers = (first, *blocks, last)
     return LayerGraph(
         name=config.name,
@@ -281,5 +281,5 @@ def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:
 
 
 def _tied(config: ModelConfig, layers: int) -> tuple[TiedParameters]:
-    """The matrix of the embedding, which the head multiplies with, too."""
+    """Return the matrix of the embedding, which the head multiplies with, too."""
     return (TiedParameters((0, layers - 1), Amount.of(config.hidden * config.vocabulary, tensor=1)),)

@@ -14,7 +14,7 @@ from weft.describe.model import ModelConfig
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a VGG network of these sizes."""
+    """Return the costed layers of a VGG network of these sizes."""
     return convolutional_graph(config, _steps(config))
 
 

@@ -31,7 +31,7 @@ SAMPLES = Amount.of(1.0, batch=1)
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """The costed layers of a vision transformer of these sizes."""
+    """Return the costed layers of a vision transformer of these sizes."""
     return chain(
         config,
         _embedding(config),
@@ -41,7 +41,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
 
 
 def _embedding(config: ModelConfig) -> Layer:
-    """A product per patch, the class token in front, learned positions; no tensor rank divides it.
+    """Return a product per patch, the class token in front, learned positions; no tensor rank divides it.
 
     Backward keeps the pixels and has no input part.
     """

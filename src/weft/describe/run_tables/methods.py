@@ -44,7 +44,7 @@ def run_tables() -> Mapping[str, RunTable]:
 
 
 def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:
-    """The tables of a run file that are not of methods, and those that are, checked.
+    """Return the tables of a run file that are not of methods, and those that are, checked.
 
     Raises:
         InputError: listing everything that is wrong with those of methods.

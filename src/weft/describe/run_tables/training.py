@@ -140,7 +140,7 @@ class OptimizerTable(TomlTable):
 
     @model_validator(mode="after")
     def _keys_that_count(self) -> OptimizerTable:
-        """A key that would have no effect is refused."""
+        """Return a key that would have no effect is refused."""
         constant = self.schedule == "constant"
         keys = (
             ("betas", self.name not in ("adamw", "adam"), "name"),

@@ -26,6 +26,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 
 
 def findings(configuration: Configuration) -> list[Finding]:
-    """Everything that the rules find, in their order, each once."""
+    """Return everything that the rules find, in their order, each once."""
     rules = (*common.RULES, *RULES.get(configuration.stack, ()))
     return list(dict.fromkeys(found for rule in rules for found in rule(configuration)))

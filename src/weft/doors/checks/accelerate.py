@@ -29,7 +29,7 @@ _ONLY_FIRST = (
 
 
 def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
-    """Every machine starts as many processes."""
+    """Yield every machine starts as many processes."""
     machines = number(configuration.given, "num_machines", 1) or 1
     devices = configuration.devices
     if devices is not None and devices % machines:
@@ -41,7 +41,7 @@ def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
 
 
 def sizes_make_processes(configuration: Configuration) -> Iterator[Finding]:
-    """The product of the axes is the number of processes."""
+    """Check that the product of the axes is the number of processes."""
     given, devices = configuration.given, configuration.devices
     if devices is None or not any(key.startswith(IN_SIZES) for key in given):
         return

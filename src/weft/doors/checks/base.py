@@ -47,22 +47,22 @@ def slow(where: str, problem: str, nearest: str = "") -> Finding:
 
 
 def number(given: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
-    """The whole number under a key, or the default where there is none."""
+    """Return the whole number under a key, or the default where there is none."""
     value = whole(given.get(key))
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def on(given: Mapping[str, Any], key: str) -> bool:
-    """Whether an option is given and not switched off; `auto` is not."""
+    """Return whether an option is given and not switched off; `auto` is not."""
     return given.get(key) != AUTO and truth(given.get(key))
 
 
 def nearest_multiple(value: int, unit: int) -> int:
-    """The multiple of `unit` nearest to `value`, at least one of it."""
+    """Return the multiple of `unit` nearest to `value`, at least one of it."""
     return unit * max(1, round(value / unit))
 
 
 def nearest_divisor(value: int, of: int) -> int:
-    """The divisor of `of` nearest to `value`, the smaller of equals."""
+    """Return the divisor of `of` nearest to `value`, the smaller of equals."""
     small = [count for count in range(1, isqrt(of) + 1) if of % count == 0]
     return min({*small, *(of // count for count in small)}, key=lambda count: (abs(count - value), count))

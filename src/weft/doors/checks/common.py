@@ -19,7 +19,7 @@ def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
 
 
 def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
-    """The global batch is replicas x samples of a micro-batch x micro-batches."""
+    """Check that the global batch is replicas x samples of a micro-batch x micro-batches."""
     batch, size = configuration.global_batch, configuration.layout.micro_batch_size
     replicas, count = configuration.replicas, configuration.micro_batches
     if batch is None or size is None:

@@ -61,7 +61,7 @@ def stage_is_known(configuration: Configuration) -> Iterator[Finding]:
 
 
 def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Finding]:
-    """The pipeline's engine asserts a stage below 2."""
+    """Yield the pipeline's engine asserts a stage below 2."""
     stages, stage = configuration.layout.pp or 1, _stage(configuration)
     if stages > 1 and stage > 1:
         problem = f"stage {stage} with a pipeline of {stages}; its engine takes 0 and 1"

@@ -25,7 +25,7 @@ _V_SHAPED = ("zbvzerobubble", "dualpipev")
 
 
 def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
-    """The local batch of a pipeline is whole micro-batches."""
+    """Check that the local batch of a pipeline is whole micro-batches."""
     if (configuration.layout.pp or 1) == 1:
         return
     keys = TORCHTITAN.only("local_batch")["local_batch"]

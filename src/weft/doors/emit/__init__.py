@@ -39,7 +39,7 @@ OWN_RUNS = frozenset({slurm.NAME, skypilot.NAME, kubernetes.NAME})
 
 
 def emit(planned: PlannedJob, name: str) -> Emitted:
-    """The plan in the words of a stack.
+    """Return the plan in the words of a stack.
 
     Raises:
         InputError: when there is no such stack, or it cannot express the plan at all.

@@ -23,7 +23,7 @@ _BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer"
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The configuration of the plan."""
+    """Return the configuration of the plan."""
     decided = Decided(planned)
     plugin, losses = _plugin(decided)
     losses = [*decided.inequalities(STACK), *losses, *_losses(decided)]

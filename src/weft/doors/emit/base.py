@@ -140,21 +140,21 @@ class Decided:
         return all(group.device.synchronous for group in self.job.problem.job.cluster.groups)
 
     def torchrun(self, program: str) -> str:
-        """The command that starts `program` on every node."""
+        """Return the command that starts `program` on every node."""
         if self.nodes == 1:
             return f"torchrun --standalone --nproc-per-node {self.devices_per_node} {program}"
         sizes = f"--nnodes {self.nodes} --nproc-per-node {self._ranks_here()}"
         return f"torchrun {sizes} {MASTER} {program}"
 
     def _ranks_here(self) -> str:
-        """Ranks of a node, as shell: a number, or where nodes differ what picks it by the node's."""
+        """Return ranks of a node, as shell: a number, or where nodes differ what picks it by the node's."""
         if len(set(self.node_sizes)) == 1:
             return str(self.devices_per_node)
         sizes = " ".join(map(str, self.node_sizes))
         return f'"$(set -- {sizes}; shift "${{NODE_RANK:-0}}"; echo "$1")"'
 
     def summary(self) -> list[str]:
-        """Two lines: which plan this is and what it does."""
+        """Return two lines: which plan this is and what it does."""
         job = self.job.problem.job
         return [
             f"weft plan {self.plan.plan_id}: {job.graph.name} on {job.cluster.name}",
@@ -256,5 +256,5 @@ def commented(lines: Sequence[str]) -> str:
 
 
 def header(decided: Decided, launch: str, losses: Sequence[Loss]) -> str:
-    """The comment at the top of a file: which plan, how to start it, what is lost."""
+    """Return the comment at the top of a file: which plan, how to start it, what is lost."""
     return commented([*decided.summary(), f"start: {launch}", *(str(loss) for loss in losses)])

@@ -20,7 +20,7 @@ STACK = "DeepSpeed"
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The configuration of the plan."""
+    """Return the configuration of the plan."""
     decided = Decided(planned)
     stage, state_losses = _zero_stage(decided)
     record = DEEPSPEED.values(decided.batch) | {"zero_optimization": _zero(stage, decided.layout)}
@@ -61,7 +61,7 @@ def _launch(decided: Decided, file: str) -> str:
 
 
 def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
-    """The nearest stage that goes with the plan's other axes."""
+    """Return the nearest stage that goes with the plan's other axes."""
     layout = decided.layout
     stage, losses = int(layout.sharding[-1]), []
     if layout.pp > 1 and stage > 1:

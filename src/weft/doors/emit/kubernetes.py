@@ -20,7 +20,7 @@ _VOLUME = "weft-runs"
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The manifests in one file."""
+    """Return the manifests in one file."""
     decided = Decided(planned)
     nodes, losses = nodes_of(decided), losses_of(decided)
     size = sum(len(text.encode()) for text in files(decided).values())

@@ -23,7 +23,7 @@ Options = list[tuple[str, ...]]
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The command line of the plan.
+    """Return the command line of the plan.
 
     Raises:
         InputError: when Megatron-LM has no such model.

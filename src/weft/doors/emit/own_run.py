@@ -53,7 +53,7 @@ def nodes_of(decided: Decided) -> list[Nodes]:
 
 
 def pinned(decided: Decided) -> RunFile:
-    """The run file with what the plan has decided of batch, sequence and precision written out."""
+    """Return the run file with what the plan has decided of batch, sequence and precision written out."""
     run, plan = decided.run, decided.plan
     return run.model_copy(
         update={
@@ -82,7 +82,7 @@ def here_documents(decided: Decided, folder: str) -> str:
 
 
 def worker(nodes: int, devices: int | str, rank: str, master: str, folder: str) -> str:
-    """The command that runs one node's ranks."""
+    """Return the command that runs one node's ranks."""
     if nodes == 1:
         return f"torchrun --standalone --nproc-per-node {devices} {WORKER} {folder}"
     sizes = f"--nnodes {nodes} --nproc-per-node {devices} --node-rank {rank}"
@@ -90,7 +90,7 @@ def worker(nodes: int, devices: int | str, rank: str, master: str, folder: str) 
 
 
 def run_name(decided: Decided) -> str:
-    """A name of small letters, digits and dashes, as clusters want them."""
+    """Return a name of small letters, digits and dashes, as clusters want them."""
     word = re.sub(r"[^a-z0-9]+", "-", decided.plan.model.lower()).strip("-") or "model"
     return f"weft-{word[:30]}-{decided.plan.plan_id[:8]}"
 

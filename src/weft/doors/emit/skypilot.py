@@ -26,7 +26,7 @@ _FOLDER = '"$RUN_DIRECTORY"'
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The task's YAML.
+    """Return the task's YAML.
 
     Raises:
         InputError: when nodes are of several kinds, for all nodes of a task are alike.

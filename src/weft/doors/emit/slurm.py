@@ -18,7 +18,7 @@ _FOLDER = '"$RUN_DIRECTORY"'
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The script; nodes of several kinds become the components of a heterogeneous job."""
+    """Return the script; nodes of several kinds become the components of a heterogeneous job."""
     decided = Decided(planned)
     nodes, losses = nodes_of(decided), losses_of(decided)
     file = f"{NAME}.sh"
@@ -39,7 +39,7 @@ def emit(planned: PlannedJob) -> Emitted:
 
 
 def _requests(nodes: Nodes) -> str:
-    """One task per node, which has the node's processors for all of its ranks."""
+    """Return one task per node, which has the node's processors for all of its ranks."""
     lines = f"#SBATCH --nodes={nodes.count}\n#SBATCH --ntasks-per-node=1\n"
     if nodes.device.synchronous:
         return f"{lines}#SBATCH --cpus-per-task={nodes.devices}\n"
@@ -49,7 +49,7 @@ def _requests(nodes: Nodes) -> str:
 
 
 def _start(nodes: list[Nodes]) -> str:
-    """One task per node, which starts the node's ranks; tasks are numbered as the plan's nodes are."""
+    """Return one task per node, which starts the node's ranks; tasks are numbered as the plan's nodes are."""
     count = sum(one.count for one in nodes)
     several = len(nodes) > 1
     hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"

@@ -29,7 +29,7 @@ _RECOMPUTES = {"none": "None", "selective": "SelectiveAC.Config()", "full": "Ful
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The module of the plan.
+    """Return the module of the plan.
 
     Raises:
         InputError: when the model is no Llama.
@@ -70,7 +70,7 @@ def _call(name: str, called: str, values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A Python literal; the stages of a pipeline take a line each."""
+    """Return a Python literal; the stages of a pipeline take a line each."""
     if isinstance(value, list):
         return "[\n" + "".join(f"                {part!r},\n" for part in value) + "            ]"
     return repr(value)

@@ -72,7 +72,7 @@ def degrees(decided: Decided) -> Table:
 
 
 def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
-    """The order of micro-batches, and what is lost of it; nothing without a pipeline."""
+    """Return the order of micro-batches, and what is lost of it; nothing without a pipeline."""
     layout = decided.layout
     if layout.pp == 1:
         return {}, []
@@ -86,7 +86,7 @@ def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
 
 
 def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]:
-    """The modules of every stage, which need not have equally many layers; none without a pipeline.
+    """Return the modules of every stage, which need not have equally many layers; none without a pipeline.
 
     `modules` are those of the embedding and the head, whose names are not the same in all versions.
     """

@@ -15,7 +15,7 @@ _MODULES = {"embedding": ["tok_embeddings"], "head": ["norm", "output"]}
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """The TOML of the plan.
+    """Return the TOML of the plan.
 
     Raises:
         InputError: when the model is no Llama.

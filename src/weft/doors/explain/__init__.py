@@ -33,7 +33,7 @@ _READABLE = (
 
 
 def read_configuration(text: str, name: str) -> Configuration:
-    """The configuration in a text.
+    """Return the configuration in a text.
 
     Raises:
         InputError: when no stack's reader recognises it, listing what can be read.

@@ -30,13 +30,13 @@ _STRATEGIES: Mapping[str, Sharding] = {
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether it is YAML that says how Accelerate distributes."""
+    """Return whether it is YAML that says how Accelerate distributes."""
     record = yaml_mapping(text)
     return record is not None and any(mark in record for mark in _MARKS)
 
 
 def read(text: str, name: str) -> Configuration:
-    """The keys, dotted.
+    """Return the keys, dotted.
 
     Raises:
         InputError: when a degree is no count.

@@ -17,13 +17,13 @@ _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset",
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether it is YAML that trains a base model."""
+    """Return whether it is YAML that trains a base model."""
     record = yaml_mapping(text)
     return record is not None and "base_model" in record and any(mark in record for mark in _MARKS)
 
 
 def read(text: str, name: str) -> Configuration:
-    """The keys, dotted.
+    """Return the keys, dotted.
 
     Raises:
         InputError: when a batch size or a degree is no count.

@@ -17,13 +17,13 @@ SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether it is JSON with DeepSpeed's batch sizes or its ZeRO section."""
+    """Return whether it is JSON with DeepSpeed's batch sizes or its ZeRO section."""
     record = json_mapping(text)
     return record is not None and any(mark in record for mark in _MARKS)
 
 
 def read(text: str, name: str) -> Configuration:
-    """The keys, dotted.
+    """Return the keys, dotted.
 
     Raises:
         InputError: when a batch size or a degree is no count.
@@ -53,7 +53,7 @@ def read(text: str, name: str) -> Configuration:
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:
-    """The section that is switched on; None where the program decides."""
+    """Return the section that is switched on; None where the program decides."""
     for name in ("bf16", "bfloat16", "fp16"):
         if truth(given.get(f"{name}.enabled")):
             return "fp16" if name == "fp16" else "bf16"
@@ -62,13 +62,13 @@ def _precision(given: Mapping[str, Any]) -> str | None:
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute | None:
-    """A pipeline's interval switches it on; anything else is the program's."""
+    """Return the recomputation that a pipeline's interval switches on; else the program decides."""
     interval = whole(given.get("pipeline.activation_checkpoint_interval"))
     return None if not isinstance(interval, int) else "full" if interval > 0 else "none"
 
 
 def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Blocking, ...]:
-    """A pipeline's engine waits for messages and reduces at the end; ZeRO-1 overlaps when told to."""
+    """Return the waits: a pipeline's engine blocks on messages and reduces last; ZeRO-1 may overlap."""
     if pipeline > 1:
         return ("messages", "reductions") if stage in (0, 1) else ("messages",)
     return ("reductions",) if stage == 1 and given.get("zero_optimization.overlap_comm") is False else ()

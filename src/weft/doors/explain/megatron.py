@@ -35,12 +35,12 @@ _STRATEGIES: Mapping[str, Sharding] = {
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether the text has options that only Megatron-LM has."""
+    """Return whether the text has options that only Megatron-LM has."""
     return any(mark in text.replace("_", "-") for mark in _MARKS)
 
 
 def read(text: str, name: str) -> Configuration:
-    """The options, by their names with dashes in front.
+    """Return the options, by their names with dashes in front.
 
     Raises:
         InputError: when a degree or a batch size is no count.
@@ -86,7 +86,7 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """All options of a text, with their first values; True for an option without one.
+    """Return all options of a text, with their first values; True for an option without one.
 
     Dashes and underlines in names are alike. Later options win, as they do for Megatron-LM's parser.
     """
@@ -113,7 +113,7 @@ def _words(line: str) -> list[str]:
 
 
 def _substituted(text: str) -> str:
-    """The text with the variables it sets put in their places, and sums and products worked out."""
+    """Return the text with the variables it sets put in their places, and sums and products worked out."""
     known: dict[str, str] = {}
 
     def value_of(match: re.Match[str]) -> str:
@@ -159,7 +159,7 @@ def _evaluated(node: ast.expr) -> int:
 
 
 def _devices(given: Mapping[str, Any]) -> int | None:
-    """Ranks that torchrun's options start."""
+    """Return ranks that torchrun's options start."""
     per_node, nodes = whole(given.get("--nproc-per-node")), whole(given.get("--nnodes", 1))
     return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
 

@@ -14,7 +14,7 @@ _MOST_CHARACTERS = 2_000_000
 
 
 def json_mapping(text: str) -> Mapping[str, Any] | None:
-    """The object of a JSON text."""
+    """Return the object of a JSON text."""
     if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
         return None
     try:
@@ -24,7 +24,7 @@ def json_mapping(text: str) -> Mapping[str, Any] | None:
 
 
 def toml_mapping(text: str) -> Mapping[str, Any] | None:
-    """The tables of a TOML text."""
+    """Return the tables of a TOML text."""
     if len(text) > _MOST_CHARACTERS:
         return None
     try:
@@ -34,7 +34,7 @@ def toml_mapping(text: str) -> Mapping[str, Any] | None:
 
 
 def yaml_mapping(text: str) -> Mapping[str, Any] | None:
-    """The mapping of a YAML text that is not JSON."""
+    """Return the mapping of a YAML text that is not JSON."""
     if len(text) > _MOST_CHARACTERS or text.lstrip().startswith("{"):
         return None
     try:

@@ -30,7 +30,7 @@ _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def recognises(text: str, name: str) -> bool:
-    """Whether it is TOML with torchtitan's tables, or Python that builds its configuration."""
+    """Return whether it is TOML with torchtitan's tables, or Python that builds its configuration."""
     if configured(text):
         return True
     record = toml_mapping(text)
@@ -43,7 +43,7 @@ def recognises(text: str, name: str) -> bool:
 
 
 def read(text: str, name: str) -> Configuration:
-    """The keys, by table.
+    """Return the keys, by table.
 
     Raises:
         InputError: when a degree or a batch size is no count, or Python has several configurations.
@@ -74,7 +74,7 @@ def read(text: str, name: str) -> Configuration:
 def _batch(
     given: Mapping[str, Any], values: Mapping[str, int], file: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The local batch is a micro-batch, or with a pipeline all that a replica runs in a step."""
+    """Return the sizes of batches: with a pipeline the local batch is all that a replica runs in a step."""
     local, keys = counts(given, TORCHTITAN.only("local_batch"), file)
     size, key = local.get("local_batch", 8), keys.get("local_batch", TORCHTITAN.key("local_batch"))
     if values.get("pp", 1) == 1:
@@ -103,7 +103,7 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, 
 
 
 def schedule_name(given: Mapping[str, Any]) -> str:
-    """The schedule in small letters, as torchtitan compares it."""
+    """Return the schedule in small letters, as torchtitan compares it."""
     return str(given.get(SCHEDULE, "1F1B")).lower().removeprefix("schedule")
 
 

@@ -24,12 +24,12 @@ _RECOMPUTES = {
 
 
 def configured(text: str) -> bool:
-    """Whether a text is Python that builds a configuration of torchtitan."""
+    """Return whether a text is Python that builds a configuration of torchtitan."""
     return f"{_CALL}(" in text and bool(_functions(text))
 
 
 def python_tables(text: str, name: str) -> Mapping[str, Any]:
-    """The tables of the only configuration in a text, with those of their values that are literals.
+    """Return the tables of the only configuration in a text, with those of their values that are literals.
 
     Raises:
         InputError: when the text has several, which only an argument of torchtitan's tells apart.
@@ -90,7 +90,7 @@ def _recompute(node: ast.expr) -> str:
 
 
 def _model(function: ast.FunctionDef, text: str) -> dict[str, Any]:
-    """The flavor in a call of `model_registry`, where it is Llama's: each kind of model has one."""
+    """Return the flavor in a call of `model_registry`, where it is Llama's: each kind of model has one."""
     if "torchtitan.models.llama3" not in text and not function.name.startswith("llama3"):
         return {}
     for node in ast.walk(function):

@@ -59,7 +59,7 @@ class Analysis:
         return max(0.0, self.span_s - self.busy_s)
 
     def record(self) -> dict[str, Any]:
-        """The JSON answer."""
+        """Return the JSON answer."""
         trace = self.trace
         return {
             "trace": "device" if trace.on_device else "host",
@@ -90,7 +90,7 @@ class Analysis:
 
 
 def analyse(trace: Trace) -> Analysis:
-    """The figures of a trace, over its whole steps where it marks any that events lie in."""
+    """Return the figures of a trace, over its whole steps where it marks any that events lie in."""
     begin, end = _window(trace)
     inside = (trace.end_s > begin) & (trace.start_s < end)
     start, stop = np.clip(trace.start_s[inside], begin, end), np.clip(trace.end_s[inside], begin, end)
@@ -183,7 +183,7 @@ def _step_at(trace: Trace, time_s: float) -> int | None:
 
 
 def _host_at(trace: Trace, begin: float, end: float) -> str:
-    """The call that the host spent most of the gap in, if any."""
+    """Return the call that the host spent most of the gap in, if any."""
     overlap = np.minimum(trace.host_end_s, end) - np.maximum(trace.host_start_s, begin)
     if len(overlap) == 0 or overlap.max() <= 0:
         return ""

@@ -47,18 +47,18 @@ def _categories() -> Mapping[str, int]:
 
 
 def class_of(event: Mapping[str, Any]) -> int:
-    """The class of an event: by its category where that says it, else by its name."""
+    """Return the class of an event: by its category where that says it, else by its name."""
     known = _categories().get(str(event.get("cat")))
     return classified(event["name"]) if known is None else known
 
 
 @cache
 def classified(name: str) -> int:
-    """The class of a kernel or an operator by its name."""
+    """Return the class of a kernel or an operator by its name."""
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), OTHER)
 
 
 def shown_name(name: str, most: int = 60) -> str:
-    """A kernel's name without its template's arguments, cut where it is long."""
+    """Return a kernel's name without its template's arguments, cut where it is long."""
     short = re.sub(r"<.*", "", name.removeprefix("void ")) or name
     return short if len(short) <= most else f"{short[: most - 3]}..."

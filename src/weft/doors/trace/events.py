@@ -72,7 +72,7 @@ class Trace:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file, unpacked where it is gzip.
+    """Return the bytes of a file, unpacked where it is gzip.
 
     Raises:
         InputError: when it cannot be read or unpacked.
@@ -91,13 +91,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def is_trace(data: bytes) -> bool:
-    """Whether it is JSON with Chrome's trace events."""
+    """Return whether it is JSON with Chrome's trace events."""
     head = data[:200].lstrip()
     return (head.startswith(b"{") and b'"traceEvents"' in data) or (head.startswith(b"[") and b'"ph"' in data)
 
 
 def read_trace(data: bytes, name: str) -> Trace:
-    """The events of a trace.
+    """Return the events of a trace.
 
     Raises:
         InputError: when it is no JSON, or has no event that took time.
@@ -131,7 +131,7 @@ def _took_time(event: object) -> bool:
 
 
 def _steps(spans: Iterable[Mapping[str, Any]]) -> set[tuple[int, float, float]]:
-    """The host's marks; a device's have the same names and start later."""
+    """Return the host's marks; a device's have the same names and start later."""
     found: dict[int, tuple[float, float]] = {}
     for event in spans:
         match = _STEP.match(event["name"])
@@ -151,7 +151,7 @@ def _flattened(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _pieces(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The pieces of one thread; all but an event's first one count for nothing."""
+    """Yield the pieces of one thread; all but an event's first one count for nothing."""
     stack: list[dict[str, Any]] = []
     counted: set[int] = set()
     now = 0.0
@@ -237,7 +237,7 @@ def _outermost(host: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _labels(events: Sequence[Any]) -> dict[tuple[str, str], str]:
-    """Names that the trace gives to its threads, and to its processes, under an empty thread."""
+    """Return names that the trace gives to its threads, and to its processes, under an empty thread."""
     found = {}
     for event in events:
         if isinstance(event, dict) and event.get("ph") == "M":
@@ -252,7 +252,7 @@ def _labels(events: Sequence[Any]) -> dict[tuple[str, str], str]:
 
 
 def _stream(event: Mapping[str, Any], labels: Mapping[tuple[str, str], str], on_device: bool) -> str:
-    """A device's stream, or a thread, by the names that people know them by."""
+    """Return a device's stream, or a thread, by the names that people know them by."""
     arguments = event.get("args")
     if on_device and isinstance(arguments, Mapping) and "stream" in arguments:
         return f"device {arguments.get('device', event.get('pid'))} stream {arguments['stream']}"

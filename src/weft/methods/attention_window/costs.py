@@ -26,7 +26,7 @@ def refuse(layer: Layer, value: Value) -> str | None:
 
 
 def changed(layer: Layer, value: Value, sequence: int) -> Layer:
-    """The block with a window of `value` tokens, for samples of `sequence` tokens."""
+    """Return the block with a window of `value` tokens, for samples of `sequence` tokens."""
     window = int(value)
     if window >= sequence:
         return layer

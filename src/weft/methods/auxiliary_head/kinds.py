@@ -31,7 +31,7 @@ def headed(program: Program, rows: Ints) -> Places:
 
 
 def check_head(program: Program, owed: HasHead | None) -> list[Violation]:
-    """The stage that is said to have the head is one that steps it."""
+    """Check that the stage said to have the head steps it."""
     stepped = {int(stage) for stage in program.obligations.step[:, 0]}
     if owed is None or owed.stage in stepped:
         return []

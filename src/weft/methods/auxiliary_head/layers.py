@@ -20,7 +20,7 @@ _SUFFIX = "+auxiliary_head"
 
 
 def add_head(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
-    """The layers of the model, of which one block has a head of its own beside it.
+    """Return the layers of the model, of which one block has a head of its own beside it.
 
     Raises:
         InputError: when the model has no such block, or its head is of another kind.
@@ -40,24 +40,24 @@ def add_head(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGra
 
 
 def head_places(graph: LayerGraph) -> tuple[int, ...]:
-    """Positions of the layers that have an auxiliary head."""
+    """Return positions of the layers that have an auxiliary head."""
     return tuple(place for place, layer in enumerate(graph.layers) if layer.name.endswith(_SUFFIX))
 
 
 def stage_with(layer: int, stages: Sequence[Sequence[int]]) -> int:
-    """The stage, of these with their layers, that holds a layer."""
+    """Return the stage, of these with their layers, that holds a layer."""
     return next(index for index, layers in enumerate(stages) if layer in layers)
 
 
 def _untied_head(graph: LayerGraph, config: ModelConfig) -> Layer:
-    """The model's own head, with a matrix of its own."""
+    """Return the model's own head, with a matrix of its own."""
     head = graph.layers[-1]
     tied = [one.parameters for one in graph.tied if one.layers[-1] == len(graph.layers) - 1]
     return replace(head, parameters=sum(tied, head.parameters))
 
 
 def _together(block: Layer, head: Layer) -> Layer:
-    """One layer that does what both do; it sends what the block sends.
+    """Return one layer that does what both do; it sends what the block sends.
 
     The head's norm keeps its input, which a block behind it in the same stage keeps, too: it counts twice.
     """

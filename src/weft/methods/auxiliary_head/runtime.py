@@ -53,7 +53,7 @@ class AuxiliaryHead(AddedModule):
 
 
 def make_head(config: ModelConfig, layers: Sequence[int], choice: Choice) -> Mapping[str, AddedModule]:
-    """The head by its name, where the layers have its block."""
+    """Return the head by its name, where the layers have its block."""
     return {MODULE: AuxiliaryHead(config)} if read_options(choice).after_block in layers else {}
 
 
@@ -105,7 +105,7 @@ class HeadState(MethodState):
         return self._roots if stage == self._stage else ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:
-        """The mean over the stage's micro-batches of the global batch, of which a rank has its own."""
+        """Return the mean over the stage's micro-batches of the global batch, of which a rank has its own."""
         if not workspace.training:
             return {}
         keys = ((METRIC, self._stage, number) for number in self._micro_batches)

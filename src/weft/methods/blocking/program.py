@@ -53,7 +53,7 @@ def refuse(
 def block(
     pipeline: LoweredPipeline, layout: PipelineLayout, blocking: tuple[Blocking, ...]
 ) -> LoweredPipeline:
-    """The pipeline with the named communication taken out of the shadow of the computations."""
+    """Return the pipeline with the named communication taken out of the shadow of the computations."""
     if "reductions" in blocking:
         pipeline = _reduce_at_end(pipeline)
     if "messages" in blocking:
@@ -81,7 +81,7 @@ class _Turns(NamedTuple):
     last: Ints
 
     def next_to(self, turn: Ints, step: int) -> Ints:
-        """The turn `step` turns later on the same device, or -1."""
+        """Return the turn `step` turns later on the same device, or -1."""
         other = np.clip(turn + step, 0, len(self.device) - 1)
         same = (self.device[other] == self.device[turn]) & (other == turn + step)
         return np.where(same, other, NONE)
@@ -119,7 +119,7 @@ def _exchange_in_turn(pipeline: LoweredPipeline) -> LoweredPipeline:
 
 
 def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
-    """The turns, and the turn of each row that computes."""
+    """Return the turns, and the turn of each row that computes."""
     columns = pipeline.columns
     rows = _computations(pipeline)
     device, kind = columns.rank[rows], columns.kind[rows]
@@ -138,13 +138,13 @@ def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
 
 
 def _computations(pipeline: LoweredPipeline) -> Ints:
-    """Rows that compute micro-batches, in order."""
+    """Return rows that compute micro-batches, in order."""
     found: Ints = np.flatnonzero(is_any_of(pipeline.columns.kind, COMPUTATIONS))
     return found
 
 
 def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredPipeline:
-    """The pipeline with its rows in the order of `place` within their devices, and further edges."""
+    """Return the pipeline with its rows in the order of `place` within their devices, and further edges."""
     order = np.lexsort((place, pipeline.columns.rank))
     return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))
 

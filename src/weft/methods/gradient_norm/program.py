@@ -66,7 +66,7 @@ def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) 
 
 
 def groups(layout: PipelineLayout, options: bool) -> tuple[GroupTable, ...]:
-    """One group: all ranks that hold a trained stage, rising."""
+    """Return one group: all ranks that hold a trained stage, rising."""
     trained = layout.stages[layout.frozen_stages :]
     ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
     table = np.zeros(len(layout.stages[0].replicas[0]), dtype=np.int64)

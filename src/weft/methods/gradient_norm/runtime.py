@@ -69,7 +69,7 @@ class GradientNorm(MethodState):
         return {} if norm is None else {NORM: norm}
 
     def take(self, group: Group) -> torch.Tensor:
-        """The norm, shape (1,), in fp64; every rank of the group calls it."""
+        """Return the norm, shape (1,), in fp64; every rank of the group calls it."""
         device = next((flat.device for one in self._gradients.values() for flat in one.stepped), None)
         squares = torch.zeros(1, dtype=torch.float64, device=device)
         for one in self._gradients.values():

@@ -13,7 +13,7 @@ from weft.predict.cost.residency import Held, ResidentBytes
 
 
 def _outer_states(pricing: Pricing) -> Held:
-    """The last averaged weights of a rank's stages, as they are stepped, and their momentum."""
+    """Return the last averaged weights of a rank's stages, as they are stepped, and their momentum."""
     held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
     options = options_of(plan)
     if options is not None and options.steps_outside:

@@ -91,7 +91,7 @@ def average(
 
 
 def groups(layout: PipelineLayout, averaging: AveragingOptions) -> tuple[GroupTable, ...]:
-    """All replicas of a stage, lane by lane."""
+    """Return all replicas of a stage, lane by lane."""
     everybody = [list(range(layout.replicas))]
     return (replica_groups((AVERAGE_WEIGHTS,), layout, [everybody] * len(layout.stages)),)
 

@@ -51,7 +51,7 @@ class AveragedStage:
 
 
 def _parts(flat: torch.Tensor, like: Tensors) -> Tensors:
-    """The beginning of a flat tensor in these shapes."""
+    """Return the beginning of a flat tensor in these shapes."""
     sizes = [tensor.numel() for tensor in like]
     parts = flat[: sum(sizes)].split(sizes)
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -12,7 +12,7 @@ from weft.program.program import Program
 
 
 def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Violation]:
-    """Everything that keeps replicas from being equal again when a cycle ends."""
+    """Return everything that keeps replicas from being equal again when a cycle ends."""
     if owed is None:
         return []
     if program.steps_per_cycle % owed.every:
@@ -26,7 +26,7 @@ def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Vio
 
 
 def _check_members(program: Program) -> list[Violation]:
-    """All ranks that hold the same part of a stage average it together."""
+    """Return all ranks that hold the same part of a stage average it together."""
     columns, owners = program.columns, program.obligations.owners
     holders: dict[int, list[tuple[int, ...]]] = {}
     for (stage, _), ranks in owners.items():

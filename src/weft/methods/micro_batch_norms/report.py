@@ -27,7 +27,7 @@ class StepNorms(NamedTuple):
 
 
 def norms_of(metrics: Metrics) -> list[StepNorms]:
-    """One row for each step that tells any."""
+    """Return one row for each step that tells any."""
     found = []
     for row in metrics:
         norms = np.array([np.nan if one is None else one for one in row.get(METRIC, ())], dtype=np.float64)

@@ -88,7 +88,7 @@ class MicroBatchNorms(MethodState):
         return {} if norms is None else {NORMS: norms}
 
     def take(self, step: int, group: Group) -> torch.Tensor:
-        """The norms of a step, shape (micro-batches,), in fp64; every rank of the group calls it."""
+        """Return the norms of a step, shape (micro-batches,), in fp64; every rank of the group calls it."""
         own = self._squares[step % 2]
         squares = own.clone()
         own.zero_()
@@ -135,7 +135,7 @@ class StageSquares:
             self._squares.append(square(gradient.reshape(-1)))
 
     def take(self) -> torch.Tensor | float:
-        """The sum since it was taken last."""
+        """Return the sum since it was taken last."""
         for one in self._sums:
             one.add_up()
         squares = [*self._squares, *map(square, self._counted)]

@@ -18,7 +18,7 @@ _KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, section 5"
 
 
 def _known(job: Job) -> list[Recompute]:
-    """The words that this model can be told, the least recomputation first."""
+    """Return the words that this model can be told, the least recomputation first."""
     return [word for word in RECOMPUTES if word != "selective" or job.graph.knows_products]
 
 

@@ -10,7 +10,7 @@ from weft.program.passes import GroupTable, replica_groups
 
 
 def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """The replicas of each island of `size`, given the ranks of every replica.
+    """Return the replicas of each island of `size`, given the ranks of every replica.
 
     Neighbours in rank form an island, because the devices of a node have neighbouring ranks.
     """
@@ -21,7 +21,7 @@ def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:
 
 
 def group_tables(layout: PipelineLayout, sharers: int) -> tuple[GroupTable, GroupTable]:
-    """The groups that share out the same weights, and those with the same share in all islands.
+    """Return the groups that share out the same weights, and those with the same share in all islands.
 
     Where all replicas are `sharers` the first are all that hold the same weights, and the second are none.
     Stages with the same holders share groups.

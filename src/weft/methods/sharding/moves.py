@@ -28,7 +28,7 @@ def _whole_weights(_: Job, layout: Layout) -> Iterator[Edit]:
 
 
 def _islands(job: Job, layout: Layout) -> Iterator[Edit]:
-    """The replicas of a node, where they can be an island."""
+    """Yield the replicas of a node, where they can be an island."""
     if layout.sharding == "zero-0" or layout.island is not None:
         return
     if (island := island_on_nodes(job.cluster, layout)) is not None:

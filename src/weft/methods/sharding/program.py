@@ -264,7 +264,7 @@ def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
 
 
 def _replicas(columns: Columns, device: Ints, stage: Ints, stages: int) -> Ints:
-    """The replica, or path, in which each (device, stage) computes."""
+    """Return the replica, or path, in which each (device, stage) computes."""
     forwards = np.flatnonzero(columns.kind == FORWARD)
     known = np.full((int(columns.rank.max(initial=0)) + 1, stages), -1, dtype=np.int64)
     known[columns.rank[forwards], columns.stage[forwards]] = columns.replica[forwards]

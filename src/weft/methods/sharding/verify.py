@@ -22,7 +22,7 @@ from weft.program.program import NONE, Program
 
 
 def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
-    """Everything that keeps replicas from sharing out what they should."""
+    """Return everything that keeps replicas from sharing out what they should."""
     if owed is None:
         return []
     found = _check_room(program) if owed.level == "zero-3" else []

@@ -19,7 +19,7 @@ _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
 
 
 def _exchange(pricing: Pricing, rows: Ints) -> Taken:
-    """An all-reduce, or half of one: a gather, or a sum that is scattered."""
+    """Return an all-reduce, or half of one: a gather, or a sum that is scattered."""
     stages = range(len(pricing.plan.stages))
     parts = np.array([0.5 if pricing.placed.shape(one).sequence_parallel > 1 else 1.0 for one in stages])
     part, taken = parts[pricing.program.columns.stage[rows]], _all_reduce(pricing, rows)

@@ -65,12 +65,12 @@ def way_of(plan: Plan) -> Way:
 
 
 def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
-    """All borders of a stage's layers, in the order of its forward pass."""
+    """Return all borders of a stage's layers, in the order of its forward pass."""
     return [border for layer in plan.stages[stage].layers for border in cut_of(graph.layers[layer]).borders]
 
 
 def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
-    """Whether ranks exchange where a pass comes over such a border."""
+    """Return whether ranks exchange where a pass comes over such a border."""
     return divides_sequence or enters == backward
 
 

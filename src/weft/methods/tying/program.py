@@ -95,7 +95,7 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
-    """The ranks with a copy of each weight; lanes that divide the tokens are in one group."""
+    """Return the ranks with a copy of each weight; lanes that divide the tokens are in one group."""
     every = range(layout.replicas)
     apart = [(replica,) for replica in every] if tied.local else [tuple(every)]
     found = []

@@ -29,7 +29,7 @@ class TiedStage(Protocol):
     """A stage that has copies of weights of other stages."""
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Its copies, in the order of the program's tied weights."""
+        """Return its copies, in the order of the program's tied weights."""
         ...
 
 
@@ -84,7 +84,7 @@ class TiedGradient:
 def copies_of(
     tied: tuple[tuple[int, ...], ...], part: int, stages: Mapping[int, nn.Module]
 ) -> dict[int, nn.Parameter]:
-    """A rank's copies of tied weight `part` by stage; `tied` are the stages of every tied weight.
+    """Return a rank's copies of tied weight `part` by stage; `tied` are the stages of every tied weight.
 
     Raises:
         InputError: when a stage of the rank does not say what its copies are.

@@ -30,7 +30,7 @@ PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in _ALL}
 
 
 def get_planner(name: str) -> Planner:
-    """The planner of that name.
+    """Return the planner of that name.
 
     Raises:
         InputError: when there is none.

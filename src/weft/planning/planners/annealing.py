@@ -111,7 +111,7 @@ class _Walk:
         return None
 
     def starts(self) -> list[_State]:
-        """The states with most tensor ranks and with most replicas, nodes in order."""
+        """Return the states with most tensor ranks and with most replicas, nodes in order."""
         if not self._layouts:
             return []
         numbers = range(len(self._layouts))
@@ -133,7 +133,7 @@ class _Walk:
         return self._found[state].seconds
 
     def _order(self, state: _State) -> tuple[int, ...]:
-        """The device of every rank."""
+        """Return the device of every rank."""
         layout, groups = self._layouts[state.number], self._problem.job.cluster.groups
         sizes = [group.count * group.devices for group in groups]
         following = list(accumulate(sizes, initial=0))
@@ -148,7 +148,7 @@ class _Walk:
         return tuple(used.tolist())
 
     def neighbour(self, state: _State, random: np.random.Generator) -> _State | None:
-        """A state one move away that was not seen; None when none was drawn."""
+        """Return a state one move away that was not seen; None when none was drawn."""
         for _ in range(_DRAWS):
             # Where some devices stay unused, the ranks are those of the first ones.
             moves = (
@@ -163,7 +163,7 @@ class _Walk:
         return self._layouts[state.number].ranks == self._problem.job.cluster.ranks
 
     def candidates(self) -> list[Candidate]:
-        """All states with an estimate, each place once, then the degrees that were refused."""
+        """Return all states with an estimate, each place once, then the degrees that were refused."""
         placed = {(state.number, self._order(state)): one for state, one in self._found.items()}
         return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
 
@@ -188,7 +188,7 @@ def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Gener
 
 
 def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Two nodes in each other's place."""
+    """Return two nodes in each other's place."""
     one, other = random.integers(len(state.groups), size=2).tolist()
     groups = list(state.groups)
     groups[one], groups[other] = groups[other], groups[one]

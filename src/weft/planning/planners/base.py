@@ -93,7 +93,7 @@ class Planner(Protocol):
     name: ClassVar[str]
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Every layout the planner would consider, legal or not."""
+        """Return every layout the planner would consider, legal or not."""
         ...
 
     def search(self, problem: Problem) -> Ranking:

@@ -86,7 +86,7 @@ class Bounds:
         return list((layers.forward_s + layers.backward_s).tolist())
 
     def stage_seconds(self, layout: Layout) -> list[float]:
-        """Seconds of one micro-batch forward and backward in each stage, on the fastest device.
+        """Return seconds of one micro-batch forward and backward in each stage, on the fastest device.
 
         Raises:
             InputError: as `step_s` does.
@@ -130,7 +130,7 @@ class Bounds:
         return int(self._resident(layout).max())
 
     def holding(self, layout: Layout) -> Holding:
-        """The device that holds most; see `holdings`."""
+        """Return the device that holds most; see `holdings`."""
         return max(self.holdings(layout), key=lambda holding: holding.total)
 
     def holdings(self, layout: Layout) -> list[Holding]:
@@ -175,7 +175,7 @@ class Bounds:
         return any(kept.whole.any() for kept in self._kept_of(layout))
 
     def _both_s(self, layout: Layout) -> Floats:
-        """Seconds of one micro-batch forward and backward in each stage, at speed 1."""
+        """Return seconds of one micro-batch forward and backward in each stage, at speed 1."""
         layers = self._costs.of(layout)
         both = self._by_stage(layout, layers.forward_s) + self._by_stage(layout, layers.backward_s)
         seconds: Floats = both + self._as_recomputed(layout, layers.again_s)
@@ -201,7 +201,7 @@ class Bounds:
         return self._resident_states[key]
 
     def placement(self, layout: Layout) -> Ints:
-        """The device of each stage on each path, shape (paths, stages)."""
+        """Return the device of each stage on each path, shape (paths, stages)."""
         return placements(get_schedule(layout.schedule), pipeline_of(self._problem.job, layout))
 
     def _kept_of(self, layout: Layout) -> list[_Kept]:

@@ -110,7 +110,7 @@ def _cannot_win(
 
 
 def _dominates(layout: Layout, variant: Layout) -> bool:
-    """Whether a variant of a fitting layout cannot be faster; see the module's docstring."""
+    """Return whether a variant of a fitting layout cannot be faster; see the module's docstring."""
     if RECOMPUTES.index(layout.recompute) > RECOMPUTES.index(variant.recompute):
         return False
     if layout.sharding == "zero-0":

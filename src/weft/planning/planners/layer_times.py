@@ -34,7 +34,7 @@ class PassSeconds(NamedTuple):
         return both
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Seconds of what backward passes run again."""
+        """Return seconds of what backward passes run again."""
         return keeping_of(recompute).again_s(self)
 
 
@@ -54,15 +54,15 @@ class LayerCosts(NamedTuple):
     parameters: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Seconds of what backward passes run again."""
+        """Return seconds of what backward passes run again."""
         return keeping_of(recompute).again_s(self)
 
     def left(self, recompute: Recompute) -> Floats:
-        """Bytes that a micro-batch leaves between its passes."""
+        """Return bytes that a micro-batch leaves between its passes."""
         return keeping_of(recompute).left(self)
 
     def made(self, recompute: Recompute) -> Floats:
-        """Bytes that a backward pass makes again of the layer that it is in."""
+        """Return bytes that a backward pass makes again of the layer that it is in."""
         return np.maximum(keeping_of(recompute).made(self), 0.0)
 
 
@@ -80,7 +80,7 @@ class _ProblemLayers:
         return np.array([known[index] for index in alike], dtype=np.float64).T
 
     def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
-        """A layer's `PassSeconds` with exchanges of so many seconds in each pass."""
+        """Return a layer's `PassSeconds` with exchanges of so many seconds in each pass."""
         job, one = self._job, (index,)
         times = self._compute.stage_times(job.graph, one, shape, job.precision, device)
         again_s = 0.0
@@ -93,7 +93,7 @@ class _ProblemLayers:
         return times.forward_s + reduced_s, backward_s, again_s
 
     def _all_reduce_s(self, group: int, degree: int, reduced_bytes: int) -> float:
-        """Seconds of an all-reduce over the first tensor ranks of a group of nodes."""
+        """Return seconds of an all-reduce over the first tensor ranks of a group of nodes."""
         first = sum(before.count * before.devices for before in self._job.cluster.groups[:group])
         return self._network.all_reduce_s(range(first, first + degree), reduced_bytes)
 
@@ -143,7 +143,7 @@ class LeastCosts(_ProblemLayers):
         self._known: dict[Shape, LayerCosts] = {}
 
     def of(self, layout: Layout) -> LayerCosts:
-        """The costs of a micro-batch of the layout.
+        """Return the costs of a micro-batch of the layout.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.

@@ -30,7 +30,7 @@ class MegatronPlanner:
     name: ClassVar[str] = "megatron"
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """All degrees with layers shared out by count, in the order in which the rules try them."""
+        """Return all degrees with layers shared out by count, in the order in which the rules try them."""
         every = [by_count(problem, layout) for layout in degree_layouts(problem)]
         fewest = min((layout.pp for layout in every), default=1)
 
@@ -66,7 +66,7 @@ def _model_parallelism(layout: Layout) -> tuple[int, int]:
 
 
 def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:
-    """A candidate with an estimate if its degrees are tried and it fits; `found`: smaller ones did."""
+    """Return a candidate with an estimate if its degrees are tried and it fits; `found`: smaller ones did."""
     candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     reason = refuse(problem.job, layout)
     if reason is not None:

@@ -52,7 +52,7 @@ class MetisFormPlanner:
     orders: int = 24
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Every layout of `degree_layouts` with the groups of nodes in every order."""
+        """Yield every layout of `degree_layouts` with the groups of nodes in every order."""
         for layout in degree_layouts(problem):
             if layout.pp == 1 or layout.ranks < problem.job.cluster.ranks:
                 # One stage is everywhere, and the ranks of a plan are those of the first devices.
@@ -82,7 +82,7 @@ class MetisFormPlanner:
 
 
 def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
-    """The devices of all groups of nodes in that order, shape (ranks,)."""
+    """Return the devices of all groups of nodes in that order, shape (ranks,)."""
     firsts = list(accumulate((group.count * group.devices for group in cluster.groups), initial=0))
     return np.concatenate([np.arange(firsts[group], firsts[group + 1]) for group in order])
 
@@ -123,7 +123,7 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Probl
 
 
 def metis_form_s(problem: Problem, layout: Layout) -> float:
-    """The closed form's seconds of a step of a layout that says how many layers each stage has.
+    """Return the closed form's seconds of a step of a layout that says how many layers each stage has.
 
     Raises:
         InputError: when the profile does not cover the layout.
@@ -157,7 +157,7 @@ def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
 
 
 def _stage_s(work_s: Floats, counts: Sequence[int]) -> Floats:
-    """Seconds of a micro-batch in each stage of each replica, with so many layers per stage."""
+    """Return seconds of a micro-batch in each stage of each replica, with so many layers per stage."""
     ends: Ints = np.cumsum(np.array(counts))
     by_stage = np.add.reduceat(work_s, ends - np.array(counts), axis=2)
     # Of every stage its own layers.

@@ -28,7 +28,7 @@ def prepare(problem: Problem) -> None:
 
 
 def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:
-    """The candidate with its plan, the step and the peaks that the simulator predicts, and a verdict.
+    """Return the candidate with its plan, the step and the peaks that the simulator predicts, and a verdict.
 
     `layer_seconds` balance the stages of a layout that does not cut them itself.
     """
@@ -78,13 +78,13 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
 
 
 def estimated(layout: Layout, estimate_s: float) -> Candidate:
-    """A layout that a planner's own formula has looked at; `PRUNED` until it is simulated."""
+    """Return a layout that a planner's own formula has looked at; `PRUNED` until it is simulated."""
     reason = f"estimated {format_seconds(estimate_s)}, others less"
     return Candidate(layout=layout, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)
 
 
 def empty_stage(layout: Layout) -> Candidate:
-    """A layout with more stages than layers that compute."""
+    """Return a layout with more stages than layers that compute."""
     reason = f"pp {layout.pp} leaves a stage without layers that compute"
     return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
 

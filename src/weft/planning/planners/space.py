@@ -35,7 +35,7 @@ _SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompu
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
-    """Every layout to consider, restricted by the user's pins; variants of a layout follow each other.
+    """Yield every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
     Context ranks are considered when they are pinned.
     On a cluster of synchronous devices, such as CPUs, tensor ranks, which meet often, sharded states and
@@ -65,7 +65,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 
 def overlaps(cluster: Cluster) -> bool:
-    """Whether any device computes beside its host and its messages, as accelerators do."""
+    """Return whether any device computes beside its host and its messages, as accelerators do."""
     return any(not group.device.synchronous for group in cluster.groups)
 
 
@@ -168,7 +168,7 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
 
 @cache
 def splits_backward(name: str, pp: int) -> bool:
-    """Whether a schedule computes backwards in two parts, as far as short pipelines show."""
+    """Return whether a schedule computes backwards in two parts, as far as short pipelines show."""
     schedule = get_schedule(name)
     probes = (Pipeline(pp, loops * pp, pp) for loops in (1, 2))
     return any(
@@ -179,7 +179,7 @@ def splits_backward(name: str, pp: int) -> bool:
 
 
 def _loops(job: Job, pp: int, schedule: Schedule, options: Options) -> Iterator[int]:
-    """The powers of two that the schedule can loop and the model has layers for."""
+    """Yield the powers of two that the schedule can loop and the model has layers for."""
     loops = 2
     while loops <= MAX_LOOPS and loops * pp <= len(job.graph.layers):
         looped = Pipeline(pp, loops * pp, pp)
@@ -193,7 +193,7 @@ CLOSED_FORM_SCHEDULES = ("1f1b", "gpipe")
 
 
 def degree_layouts(problem: Problem) -> Iterator[Layout]:
-    """Every (tp, dp, pp, micro-batch size) over all devices, in rising order, restricted by the pins.
+    """Yield every (tp, dp, pp, micro-batch size) over all devices, in rising order, restricted by the pins.
 
     Tensor ranks divide the devices of every node, micro-batches the samples of a replica. With pp and dp
     both pinned fewer devices may be used. What degrees do not say is as pinned, else the plainest: 1f1b,
@@ -275,5 +275,5 @@ def by_count(problem: Problem, layout: Layout) -> Layout:
 
 
 def with_layers(layout: Layout, layers_per_stage: tuple[int, ...]) -> Layout:
-    """The layout with these stages; one stage has all layers anyway."""
+    """Return the layout with these stages; one stage has all layers anyway."""
     return layout if layout.stages == 1 else replace(layout, layers_per_stage=layers_per_stage)

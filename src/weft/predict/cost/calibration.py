@@ -43,7 +43,7 @@ def save_machine(machine: MachineMeasurement, home: Path) -> Path:
 
 
 def load_machine(device: str, home: Path) -> MachineMeasurement | None:
-    """The measurement of a device, or None when it was never measured.
+    """Return the measurement of a device, or None when it was never measured.
 
     Raises:
         InputError: when the file is broken.
@@ -96,7 +96,7 @@ def add_profile(profile: LayerProfile, home: Path) -> Path:
 def load_profile(
     model_fingerprint: str, device: str, sequence: int, precision: str, home: Path
 ) -> LayerProfile | None:
-    """The profile of a model's layers on a device, or None when it was never taken.
+    """Return the profile of a model's layers on a device, or None when it was never taken.
 
     Raises:
         InputError: when the file is broken.
@@ -126,13 +126,13 @@ def save_cluster(cluster: Cluster, home: Path) -> Path:
 
 
 def profile_from_record(record: Mapping[str, Any]) -> LayerProfile:
-    """A profile from what `dataclasses.asdict` has made of it."""
+    """Return a profile from what `dataclasses.asdict` has made of it."""
     timings = tuple(LayerTiming(**timing) for timing in record["timings"])
     return LayerProfile(**{**record, "timings": timings})
 
 
 def load_profile_file(path: Path) -> LayerProfile:
-    """A profile from a file of anyone's.
+    """Return a profile from a file of anyone's.
 
     Raises:
         InputError: when the file cannot be read or is not a profile.
@@ -152,7 +152,7 @@ def _profile_path(fingerprint: str, device: str, sequence: int, precision: str, 
 
 
 def file_name(name: str) -> str:
-    """A name where it can be a file's, else what can, with a hash that tells names apart."""
+    """Return a name where it can be a file's, else what can, with a hash that tells names apart."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

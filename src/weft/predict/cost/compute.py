@@ -165,7 +165,7 @@ class ComputeModel:
         device: Device,
         recompute: Recompute = "none",
     ) -> int:
-        """Bytes that one micro-batch leaves in a stage from its forward to its backward pass.
+        """Return bytes that one micro-batch leaves in a stage from its forward to its backward pass.
 
         Raises:
             InputError: as `stage_times` does.
@@ -181,7 +181,7 @@ class ComputeModel:
         device: Device,
         recompute: Recompute = "none",
     ) -> int:
-        """Bytes of everything that backward passes of the layers need, kept or recomputed.
+        """Return bytes of everything that backward passes of the layers need, kept or recomputed.
 
         Raises:
             InputError: as `stage_times` does.
@@ -232,7 +232,7 @@ class ComputeModel:
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH
 
     def _distinct(self, graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:
-        """Each kind of work once, with how often it comes.
+        """Yield each kind of work once, with how often it comes.
 
         Equal layers of one family share their passes, and comparing identities is far cheaper than comparing
         amounts; layers that are equal without sharing are only evaluated more than once. A profile may know
@@ -304,7 +304,7 @@ class StageWork:
         return self._speeds.memory_s(parameters * state_bytes(self.precision).gradients)
 
     def total(self, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
-        """The sum over layers and copied parameters, its source and half-width."""
+        """Return the sum over layers and copied parameters, its source and half-width."""
         profile = self.model.profile
         if profile is not None and self.model._profiles(self.device):
             return self._profiled(profile, optimizer)

@@ -86,7 +86,7 @@ class LeadOf:
 
 
 def hook_of(kind: str) -> CostHook:
-    """The cost hook of a kind.
+    """Return the cost hook of a kind.
 
     Raises:
         InputError: when it has none, or two.
@@ -118,8 +118,8 @@ def computation(
     *,
     recomputes: bool = False,
 ) -> CostOf:
-    """The cost of a kind that computes on a stage: its time, the executor's own time, and what the ranks of
-    the stage's replica exchange, if several.
+    """Return the cost of a kind that computes on a stage: its time, the executor's own time, and what the
+    ranks of the stage's replica exchange, if several.
 
     `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
     """
@@ -189,7 +189,7 @@ def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
 
 
 def synchronising_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
-    """The cost of collectives by which replicas agree, as their method sends and computes (`Wire`)."""
+    """Return the cost of collectives by which replicas agree, as their method sends and computes (`Wire`)."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
         wire = wire_of(pricing.plan.sync)
@@ -216,7 +216,7 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
 
 
 def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
-    """Seconds in which the slowest device of each row reads the gradient of its stage once."""
+    """Return seconds in which the slowest device of each row reads the gradient of its stage once."""
     columns, placed = pricing.program.columns, pricing.placed
     sets = placed.device_set_of_rank[columns.rank[rows]]
 
@@ -228,7 +228,7 @@ def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
 
 
 def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
-    """The cost of what only says that something has happened."""
+    """Return the cost of what only says that something has happened."""
     return Taken(np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows)))
 
 

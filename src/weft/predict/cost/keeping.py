@@ -53,15 +53,15 @@ class Keeping(ABC):
 
     @abstractmethod
     def left(self, layers: Kept[Number]) -> Number:
-        """Bytes that a micro-batch leaves."""
+        """Return bytes that a micro-batch leaves."""
 
     @abstractmethod
     def made(self, layers: Kept[Number]) -> Number:
-        """Bytes that backward passes make again; less than 0 where nothing is to be made."""
+        """Return bytes that backward passes make again; less than 0 where nothing is to be made."""
 
     @abstractmethod
     def again_s(self, layers: Timed[Number]) -> Number:
-        """Seconds of what backward passes run again."""
+        """Return seconds of what backward passes run again."""
 
 
 class KeepAll(Keeping):

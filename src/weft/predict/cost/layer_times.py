@@ -36,7 +36,7 @@ class LayerTimes:
 
 
 def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
-    """Seconds of one pass of one micro-batch through one layer."""
+    """Return seconds of one pass of one micro-batch through one layer."""
     seconds = sum(speeds.matmul_s(matmul.flops(shape), precision, matmul.kernel) for matmul in work.matmuls)
     moved = work.memory(shape) * PRECISION_BYTES[precision]
     if moved:

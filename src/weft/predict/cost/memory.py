@@ -80,7 +80,7 @@ STACKS: Mapping[Stack, StackMemory] = {
 
 
 def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stack = "weft") -> StateBytes:
-    """Bytes per parameter.
+    """Return bytes per parameter.
 
     Raises:
         InputError: for a precision that nothing is trained in.
@@ -98,7 +98,7 @@ def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stac
 
 
 def plan_states(plan: Plan) -> StateBytes:
-    """Bytes per parameter by the plan's precision, optimizer and stack."""
+    """Return bytes per parameter by the plan's precision, optimizer and stack."""
     return state_bytes(plan.precision, plan.optimizer, stack=plan.stack)
 
 
@@ -110,7 +110,7 @@ def resident_bytes(
     *,
     bucket_bytes: int | None = None,
 ) -> Ints:
-    """Bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
+    """Return bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
 
     `stages` are (ranks that hold a stage, parameters of each or of all, replicas that reduce its gradient
     together and share out what is shared out), in the order in which a rank's stages take its buffers.
@@ -153,13 +153,13 @@ def buffered_bytes(states: StateBytes, sharding: Sharding) -> int:
 
 
 def with_slack(held: Ints) -> Ints:
-    """Bytes that an allocator needs for so many."""
+    """Return bytes that an allocator needs for so many."""
     slack: Ints = np.rint(held * ALLOCATOR_SLACK).astype(np.int64)
     return held + slack
 
 
 def gradient_element_bytes(plan: Plan) -> int:
-    """Bytes of one gradient element, as it is accumulated and reduced."""
+    """Return bytes of one gradient element, as it is accumulated and reduced."""
     return plan_states(plan).gradients
 
 
@@ -193,7 +193,7 @@ def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding:
 
 
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Bytes that one micro-batch leaves in a stage from its forward to its backward pass, per rank."""
+    """Return bytes that one micro-batch leaves in a stage from its forward to its backward pass, per rank."""
     element = PRECISION_BYTES[precision]
     elements, more_bytes = graph.amounts("kept", shape), graph.amounts("kept_bytes", shape)
     kept = sum(elements[index] * element + more_bytes[index] for index in layers)

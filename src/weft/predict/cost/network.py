@@ -83,11 +83,11 @@ class Network:
         return factor * busy_s, factor * latency_s
 
     def all_reduce_s(self, ranks: Ranks, reduced_bytes: int) -> float:
-        """Seconds of `all_reduce`."""
+        """Return seconds of `all_reduce`."""
         return self.all_reduce(ranks, reduced_bytes).seconds
 
     def all_reduce(self, ranks: Ranks, reduced_bytes: int) -> CollectiveTime:
-        """Every rank ends with the sum of `reduced_bytes` of all."""
+        """Return every rank ends with the sum of `reduced_bytes` of all."""
         spread = self._spread_of(ranks)
         machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
         if machine is not None and machine.all_reduce:
@@ -97,11 +97,11 @@ class Network:
         return one_way.scaled(2.0 * self._factor)
 
     def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
-        """Every rank ends with its share of the sum of `total_bytes`."""
+        """Return every rank ends with its share of the sum of `total_bytes`."""
         return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
     def all_gather(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
-        """Every rank ends with the `total_bytes` of which it had a share."""
+        """Return every rank ends with the `total_bytes` of which it had a share."""
         return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
     @property
@@ -112,7 +112,7 @@ class Network:
         return ranks if isinstance(ranks, Spread) else self.places.spread_of(ranks)
 
     def _one_way(self, spread: Spread, total_bytes: int) -> CollectiveTime:
-        """A reduce-scatter or an all-gather, which are each other's mirror image."""
+        """Return a reduce-scatter or an all-gather, which are each other's mirror image."""
         if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
         flat = self._ring(spread, total_bytes)
@@ -189,19 +189,19 @@ def _slower(link: Link, factor: float) -> Link:
 
 
 def _slowest_s(links: Sequence[Link], moved_bytes: float) -> float:
-    """Seconds until `moved_bytes` have come over each of the links, if the slowest decides."""
+    """Return seconds until `moved_bytes` have come over each of the links, if the slowest decides."""
     return max(link.latency_s for link in links) + _moving_s(links, moved_bytes)
 
 
 def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
-    """Seconds for which `moved_bytes` keep the slowest of the links busy; 0 without links."""
+    """Return seconds for which `moved_bytes` keep the slowest of the links busy; 0 without links."""
     if not links:
         return 0.0
     return moved_bytes / min(link.bytes_per_s for link in links)
 
 
 def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
-    """A measured all-reduce of two ranks, scaled to n as rings scale.
+    """Return a measured all-reduce of two ranks, scaled to n as rings scale.
 
     Two ranks take two turns and move all the bytes; n ranks take 2 (n - 1) turns and move 2 (n - 1) / n of
     them.

@@ -173,7 +173,7 @@ class PlacedPlan:
         return known[int(of_replica[replica])]
 
     def _timed(self, stage: int, first_rank: int) -> bool:
-        """Whether times of a stage contain what the tensor ranks of a replica exchange."""
+        """Return whether times of a stage contain what the tensor ranks of a replica exchange."""
         device = self.model.cluster.device_of(first_rank)
         return self.model.compute.contains_exchanges(device, self.shape(stage))
 
@@ -188,6 +188,6 @@ class PlacedPlan:
 
 
 def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:
-    """The longest of those whose stage's times contain those of tensor ranks, or of those others."""
+    """Return the longest of those whose stage's times contain those of tensor ranks, or of those others."""
     alike = (one for one, inside in zip(known, timed, strict=True) if inside == contained)
     return Exchanges(*map(max, zip(*alike, strict=True)))

@@ -123,8 +123,8 @@ class ClusterPlaces:
         )
 
     def leaving_and_entering(self, here: Ints, there: Ints) -> tuple[Mask, Ints, Ints]:
-        """Whether messages from ranks `here` to ranks `there` go between nodes, and the numbers of the links
-        by which they then leave one node and enter the other; all of one shape.
+        """Return whether messages from ranks `here` to ranks `there` go between nodes, and the numbers of the
+        links by which they then leave one node and enter the other; all of one shape.
 
         A node has one link in each direction for every group of nodes it talks to.
         """

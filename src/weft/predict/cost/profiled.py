@@ -69,7 +69,7 @@ def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str)
 
 
 def _absent(profile: LayerProfile, layer: Layer, tensor_parallel: int, device: str) -> Violation:
-    """A layer that the profile lacks, or has at other tensor degrees."""
+    """Return a layer that the profile lacks, or has at other tensor degrees."""
     problem = f"has no layer {layer.kind!r} at tensor degree {tensor_parallel} on {device}"
     own = [row for row in profile.timings if row.device == device]
     if degrees := sorted({row.tp for row in own if row.layer in (layer.name, layer.kind)}):
@@ -119,7 +119,7 @@ def profiled_times(
 
 
 def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> float:
-    """Bytes that one micro-batch of whole sequences leaves in a layer.
+    """Return bytes that one micro-batch of whole sequences leaves in a layer.
 
     Raises:
         InputError: as `profile_rows` does.

@@ -55,5 +55,5 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def _copy(function: Callable[..., Any], names: dict[str, Any]) -> FunctionType:
-    """The function with these globals."""
+    """Return the function with these globals."""
     return FunctionType(function.__code__, names, function.__name__)

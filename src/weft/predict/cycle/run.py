@@ -93,7 +93,7 @@ def post(
 def end_alone(
     first_slot: Any, link: Any, head: Any, following: Any, version: Any, first_rank: Any, events: Any
 ) -> int:
-    """The transfer whose end is the next event and changes no rate, taken off its links, else -1."""
+    """Return the transfer whose end is the next event and changes no rate, taken off its links, else -1."""
     first: tuple[int, int, int] = events[0]
     _, task, at = first
     if at != version[task] or first_rank[task] < first_rank[task + 1]:

@@ -12,7 +12,7 @@ from weft.program.program import COLUMN_NAMES, NONE, Program
 
 
 def check_shape(program: Program) -> list[Violation]:
-    """Everything that must hold before a row can even be named."""
+    """Return everything that must hold before a row can even be named."""
     columns, edges = program.columns, program.edges
     found = []
     if program.steps_per_cycle < 1 or program.ranks < 1:

@@ -34,7 +34,7 @@ def check_deadlock(program: Program) -> list[Violation]:
 
 
 def _short_cycle(graph: rustworkx.PyDiGraph) -> list[int]:
-    """A shortest cycle through some node of the smallest knot."""
+    """Return a shortest cycle through some node of the smallest knot."""
     loops = [source for source, target in graph.edge_list() if source == target]
     if loops:
         return loops[:1]

@@ -29,7 +29,7 @@ class _Words:
         return name(self._program, int(self._uses.row[use]))
 
     def value(self, use: int) -> str:
-        """The value, with the stage or part where it is not the instruction's own."""
+        """Return the value, with the stage or part where it is not the instruction's own."""
         for coordinate in ("stage", "part"):
             if coordinate in self._value.scope:
                 here = self._uses.coordinate(use, coordinate)
@@ -70,7 +70,7 @@ class _Words:
 
 
 def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
-    """A value that its step makes and ends."""
+    """Return a value that its step makes and ends."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)
     writes, reads, consumes = uses.writes, ~uses.writes, uses.consumes
@@ -95,7 +95,7 @@ def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) ->
 
 
 def _running(index: Ints, chosen: Mask) -> Ints:
-    """The last chosen index up to each one, or -1."""
+    """Return the last chosen index up to each one, or -1."""
     return np.maximum.accumulate(np.where(chosen, index, -1))
 
 
@@ -123,7 +123,7 @@ def _unused(
 
 
 def _check_awaited(order: Order, words: _Words, uses: Uses, read: Ints, birth: Ints) -> list[Violation]:
-    """Each of these reads waits for all writes of its value."""
+    """Check that each of these reads waits for all writes of its value."""
     makers, made = _numbered(uses.writes)
     end, waits = made[read], uses.waits[read]
     begin = np.where(waits == LAST, end, made[birth[read]]) - 1
@@ -139,7 +139,7 @@ def _check_awaited(order: Order, words: _Words, uses: Uses, read: Ints, birth: I
 
 
 def _check_let_go(order: Order, words: _Words, uses: Uses, end: Ints, birth: Ints) -> list[Violation]:
-    """Each of these reads, which consume, waits for the other reads of its value."""
+    """Check that each of these consuming reads waits for the other reads of its value."""
     readers, had = _numbered(~uses.writes)
     which, number = _spread(had[birth[end]], had[end] - 1)
     read, end = readers[number], end[which]
@@ -153,18 +153,18 @@ def _overtaken(words: _Words, uses: Uses, read: Ints, end: Ints, waited: Mask) -
 
 
 def _numbered(chosen: Mask) -> tuple[Ints, Ints]:
-    """The chosen indices, and how many of them there are up to each index."""
+    """Return the chosen indices, and how many of them there are up to each index."""
     return np.flatnonzero(chosen), np.cumsum(chosen, dtype=np.int64)
 
 
 def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """All numbers of the ranges [begin, end), and the index of the range of each."""
+    """Return all numbers of the ranges [begin, end), and the index of the range of each."""
     which, step = numbered(np.maximum(end - begin, 0))
     return which, begin[which] + step
 
 
 def check_carried(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
-    """A value that lasts until it is written again, in this step, a later one or the next cycle."""
+    """Return a value that lasts until it is written again, in this step, a later one or the next cycle."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)
     writes = uses.writes

@@ -13,7 +13,7 @@ from weft.program.program import NONE, Program
 
 
 def matched(program: Program, send: int, receive: int) -> tuple[Ints, Ints]:
-    """Rows of all sends of a kind, and of their receives (-1 where there is none)."""
+    """Return rows of all sends of a kind, and of their receives (-1 where there is none)."""
     sends, receives = rows_of(program, send), rows_of(program, receive)
     place = find(_ends(program, receives, mirrored=True), _ends(program, sends, mirrored=False))
     return sends, np.append(receives, -1)[place]
@@ -64,7 +64,7 @@ def _check_pairs(program: Program, sends: Ints, receives: Ints) -> list[Violatio
 
 
 def check_collectives(program: Program) -> list[Violation]:
-    """Every rank of a group takes part exactly once and with as many bytes as the others.
+    """Check that every rank of a group takes part exactly once and with as many bytes as the others.
 
     A folded program holds the members of one replica only; there, missing members are legal.
     """

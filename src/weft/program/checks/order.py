@@ -17,11 +17,11 @@ class Order:
         self._edges = EdgeSet(program)
 
     def joined(self, source: Ints, target: Ints) -> Mask:
-        """Whether an edge joins them."""
+        """Return whether an edge joins them."""
         return self._edges.has(source, target)
 
     def ahead(self, source: Ints, target: Ints) -> Mask:
-        """Whether the source is before the target in one queue, or the target's queue waits for it."""
+        """Return whether the source is before the target in one queue, or the target's queue waits for it."""
         queue = self._program.queue
         before: Mask = (queue[source] == queue[target]) & (source < target)
         rest = np.flatnonzero(~before)
@@ -29,7 +29,7 @@ class Order:
         return before
 
     def ahead_of_next_cycle(self, source: Ints, target: Ints) -> Mask:
-        """Whether the target of the next cycle comes after the source of this one."""
+        """Return whether the target of the next cycle comes after the source of this one."""
         queue = self._program.queue
         before: Mask = queue[source] == queue[target]
         rest = np.flatnonzero(~before)
@@ -44,7 +44,7 @@ class Order:
         return self._waits(source, self._program.queue[target], target, distance)
 
     def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> Mask:
-        """Whether an edge leads from the source to a row of the queue, at most to `last`."""
+        """Return whether an edge leads from the source to a row of the queue, at most to `last`."""
         edges, queues = self._program.edges, self._program.queue
         marked = np.zeros(len(self._program), dtype=np.bool_)
         marked[source] = True

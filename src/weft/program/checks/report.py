@@ -18,7 +18,7 @@ _SHOWN = 8
 
 
 def name(program: Program, row: int) -> str:
-    """A readable name, such as ``rank 0 F2.1`` or ``rank 0 SF2.1 to rank 1``."""
+    """Return a readable name, such as ``rank 0 F2.1`` or ``rank 0 SF2.1 to rank 1``."""
     instruction = program.instruction(int(row))
     text = f"rank {instruction.rank} {instruction}"
     if instruction.peer != NONE:
@@ -29,7 +29,7 @@ def name(program: Program, row: int) -> str:
 
 
 def violations(where: str, rows: npt.NDArray[np.integer], say: Callable[[int], str]) -> list[Violation]:
-    """One violation per row of `rows`, the first few in full and the rest counted."""
+    """Return one violation per row of `rows`, the first few in full and the rest counted."""
     found = [Violation(where, say(int(row))) for row in rows[:_SHOWN]]
     if len(rows) > _SHOWN:
         found.append(Violation(where, f"and {len(rows) - _SHOWN} more of this kind"))
@@ -61,7 +61,7 @@ class EdgeSet:
         return (np.asarray(distance, dtype=np.int64) * self._rows + source) * self._rows + target
 
     def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> Mask:
-        """Whether each edge exists; never for a source of -1."""
+        """Return whether each edge exists; never for a source of -1."""
         if not len(self._keys):
             return np.zeros(len(source), dtype=np.bool_)
         key = self._key(source, target, distance)
@@ -71,7 +71,7 @@ class EdgeSet:
 
 
 def rows_of(program: Program, *kinds: int) -> Ints:
-    """Positions of all instructions of these kinds, ascending."""
+    """Return positions of all instructions of these kinds, ascending."""
     wanted = np.zeros(len(KINDS), dtype=np.bool_)
     wanted[list(kinds)] = True
     return np.flatnonzero(wanted[program.columns.kind])

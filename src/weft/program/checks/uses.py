@@ -19,7 +19,7 @@ _FLAG_BITS = 4
 
 
 def waits_flag(read: Read) -> int:
-    """The flag of `Read.waits`."""
+    """Return the flag of `Read.waits`."""
     return {"each": EACH, "first": FIRST, "last": LAST}[read.waits]
 
 
@@ -85,6 +85,6 @@ class Uses:
         return self.flag & _WAITS
 
     def coordinate(self, index: int, name: str) -> int:
-        """A coordinate of the value of a use."""
+        """Return a coordinate of the value of a use."""
         one = int(np.flatnonzero(self._places == self.place[index])[0])
         return int(self._coordinates[name][one])

@@ -42,7 +42,7 @@ def check_values(program: Program) -> list[Violation]:
 
 
 def _used(program: Program) -> dict[str, list[_Used]]:
-    """All uses, by value."""
+    """Return all uses, by value."""
     kinds = np.flatnonzero(np.bincount(program.columns.kind, minlength=len(KINDS))).tolist()
     rows = {code: np.flatnonzero(program.columns.kind == code) for code in kinds}
     used: dict[str, list[_Used]] = {}
@@ -61,7 +61,7 @@ def _used(program: Program) -> dict[str, list[_Used]]:
 def _chosen(
     program: Program, read: Read, rows: Ints, made: dict[str, list[Places]]
 ) -> list[tuple[Read, Places]]:
-    """The places of a read, each with the first of the values to choose from that is made there."""
+    """Return the places of a read, each with the first of the values to choose from that is made there."""
     chosen = []
     left = np.ones(0, dtype=np.bool_)
     for index, choice in enumerate(read.choices):
@@ -78,7 +78,7 @@ def _chosen(
 
 
 def _made_at(program: Program, value: ValueKind, writes: list[Places], places: Places) -> Mask:
-    """Whether the value is made at each place."""
+    """Return whether the value is made at each place."""
     made = sum(len(one.rows) for one in writes)
     if not made:
         return np.zeros(len(places.rows), dtype=np.bool_)
@@ -88,7 +88,7 @@ def _made_at(program: Program, value: ValueKind, writes: list[Places], places: P
 
 
 def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> dict[str, Ints]:
-    """The columns that tell the values at these places from each other."""
+    """Return the columns that tell the values at these places from each other."""
     names = ("rank", *value.scope) if value.carried else ("rank", *value.scope, "iteration")
     return {
         name: np.concatenate(
@@ -102,7 +102,7 @@ def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> di
 
 
 def _in_order(program: Program, value: ValueKind, used: list[_Used]) -> Uses:
-    """The uses by coordinates and, at the same ones, in their order."""
+    """Return the uses by coordinates and, at the same ones, in their order."""
     columns = program.columns
     row = np.concatenate([one.places.rows for one in used])
     flag = np.repeat([one.flag for one in used], [len(one.places.rows) for one in used])

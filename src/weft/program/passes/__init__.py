@@ -29,7 +29,7 @@ from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Owed, P
 
 
 def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
-    """The pipeline of one step as a cycle of `steps`, device by device and, on a device, step by step.
+    """Return the pipeline of one step as a cycle of `steps`, device by device and, on a device, step by step.
 
     An edge that reaches d steps on leads from step i of the cycle to step (i + d) mod `steps`, in the cycle
     that is (i + d) div `steps` later.
@@ -116,7 +116,7 @@ class Pass(Generic[Options]):
 
 @cache
 def ordered_passes() -> tuple[Pass[Any], ...]:
-    """All passes in the order that they declare; those that say nothing go by name.
+    """Return all passes in the order that they declare; those that say nothing go by name.
 
     Raises:
         InputError: when passes wait for each other.
@@ -156,7 +156,7 @@ class PassList:
 
     @classmethod
     def of(cls, methods: Mapping[str, Any], layout: PipelineLayout, *, trains: bool) -> PassList:
-        """The passes for the options of methods by name.
+        """Return the passes for the options of methods by name.
 
         Raises:
             InputError: for a method that nobody contributes, and what does not go with the layout.
@@ -184,7 +184,7 @@ class PassList:
         return lcm(*(one.cycle(options) for one, options in self.passes))
 
     def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
-        """A cycle out of the pipeline of one step."""
+        """Return a cycle out of the pipeline of one step."""
         for one, options in self.passes:
             pipeline = one.apply(pipeline, layout, options)
         pipeline = repeated(pipeline, self.steps_per_cycle)
@@ -198,7 +198,7 @@ class PassList:
         return {name: owed for name, owed in found.items() if owed is not None}
 
     def groups(self, layout: PipelineLayout) -> ProgramGroups:
-        """The groups of all passes, numbered in the order of the passes."""
+        """Return the groups of all passes, numbered in the order of the passes."""
         return ProgramGroups(tuple(_numbered(self._tables(layout))))
 
     def _tables(self, layout: PipelineLayout) -> Iterator[GroupTable]:
@@ -226,12 +226,12 @@ class ProgramGroups:
         return tuple(group for one in self.tables for group in one.groups)
 
     def members(self, numbers: Ints) -> dict[int, tuple[int, ...]]:
-        """The ranks of the groups with these numbers; -1 is none."""
+        """Return the ranks of the groups with these numbers; -1 is none."""
         groups = self.groups
         return {number: groups[number] for number in numbers.tolist() if number != NONE}
 
     def of(self, columns: Columns, lane: int) -> Ints:
-        """The group of each row of one lane, -1 where it meets nobody; shape (rows,)."""
+        """Return the group of each row of one lane, -1 where it meets nobody; shape (rows,)."""
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
             rows = np.flatnonzero(np.isin(columns.kind, one.kinds))

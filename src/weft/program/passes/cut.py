@@ -36,7 +36,7 @@ class _Link(NamedTuple):
 
 
 def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> LoweredPipeline:
-    """The pipeline with segments and collectives before each pass of a stage that has borders.
+    """Return the pipeline with segments and collectives before each pass of a stage that has borders.
 
     What a pass waits for, its first segment waits for, too; who waits for a gradient waits for all segments
     that add to it. Run it after passes that look at forwards and backwards.

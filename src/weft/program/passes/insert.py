@@ -13,7 +13,7 @@ from weft.program.program import Columns, Edges
 def insert(
     pipeline: LoweredPipeline, columns: Columns, anchor: Ints, turn: Ints, edges: Edges
 ) -> LoweredPipeline:
-    """The pipeline with further rows and edges.
+    """Return the pipeline with further rows and edges.
 
     Args:
         columns: the new rows; `rank` is their device.
@@ -30,7 +30,7 @@ def insert(
 
 
 def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
-    """The pipeline without the edges of the mask, shape (edges,)."""
+    """Return the pipeline without the edges of the mask, shape (edges,)."""
     return LoweredPipeline(pipeline.columns, pipeline.edges.take(~dropped))
 
 

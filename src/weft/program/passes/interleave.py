@@ -40,7 +40,7 @@ def interleave(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> 
 
 
 def _passes(columns: Columns, segments: Sequence[StageSegments]) -> list[range]:
-    """The rows of each pass in segments, in order."""
+    """Return the rows of each pass in segments, in order."""
     ends = is_any_of(columns.kind, (FORWARD, BACKWARD))
     found = []
     for row in np.flatnonzero(ends).tolist():
@@ -52,7 +52,7 @@ def _passes(columns: Columns, segments: Sequence[StageSegments]) -> list[range]:
 
 
 def _numbers(rows: int, passes: Sequence[range]) -> Ints:
-    """The number of each row's pass, -1 where it is of none."""
+    """Return the number of each row's pass, -1 where it is of none."""
     number = np.full(rows, -1, dtype=np.int64)
     for index, one in enumerate(passes):
         number[one.start : one.stop] = index
@@ -60,7 +60,7 @@ def _numbers(rows: int, passes: Sequence[range]) -> Ints:
 
 
 def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) -> list[bool]:
-    """Whether each pass waits for a message, or one for it."""
+    """Return whether each pass waits for a message, or one for it."""
     columns, edges = pipeline.columns, pipeline.edges
     message = is_any_of(columns.kind, [kind for pair in MESSAGES for kind in pair])
     number = _numbers(len(columns), passes)
@@ -72,7 +72,7 @@ def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) ->
 
 
 def _depends(pipeline: LoweredPipeline, passes: Sequence[range]) -> set[int]:
-    """The passes on which the next one depends in the same step."""
+    """Return the passes on which the next one depends in the same step."""
     edges, number = pipeline.edges, _numbers(len(pipeline.columns), passes)
     source, target = number[edges.source], number[edges.target]
     follows = (edges.distance == 0) & (source >= 0) & (target == source + 1)

@@ -39,7 +39,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def all_schedules() -> Mapping[str, Schedule]:
-    """Every known schedule by name, weft's own first.
+    """Return every known schedule by name, weft's own first.
 
     Raises:
         InputError: when two schedules share a name.
@@ -54,7 +54,7 @@ def all_schedules() -> Mapping[str, Schedule]:
 
 
 def get_schedule(name: str) -> Schedule:
-    """The schedule of that name.
+    """Return the schedule of that name.
 
     Raises:
         InputError: when there is none, with the nearest name; another framework's name for a schedule is

@@ -66,7 +66,7 @@ class Schedule(Protocol):
         ...
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        """The compute order of one device. Micro-batches count from 0 within the pipeline.
+        """Return the compute order of one device. Micro-batches count from 0 within the pipeline.
 
         With several paths the first part of the micro-batches runs along the first path, and so on.
         """
@@ -79,7 +79,7 @@ def paths_of(schedule: Schedule) -> int:
 
 
 def searched_options(schedule: Schedule) -> Sequence[Options]:
-    """The options of the schedule that planners try; its defaults alone unless it says otherwise."""
+    """Return the options of the schedule that planners try; its defaults alone unless it says otherwise."""
     return tuple(getattr(schedule, "searched", ({},)))
 
 

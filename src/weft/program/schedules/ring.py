@@ -41,7 +41,7 @@ def ring_placement(pipeline: Pipeline) -> Ints:
 
 
 def local_stages(pipeline: Pipeline, device: int) -> Ints:
-    """The stages of one device, first loop first."""
+    """Return the stages of one device, first loop first."""
     return np.arange(device, pipeline.stages, pipeline.devices, dtype=np.int64)
 
 
@@ -75,7 +75,7 @@ def refuse_count(name: str, option: str, options: Options) -> str | None:
 
 
 def count_option(option: str, options: Options, default: int) -> int:
-    """The value of an option that `refuse_count` accepts."""
+    """Return the value of an option that `refuse_count` accepts."""
     return int(options.get(option, default))
 
 

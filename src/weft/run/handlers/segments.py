@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
-    """A handler of whole passes, and of the last segments of those that are cut."""
+    """Return a handler of whole passes, and of the last segments of those that are cut."""
 
     def handle(workspace: Workspace, instruction: Instruction) -> Issue:
         handler = cut if instruction.stage in workspace.segments else whole

@@ -65,7 +65,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
 
 
 def _host_store(server: socket.socket) -> TCPStore:
-    """The store over which the workers meet, for as long as it is kept."""
+    """Return the store over which the workers meet, for as long as it is kept."""
     from torch.distributed import TCPStore
 
     address, port = server.getsockname()

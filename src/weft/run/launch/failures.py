@@ -61,12 +61,12 @@ def leave_word(pipe: int, rank: int, error: BaseException) -> None:
 
 
 def disk_problem(rank: int, error: OSError) -> str:
-    """One line about a file that could not be read or written."""
+    """Return one line about a file that could not be read or written."""
     return _one_line(f"rank {rank}: {error.filename or 'a file'}: {error.strerror or error}")
 
 
 def first_failure(words: Mapping[int, bytes], exit_codes: Mapping[int, int]) -> Failure:
-    """The failure that most likely caused the others.
+    """Return the failure that most likely caused the others.
 
     `words` maps ranks to what they left. `exit_codes` maps each failed rank, in the order in which they
     ended, to its exit code, negative for a signal. A rank's own error comes before a silent end, which comes

@@ -46,7 +46,7 @@ class DividedLogits:
         return DividedLogits(self.own.detach(), self.vocabulary, self.ranks)
 
     def argmax(self) -> torch.Tensor:
-        """The class of the largest logit, shape (...)."""
+        """Return the class of the largest logit, shape (...)."""
         value, place = self.own.detach().max(-1)
         values = self.ranks.gather(value)
         places = self.ranks.gather(place + self.ranks.share(self.vocabulary).start)

@@ -18,7 +18,7 @@ class DividesOutput(Protocol):
     """A last stage whose output may be a share."""
 
     def divided(self, output: torch.Tensor) -> Divided | None:
-        """Its output with what it is a share of, or None where it is whole."""
+        """Return its output with what it is a share of, or None where it is whole."""
         ...
 
 

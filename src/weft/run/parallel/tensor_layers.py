@@ -53,7 +53,7 @@ class Division:
         return self.blocks * -(-self.length // (self.blocks * ranks.size))
 
     def own(self, whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
-        """A rank's share of a whole parameter or of a state of its shape."""
+        """Return a rank's share of a whole parameter or of a state of its shape."""
         share = ranks.share(self.length // self.blocks)
         parts = [
             block.narrow(self.axis, share.start, len(share)) for block in whole.chunk(self.blocks, self.axis)
@@ -65,7 +65,7 @@ class Division:
         return torch.cat(parts, self.axis)
 
     def joined(self, shares: Sequence[torch.Tensor], ranks: TensorRanks) -> torch.Tensor:
-        """The whole out of the shares of all ranks, in the order of their places."""
+        """Return the whole out of the shares of all ranks, in the order of their places."""
         length = self.length // self.blocks
         blocks = [share.chunk(self.blocks, self.axis) for share in shares]
         return torch.cat(

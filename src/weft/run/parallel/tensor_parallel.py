@@ -48,14 +48,14 @@ class TensorRanks(ReplicaRanks):
         return range(length * place // self.size, length * (place + 1) // self.size)
 
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
-        """All tokens of the stream, for products that are divided by columns: (b, s, ...)."""
+        """Return all tokens of the stream, for products that are divided by columns: (b, s, ...)."""
         if self.size == 1 or self.elsewhere:
             return stream
         entered: torch.Tensor = _Enter.apply(stream, self)
         return entered
 
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
-        """The stream out of the partial sums (b, s, ...) of products that are divided by rows."""
+        """Return the stream out of the partial sums (b, s, ...) of products that are divided by rows."""
         if self.size == 1 or self.elsewhere:
             return partial
         left: torch.Tensor = _Leave.apply(partial, self)
@@ -63,7 +63,7 @@ class TensorRanks(ReplicaRanks):
 
     @contextmanager
     def exchanging_elsewhere(self) -> Iterator[None]:
-        """A block in which what enters is there already, and what leaves is left as it is."""
+        """Yield a block in which what enters is there already, and what leaves is left as it is."""
         self.elsewhere = True
         try:
             yield
@@ -71,7 +71,7 @@ class TensorRanks(ReplicaRanks):
             self.elsewhere = False
 
     def exchanges(self, *, enters: bool, backward: bool) -> bool:
-        """Whether a pass exchanges anything where it comes over the border of a region."""
+        """Return whether a pass exchanges anything where it comes over the border of a region."""
         return self.size > 1 and (self.divides_sequence or enters == backward)
 
     def exchange(self, value: torch.Tensor, *, enters: bool, backward: bool) -> torch.Tensor:
@@ -81,7 +81,7 @@ class TensorRanks(ReplicaRanks):
         return self.gather_tokens(value) if enters != backward else self.scatter_tokens(value)
 
     def whole_stream(self, stream: torch.Tensor) -> torch.Tensor:
-        """All tokens of the stream, for what every rank computes in full."""
+        """Return all tokens of the stream, for what every rank computes in full."""
         whole: torch.Tensor = _Whole.apply(stream, self) if self.divides_sequence else stream
         return whole
 
@@ -90,11 +90,11 @@ class TensorRanks(ReplicaRanks):
         return whole.chunk(self.size, dimension)[self.place] if self.divides_sequence else whole
 
     def stream_tokens(self, sequence: int) -> int:
-        """Tokens of the stream on one rank."""
+        """Return tokens of the stream on one rank."""
         return sequence // self.size if self.divides_sequence else sequence
 
     def largest(self, value: torch.Tensor) -> torch.Tensor:
-        """The element-wise maximum of all ranks' values of one shape."""
+        """Return the element-wise maximum of all ranks' values of one shape."""
         return self.gather(value).amax(0)
 
     def gather_tokens(self, stream: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class TensorRanks(ReplicaRanks):
         return self.gather(stream).movedim(0, _TOKENS).flatten(_TOKENS, _TOKENS + 1)
 
     def scatter_tokens(self, partial: torch.Tensor) -> torch.Tensor:
-        """The own tokens (b, s / size, ...) of the sum of all ranks' (b, s, ...)."""
+        """Return the own tokens (b, s / size, ...) of the sum of all ranks' (b, s, ...)."""
         return self.scatter_sum(partial.unflatten(_TOKENS, (self.size, -1)).movedim(_TOKENS, 0))
 
 

@@ -34,18 +34,18 @@ class TensorParallel(Protocol):
 
 
 def tensor_ranks(module: nn.Module) -> TensorRanks:
-    """The ranks that divide a stage; one where it does not say so."""
+    """Return the ranks that divide a stage; one where it does not say so."""
     return module.tensor if isinstance(module, TensorParallel) else TensorRanks()
 
 
 def context_ranks(module: nn.Module) -> ContextRanks:
-    """The ranks that divide the tokens of a stage, its `context`; one where it does not say so."""
+    """Return the ranks that divide the tokens of a stage, its `context`; one where it does not say so."""
     ranks = getattr(module, "context", None)
     return ranks if isinstance(ranks, ContextRanks) else ContextRanks()
 
 
 def leads_replica(module: nn.Module) -> bool:
-    """Whether this rank is the first of the replica that a stage is of."""
+    """Return whether this rank is the first of the replica that a stage is of."""
     return all(ranks.place == 0 for ranks in _axes(module))
 
 

@@ -47,7 +47,7 @@ def _processor_s(process: int) -> Iterator[tuple[int, float]]:
 
 
 def _waits_for_disk(process: int) -> bool:
-    """Whether any thread does, where the kernel tells (Linux)."""
+    """Return whether any thread does, where the kernel tells (Linux)."""
     for path in Path(f"/proc/{process}/task").glob("*/stat"):
         # A thread may end before it is looked at.
         with suppress(OSError):

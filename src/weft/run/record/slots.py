@@ -109,7 +109,7 @@ def read_slots(path: Path) -> Slots:
 
 
 def read_pulse(path: Path) -> Pulse | None:
-    """A rank's pulse, while it runs or later; None where it has no whole slots."""
+    """Return a rank's pulse, while it runs or later; None where it has no whole slots."""
     try:
         with open(path, "rb") as file:
             header = file.read(HEADER_BYTES)

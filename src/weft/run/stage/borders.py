@@ -37,7 +37,7 @@ class Crossing:
     messages: int = 1
 
     def numbers(self, micro_batch: int) -> range:
-        """The messages of one of the stage's own micro-batches."""
+        """Return the messages of one of the stage's own micro-batches."""
         return range(micro_batch * self.messages, (micro_batch + 1) * self.messages)
 
     @property
@@ -46,7 +46,7 @@ class Crossing:
         return self.shapes[0] if len(self.shapes) == 1 else (sum(map(prod, self.shapes)),)
 
     def packed(self, values: Sequence[torch.Tensor], message: int) -> torch.Tensor:
-        """The `message`-th message out of all inputs, or outputs, of a micro-batch."""
+        """Return the `message`-th message out of all inputs, or outputs, of a micro-batch."""
         parts = [values[place] for place in self.places]
         if self.messages > 1:
             parts = [
@@ -56,7 +56,7 @@ class Crossing:
         return parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
 
     def unpacked(self, messages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The values of a micro-batch, in the order of `places`."""
+        """Return the values of a micro-batch, in the order of `places`."""
         if len(self.shapes) == self.messages == 1:
             return messages
         if len(self.shapes) > 1:
@@ -165,7 +165,7 @@ def _wired(plan: Plan, module: Wired, before: Sequence[int], after: Sequence[int
 
 
 def _plain(plan: Plan, module: Any, before: Sequence[int], after: Sequence[int]) -> _Faces:
-    """One input and one output."""
+    """Return one input and one output."""
     return _Faces(
         reads_samples=not before,
         inputs=1,

@@ -34,7 +34,7 @@ def build_stage(
     context_share: tuple[int, int] = (0, 1),
     methods: Iterable[Choice] = (),
 ) -> StageModule | OwnStage:
-    """A stage of a model of a known family, or of one's own, in host memory.
+    """Return a stage of a model of a known family, or of one's own, in host memory.
 
     Args:
         layers: positions in the family's LayerGraph, rising, in a chain without a gap: 0 is the embedding, 1

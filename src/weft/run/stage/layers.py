@@ -45,14 +45,14 @@ class Layered(Protocol):
 
 
 def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFunction]:
-    """The layers of a stage; a module that does not name them is one layer."""
+    """Return the layers of a stage; a module that does not name them is one layer."""
     return module.layer_functions(inputs) if isinstance(module, Layered) else (module,)
 
 
 def run_layers(
     functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
 ) -> torch.Tensor:
-    """The output of the functions, one after the other; `draws`: whether they draw random numbers."""
+    """Return the output of the functions, one after the other; `draws`: whether they draw random numbers."""
     value = inputs
     run = _run_of(recompute)
     for function in functions:

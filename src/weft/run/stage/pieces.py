@@ -91,7 +91,7 @@ class Branch(NamedTuple):
 
 
 def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
-    """A branch that begins with a norm of the stream, and whose result is added to the stream.
+    """Return a branch that begins with a norm of the stream, and whose result is added to the stream.
 
     `product` is the last of the region, which ranks divide by rows.
     """

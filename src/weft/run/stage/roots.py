@@ -131,7 +131,7 @@ class Growth:
         return grown
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """The roots in their order, once; what layers that are run again make afterwards is let go of.
+        """Return the roots in their order, once; what layers that are run again make afterwards is let go of.
 
         Raises:
             RunError: when the stage has not named the layer that one is made of.

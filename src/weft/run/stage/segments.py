@@ -113,7 +113,7 @@ class StageRun:
         return exchange
 
     def _pieces(self, borders: Sequence[int], segment: int) -> range:
-        """The pieces of a segment, whose borders are behind these pieces."""
+        """Return the pieces of a segment, whose borders are behind these pieces."""
         ends = [-1, *borders, len(self._module.borders)]
         return range(ends[segment] + 1, ends[segment + 1] + 1)
 

@@ -61,7 +61,7 @@ class AddedModule(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, name: str) -> Initial:
-        """The rule for its parameter of that name."""
+        """Return the rule for its parameter of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +115,15 @@ class StageModule(nn.Module, ABC):
         return ()
 
     def block(self, layer: int) -> nn.Module:
-        """The block at a position in the model; the stage has it."""
+        """Return the block at a position in the model; the stage has it."""
         return self.blocks[self.block_indices.index(layer - 1)]
 
     @abstractmethod
     def initial(self, name: str) -> Initial:
-        """The family's rule for the parameter of that name."""
+        """Return the family's rule for the parameter of that name."""
 
     def initial_of(self, name: str) -> Initial:
-        """The rule for any parameter, also of what was added."""
+        """Return the rule for any parameter, also of what was added."""
         first, _, rest = name.partition(".")
         if first not in self.added:
             return self.initial(name)
@@ -133,7 +133,7 @@ class StageModule(nn.Module, ABC):
 
     @abstractmethod
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
-        """The stage's layers, each from the layer before it (the first from `inputs`) to the next one.
+        """Return the stage's layers, each from the layer before it (the first from `inputs`) to the next one.
 
         Between them, and nowhere else, a stage that recomputes keeps values for its backward pass.
         """
@@ -149,13 +149,13 @@ class StageModule(nn.Module, ABC):
         return ()
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of the token table, or this rank's part of them."""
+        """Return rows of the token table, or this rank's part of them."""
         table: nn.Module = self.get_submodule(self.token_table)
         rows: torch.Tensor = table(self.context.own_tokens(tokens))
         return rows
 
     def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The stream out of the rows of the token table."""
+        """Return the stream out of the rows of the token table."""
         return rows
 
     def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ class StageModule(nn.Module, ABC):
         return stream
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits, or this rank's columns of them."""
+        """Return the logits, or this rank's columns of them."""
         return hidden
 
     @property
@@ -178,7 +178,7 @@ class StageModule(nn.Module, ABC):
         return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
-        """The stage cut at its borders."""
+        """Return the stage cut at its borders."""
         found, divided = PieceList(), bool(self.token_table)
         if self.embeds and divided:
             found.compute(self.look_up)
@@ -233,7 +233,7 @@ class StageModule(nn.Module, ABC):
         return self.tensor.own_tokens(self.context.own_tokens(whole, dimension), dimension)
 
     def stream_tokens(self, sequence: int) -> int:
-        """Tokens that this rank has of a sample between layers."""
+        """Return tokens that this rank has of a sample between layers."""
         return self.tensor.stream_tokens(sequence // self.context.size)
 
     def _held(self, name: str) -> HeldByTensorRanks:
@@ -260,7 +260,7 @@ class StageModule(nn.Module, ABC):
         return nn.functional.linear(hidden, weight, bias)
 
     def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
-        """The last stage's output as a share of the logits, or None where it is all of them."""
+        """Return the last stage's output as a share of the logits, or None where it is all of them."""
         share: DividedLogits | None = None
         if self.tensor.size > 1 and self.token_table:
             share = DividedLogits(output, self.config.vocabulary, self.tensor)
@@ -269,13 +269,13 @@ class StageModule(nn.Module, ABC):
         return DividedTokens(output if share is None else share, self.context)
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The token table, where the model's embedding and head share it and lie in two stages."""
+        """Return the token table, where the model's embedding and head share it and lie in two stages."""
         if not self.config.tied_embeddings or self.embeds == self.ends:
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)
 
     def shared_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The token table, where this stage's embedding and head share it."""
+        """Return the token table, where this stage's embedding and head share it."""
         if not self.config.tied_embeddings or not (self.embeds and self.ends):
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)

@@ -121,7 +121,7 @@ def weighted_loss(workspace: Workspace, stage: int) -> WeightedLoss:
 
 
 def draws_numbers(module: nn.Module) -> bool:
-    """Whether the module drops out anything while it trains."""
+    """Return whether the module drops out anything while it trains."""
     return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
 
 

@@ -21,6 +21,6 @@ class Submodules(nn.ModuleDict, Generic[Kind]):
 
 
 def weight_of(module: nn.Embedding | nn.Linear) -> nn.Parameter:
-    """The weight of a module, which torch's types call a tensor."""
+    """Return the weight of a module, which torch's types call a tensor."""
     weight: nn.Parameter = module.weight  # type: ignore[assignment]
     return weight

@@ -117,7 +117,7 @@ class StageTaps:
         return Passing(step, self._stage, micro_batch)
 
     def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
-        """The stage's layers, the gradients of whose outputs are seen in the backward pass."""
+        """Return the stage's layers, the gradients of whose outputs are seen in the backward pass."""
         if not self._outputs:
             return tuple(functions)
         return tuple(

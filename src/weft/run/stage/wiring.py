@@ -39,7 +39,7 @@ class Wired(Protocol):
     wiring: Wiring
 
     def readers(self, layer: int) -> Set[int]:
-        """Positions of the layers that read what a layer gives."""
+        """Return positions of the layers that read what a layer gives."""
         ...
 
     def value_shape(self, layer: int, samples: int) -> tuple[int, ...]:

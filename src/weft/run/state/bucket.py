@@ -38,7 +38,7 @@ class FlatLayout:
     def of(
         cls, module: nn.Module, shards: int = 1, apart: Iterable[nn.Parameter] = (), *, parts: int = 1
     ) -> FlatLayout:
-        """The layout of a module's trained parameters without those of `apart`.
+        """Return the layout of a module's trained parameters without those of `apart`.
 
         Every shard can be cut into `parts` equal ones.
         """
@@ -53,14 +53,14 @@ class FlatLayout:
         return cls(parameters, tuple(starts), -(-end // multiple) * multiple, shards)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat tensor of shape (length,) in the shapes of the parameters."""
+        """Return the parts of a flat tensor of shape (length,) in the shapes of the parameters."""
         return [
             flat[start : start + parameter.numel()].view_as(parameter)
             for start, parameter in zip(self.starts, self.parameters, strict=True)
         ]
 
     def share(self, place: int) -> slice:
-        """The `place`-th share of the tensor."""
+        """Return the `place`-th share of the tensor."""
         length = self.length // self.shards
         return slice(place * length, (place + 1) * length)
 
@@ -74,12 +74,12 @@ class FlatLayout:
         return found
 
     def zeros(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor where the parameters are."""
+        """Return a flat tensor where the parameters are."""
         device = self.parameters[0].device if self.parameters else None
         return torch.zeros(length, dtype=dtype, device=device)
 
     def flatten(self, dtype: torch.dtype) -> torch.Tensor:
-        """The values of the parameters, shape (length,)."""
+        """Return the values of the parameters, shape (length,)."""
         flat = self.zeros(self.length, dtype)
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             view.copy_(parameter.detach())
@@ -143,7 +143,7 @@ class GradientBuffer:
 def make_buckets(
     layouts: Mapping[int, FlatLayout], buffers: int, dtype: torch.dtype
 ) -> dict[int, GradientBucket]:
-    """The buckets of a rank's stages, of that precision; its j-th stage uses buffer j mod `buffers`.
+    """Return the buckets of a rank's stages, of that precision; its j-th stage uses buffer j mod `buffers`.
 
     A stage that shares its buffer with no other has it from the start.
     """

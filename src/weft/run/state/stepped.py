@@ -120,7 +120,7 @@ class SteppedWeights:
         return {piece.parameter: whole for piece, whole in wholes if piece.start == 0}
 
     def _completed(self, piece: Piece, value: torch.Tensor) -> torch.Tensor:
-        """A value of a whole parameter where it begins, elsewhere the piece that was sent there."""
+        """Return a value of a whole parameter where it begins, elsewhere the piece that was sent there."""
         length, group = piece.parameter.numel(), self._own.group
         if value.ndim == 0 or group is None:
             return value
@@ -159,7 +159,7 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
 
 
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is known to step every element by itself, or says so."""
+    """Return whether it is known to step every element by itself, or says so."""
     said = declared_work(optimizer, type(optimizer).__name__)
     return said.elementwise if said is not None else type(optimizer) in ELEMENTWISE
 
@@ -172,7 +172,7 @@ def narrow(optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]) -> None:
 
 
 def _cut(layout: FlatLayout, own: OwnRange) -> tuple[Piece, ...]:
-    """The pieces of the parameters in the own range."""
+    """Return the pieces of the parameters in the own range."""
     pieces = []
     for index, start, end in layout.within(own.start, own.start + len(own.masters)):
         parameter, begins = layout.parameters[index], layout.starts[index]

@@ -110,7 +110,7 @@ class Outbox:
         return self._last
 
     def _free(self) -> bool:
-        """Whether nothing is left of the messages before."""
+        """Return whether nothing is left of the messages before."""
         return self._last is None or self._last.times is not None
 
     def _send_now(self, label: str, content: memoryview) -> int:

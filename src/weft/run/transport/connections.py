@@ -144,7 +144,7 @@ def _answer(
     expected: Collection[tuple[int, str]],
     deadline: float,
 ) -> tuple[tuple[int, str], socket.socket]:
-    """The next connection that one of the ranks expected has opened; others are hung up on.
+    """Return the next connection that one of the ranks expected has opened; others are hung up on.
 
     Raises:
         TimeoutError: when none came before the deadline.

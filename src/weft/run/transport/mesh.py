@@ -82,7 +82,7 @@ def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: t
 
 
 def replica_groups(plan: Plan, rank: int) -> list[tuple[int, ...]]:
-    """The ranks with which a rank divides layers or tokens, several each, in order."""
+    """Return the ranks with which a rank divides layers or tokens, several each, in order."""
     groups = {
         group
         for stage, ranks in plan.stages_of(rank).items()

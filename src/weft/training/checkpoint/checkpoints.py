@@ -268,7 +268,7 @@ def load(
 
 
 def has_rank_tensors(path: Path) -> bool:
-    """Whether a checkpoint has what each rank goes on from, beside what stands for all of them.
+    """Return whether a checkpoint has what each rank goes on from, beside what stands for all of them.
 
     Raises:
         RunError: when a file cannot be read.

@@ -80,12 +80,12 @@ def verify(path: Path, progress: Callable[[], None] = untold) -> None:
 
 
 def manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
-    """The content of a manifest from (size, digest) by file name."""
+    """Return the content of a manifest from (size, digest) by file name."""
     return canonical({"format": FORMAT, "files": files})
 
 
 def canonical(record: Mapping[str, Any]) -> bytes:
-    """The one way a record is written."""
+    """Return the one way a record is written."""
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 

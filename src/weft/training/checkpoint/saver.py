@@ -136,7 +136,7 @@ class Saver:
                 self._writing.result()
 
     def poll(self) -> list[Saved]:
-        """The save that has ended well since it was last asked for, if there is one; does not wait."""
+        """Return the save that has ended well since it was last asked for, if there is one; does not wait."""
         if self._writing is None or not self._writing.done() or self.failed:
             return []
         write_s, size = self._writing.result()

@@ -38,7 +38,7 @@ class TensorFolder(Protocol):
     shapes: Mapping[str, Shape]
 
     def read(self, name: str) -> torch.Tensor:
-        """A whole tensor, in host memory and in the precision it is stored in.
+        """Return a whole tensor, in host memory and in the precision it is stored in.
 
         Raises:
             InputError: when its bytes are not what was announced.
@@ -90,7 +90,7 @@ class SafetensorsFolder:
 
 
 def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) -> torch.Tensor:
-    """A tensor of that shape out of the pieces that make it up."""
+    """Return a tensor of that shape out of the pieces that make it up."""
     whole = torch.empty(shape, dtype=pieces[0][1].dtype)
     for piece, value in pieces:
         box = tuple(

@@ -42,7 +42,7 @@ class Share:
         return torch.Size((*shape[:axis], length, *shape[axis + 1 :]))
 
     def join(self, own: torch.Tensor) -> torch.Tensor:
-        """The whole, in host memory; every rank calls it."""
+        """Return the whole, in host memory; every rank calls it."""
         return self.division.joined(list(self.ranks.gather(own.cpu())), self.ranks)
 
 
@@ -57,7 +57,7 @@ def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
 
 
 def parameter_of(key: str) -> str:
-    """The parameter that a tensor of a checkpoint is, or is a state of (`optimizer/NAME/STATE`)."""
+    """Return the parameter that a tensor of a checkpoint is, or is a state of (`optimizer/NAME/STATE`)."""
     parts = key.split("/")
     return parts[1] if len(parts) == 3 else key
 

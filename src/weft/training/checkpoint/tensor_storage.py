@@ -71,7 +71,7 @@ def plan_to_write(
 
 
 def _writers(folder: Path, held: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, int]:
-    """The rank that writes each tensor, of those that have it the one with the least to write so far.
+    """Return the rank that writes each tensor, of those that have it the one with the least to write so far.
 
     `held` has what each tensor is, and its bytes, by rank and name.
     """
@@ -120,7 +120,7 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor], progress: Call
 
 
 def _failure(path: Path, cause: BaseException) -> RunError:
-    """One line."""
+    """Return one line."""
     # Writing to a full disk names no file.
     told = cause.strerror if isinstance(cause, OSError) and cause.filename is None else None
     reason = told or " ".join(str(cause).split()) or type(cause).__name__

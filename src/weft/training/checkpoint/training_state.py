@@ -44,7 +44,7 @@ class TrainingState:
     first_loss: float
 
     def record(self) -> bytes:
-        """The content of `state.json`."""
+        """Return the content of `state.json`."""
         return canonical({"format": FORMAT, **asdict(self)})
 
     def origin(self, global_batch: int) -> int:
@@ -57,7 +57,7 @@ class TrainingState:
 
 
 def read_state(path: Path) -> TrainingState:
-    """The scalars of a verified checkpoint.
+    """Return the scalars of a verified checkpoint.
 
     Raises:
         RunError: when weft did not write them.

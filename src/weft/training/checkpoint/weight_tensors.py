@@ -32,7 +32,7 @@ class WeightSlot:
 
 
 def model_tensors(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, torch.Tensor]:
-    """The tensors by name. Every rank of the job calls it; together they name all of the model.
+    """Return the tensors by name. Every rank of the job calls it; together they name all of the model.
 
     Of a stage in `stepped`, a rank names the parameters that begin in its own range.
     """

@@ -25,7 +25,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def together(
     group: dist.ProcessGroup | None = None, meet: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """A block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
+    """Yield a block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
 
     The block must not talk to other ranks, or a failing rank would leave them waiting. A thread of its own
     needs a `group` of its own. Where ranks may be far apart, `meet` waits for them at the end of the block.
@@ -54,7 +54,7 @@ def together(
 
 @contextmanager
 def meeting_peers() -> Iterator[None]:
-    """A block of collective calls; torch's errors in it mean that another rank is gone.
+    """Yield a block of collective calls; torch's errors in it mean that another rank is gone.
 
     Raises:
         PeerLostError: in place of torch's own error.
@@ -69,7 +69,7 @@ def meeting_peers() -> Iterator[None]:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every rank's value, in the order of the ranks; small values that JSON knows.
+    """Return every rank's value, in the order of the ranks; small values that JSON knows.
 
     No pickle, as torch's own would be: who gets between the ranks could have any function called.
     """

@@ -182,7 +182,7 @@ class HangWatch:
             self._steps_begun, self._in_step_s = begun, 0.0
 
     def _silent(self) -> tuple[int, ...]:
-        """Ranks whose processes have not got to run for long."""
+        """Return ranks whose processes have not got to run for long."""
         limit_s = self._report.hang_after_s
         return tuple(rank for rank, seen in enumerate(self._ranks) if seen.silent_s >= limit_s)
 

@@ -31,7 +31,7 @@ def cached(entry: Path, build: Builder) -> dict[str, Any]:
 
 
 def is_complete(entry: Path) -> bool:
-    """Whether the entry's folder and all its files are there, at their full size."""
+    """Return whether the entry's folder and all its files are there, at their full size."""
     try:
         sizes = _contents(entry)["sizes"]
         return all((entry / name).stat().st_size == size for name, size in sizes.items())

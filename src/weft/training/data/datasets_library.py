@@ -84,7 +84,7 @@ class LibraryRows:
 
 
 def open_text_rows(source: str) -> LibraryRows:
-    """The rows that `source` names.
+    """Return the rows that `source` names.
 
     Raises:
         InputError: when the library is missing or does not read it, or no column can be meant.
@@ -150,7 +150,7 @@ def _classes(kind: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], list[in
 
 
 def _only(source: str, what: str, columns: Sequence[str], given: str = "") -> str:
-    """The column that is meant: the one given, or the only one."""
+    """Return the column that is meant: the one given, or the only one."""
     found = ", ".join(columns) or "none"
     if given and given not in columns:
         problem = f"{source}: no column {given!r} of {what}; there are: {found}"
@@ -169,7 +169,7 @@ def table_key(source: str, table: Dataset) -> object:
 
 
 def open_table(source: str, name: TableName) -> Dataset:
-    """The one table that `source` names.
+    """Return the one table that `source` names.
 
     Raises:
         InputError: when the library is missing or does not read it, or there are several and none is named.

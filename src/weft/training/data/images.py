@@ -76,7 +76,7 @@ class _Picture:
 
 
 def open_images(source: str, *, size: int, channels: int, classes: int, cache: Path) -> ImageSet:
-    """The images of `source`, scaled to `channels` x `size` x `size`, from the cache or built into it.
+    """Return the images of `source`, scaled to `channels` x `size` x `size`, from the cache or built into it.
 
     Classes are the sub-folders of a folder in the order of their names, labelled 0, 1, ...
 
@@ -109,7 +109,7 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
 
 
 def _pictures(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
-    """Names of the classes, and all images."""
+    """Return names of the classes, and all images."""
     if source == DIGITS:
         return _digits()
     return _table(source) if source.startswith(LIBRARY) else _folder(source)
@@ -213,7 +213,7 @@ def _build(
 
 
 def _decoded(picture: _Picture, size: int, channels: int) -> bytes:
-    """Bytes of shape (channels, size, size)."""
+    """Return bytes of shape (channels, size, size)."""
     with picture.open() as image:
         fitted = ImageOps.fit(
             ImageOps.exif_transpose(image).convert(MODES[channels]),

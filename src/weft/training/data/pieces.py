@@ -52,7 +52,7 @@ class Texts(Protocol):
     def key(self) -> object: ...
 
     def sizes(self) -> Ints:
-        """Bytes of every document."""
+        """Return bytes of every document."""
         ...
 
     def order(self, pieces: Pieces) -> Words:
@@ -64,7 +64,7 @@ class Texts(Protocol):
         ...
 
     def read(self, pieces: Pieces) -> Iterator[bytes]:
-        """The bytes of pieces that rise by (document, start), in their order.
+        """Return the bytes of pieces that rise by (document, start), in their order.
 
         Raises:
             InputError: when a document cannot be read.
@@ -99,7 +99,7 @@ def held_out(pieces: Pieces, order: Words, share: int) -> npt.NDArray[np.bool_]:
 
 
 def boundary(content: bytes, position: int) -> int:
-    """The first place at or after `position`, at most `BORDER_BYTES` on, where a character may begin.
+    """Return the first place at or after `position`, at most `BORDER_BYTES` on, where a character may begin.
 
     The bytes of a character after its first one are 10xxxxxx in UTF-8.
     """

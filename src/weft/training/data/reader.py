@@ -112,7 +112,7 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, global_batch:
 
 
 def _named(task: Task, samples: Ints, error: Exception) -> str:
-    """The first sample that cannot be read by itself, by the task's name for it, and why."""
+    """Return the first sample that cannot be read by itself, by the task's name for it, and why."""
     name = getattr(task, "sample_name", lambda sample: "")
     for sample in samples.tolist():
         try:

@@ -83,7 +83,7 @@ def _feistel(value: Words, keys: Words, half_bits: int) -> Words:
 
 
 def mix(value: Words) -> Words:
-    """The finaliser of splitmix64: a bijection of 64-bit words that looks like chance."""
+    """Return the finaliser of splitmix64: a bijection of 64-bit words that looks like chance."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

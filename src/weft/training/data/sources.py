@@ -40,7 +40,7 @@ class Document:
 
 
 def open_texts(source: str, cache: Path) -> Texts:
-    """The documents that `source` names; `FILE#COLUMN` names the column of a table.
+    """Return the documents that `source` names; `FILE#COLUMN` names the column of a table.
 
     Raises:
         InputError: when there are none, or nothing says which column holds the text.
@@ -80,7 +80,7 @@ class FileTexts:
         return np.array([one.size for one in self.documents], dtype=np.int64)
 
     def order(self, pieces: Pieces) -> Words:
-        """The first word of the hash of a document's name and where the piece starts."""
+        """Return the first word of the hash of a document's name and where the piece starts."""
         places = zip(pieces.document.tolist(), pieces.start.tolist(), strict=True)
         names = (f"{self.documents[document].name}\0{start}" for document, start in places)
         digests = (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names)
@@ -109,7 +109,7 @@ class FileTexts:
 
 
 def list_documents(source: str) -> list[Document]:
-    """The non-empty files of `source`, sorted by name.
+    """Return the non-empty files of `source`, sorted by name.
 
     A folder means every file below it whose path has no part that starts with a dot.
 
@@ -124,7 +124,7 @@ def list_documents(source: str) -> list[Document]:
 
 
 def _paths(source: str) -> tuple[Path, Iterable[Path]]:
-    """The folder that names are relative to, and the files."""
+    """Return the folder that names are relative to, and the files."""
     if source == PYTHON_STDLIB:
         root = Path(sysconfig.get_path("stdlib"))
         found = (path for path in root.rglob("*.py") if not _INSTALLED.intersection(path.parts))
@@ -155,7 +155,7 @@ def _is_hidden(relative: Path) -> bool:
 
 
 def _glob_root(pattern: Path) -> Path:
-    """The longest leading part of a pattern that has nothing to match."""
+    """Return the longest leading part of a pattern that has nothing to match."""
     root = pattern
     while glob.has_magic(str(root)):
         root = root.parent
@@ -163,7 +163,7 @@ def _glob_root(pattern: Path) -> Path:
 
 
 def _near(source: str) -> str:
-    """The name closest to a missing one: a word weft knows or a neighbour in its folder."""
+    """Return the name closest to a missing one: a word weft knows or a neighbour in its folder."""
     if near := nearest(source, [PYTHON_STDLIB]):
         return near
     path = Path(source).expanduser()

@@ -44,7 +44,7 @@ class Rows(Protocol):
     def where(self) -> str: ...
 
     def texts(self) -> Iterator[bytes]:
-        """The text of every row, in UTF-8, empty where it has none."""
+        """Return the text of every row, in UTF-8, empty where it has none."""
         ...
 
 
@@ -152,7 +152,7 @@ def text_column(where: str, columns: Mapping[str, bool], column: str) -> str:
 
 
 def texts_of(values: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
-    """Bytes of a column of strings, empty where one is missing."""
+    """Yield bytes of a column of strings, empty where one is missing."""
     for value in values.cast(pa.large_binary()).to_pylist():
         yield value or b""
 
@@ -209,7 +209,7 @@ def _json_texts(path: Path, column: str) -> Iterator[bytes]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the object of every line that is not empty."""
+    """Yield the number and the object of every line that is not empty."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -48,7 +48,7 @@ class Windows:
         return max(0, len(self.tokens) - 1) // self.sequence
 
     def take(self, samples: Ints) -> Ints:
-        """Tokens of the given samples, shape (samples, sequence + 1)."""
+        """Return tokens of the given samples, shape (samples, sequence + 1)."""
         offsets = np.arange(self.sequence + 1)
         taken: Ints = self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
         return taken
@@ -76,7 +76,7 @@ class Corpus:
 
 
 def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
-    """Tokens of `source` (see `weft.training.data.sources`), from the cache or built into it.
+    """Return tokens of `source` (see `weft.training.data.sources`), from the cache or built into it.
 
     Raises:
         InputError: when the source is missing, empty, unreadable, or too short for one training sample and
@@ -145,7 +145,7 @@ def _build(building: Path, texts: Texts, sizes: Ints, share: int, tokenizer: Tok
 
 
 def _batches(texts: Texts, pieces: Pieces) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Numbers and contents of pieces in their order, some `BATCH_BYTES` at a time."""
+    """Yield numbers and contents of pieces in their order, some `BATCH_BYTES` at a time."""
     numbers: list[int] = []
     contents: list[bytes] = []
     size = 0

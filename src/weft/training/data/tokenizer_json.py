@@ -73,7 +73,7 @@ class JsonTokenizer:
 
     @classmethod
     def read(cls, path: Path) -> JsonTokenizer:
-        """The tokenizer of a file, or of a folder that holds a `tokenizer.json`.
+        """Return the tokenizer of a file, or of a folder that holds a `tokenizer.json`.
 
         Raises:
             InputError: when it cannot be read.
@@ -104,7 +104,7 @@ class JsonTokenizer:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """The `tokenizer.json` that a file or a folder stands for."""
+    """Return the `tokenizer.json` that a file or a folder stands for."""
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
@@ -135,7 +135,7 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
 
 def _text(token: Any) -> str:
-    """A special token's text; settings hold it alone or in a table."""
+    """Return a special token's text; settings hold it alone or in a table."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 

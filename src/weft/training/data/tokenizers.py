@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
-        """The bytes that `tokens` stand for, end-of-document ids left out."""
+        """Return the bytes that `tokens` stand for, end-of-document ids left out."""
         ...
 
 
@@ -63,7 +63,7 @@ class ByteTokenizer:
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:
-    """A short hash that changes whenever the same bytes would give other ids."""
+    """Return a short hash that changes whenever the same bytes would give other ids."""
     return hashlib.sha256(tokenizer.key.encode()).hexdigest()[:16]
 
 

@@ -11,12 +11,12 @@ _STARTS = ("started", "resumed")
 
 
 def last_plan_id(directory: RunDirectory) -> str | None:
-    """The plan under which the run was started last, or None before its first start."""
+    """Return the plan under which the run was started last, or None before its first start."""
     return _plan_at(directory.events(), float("inf"))
 
 
 def plan_since(directory: RunDirectory) -> int:
-    """The step from which on the run has had the plan that it was started with last."""
+    """Return the step from which on the run has had the plan that it was started with last."""
     changes = [event["step"] for event in directory.events() if event["event"] == "plan changed"]
     return int(changes[-1]) if changes else 0
 
@@ -61,7 +61,7 @@ def warnings(directory: RunDirectory, since_s: float) -> list[str]:
 
 
 def _plan_at(events: Sequence[dict[str, Any]], time_s: float) -> str | None:
-    """The plan of the last start before a moment."""
+    """Return the plan of the last start before a moment."""
     found = [
         event.get("plan_id") for event in events if event["event"] in _STARTS and event["time_s"] <= time_s
     ]

@@ -127,17 +127,17 @@ class Journal:
 
 
 def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    """Rows of numbers as JSON has them: what is not finite is null."""
+    """Return rows of numbers as JSON has them: what is not finite is null."""
     return {name: [_number(value) for value in values] for name, values in series.items()}
 
 
 def _number(value: float) -> float | None:
-    """A number as JSON has it."""
+    """Return a number as JSON has it."""
     return value if math.isfinite(value) else None
 
 
 def max_rss_bytes() -> int:
-    """The most memory that this process has had in use."""
+    """Return the most memory that this process has had in use."""
     if sys.platform == "linux":
         # `getrusage` would count the parent's memory before this process replaced its image.
         for line in Path("/proc/self/status").read_text().splitlines():

@@ -21,7 +21,7 @@ from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fres
 
 
 def as_in(run: RunFile, path: Path) -> RunFile:
-    """A run file in which what makes a job, where left open, is as in the run directory `path`.
+    """Return a run file in which what makes a job, where left open, is as in the run directory `path`.
 
     Raises:
         InputError: when it is not a run directory or a file in it is broken.
@@ -69,7 +69,7 @@ def require_not_started(path: Path) -> None:
 
 @contextmanager
 def kept_if_refused(path: Path) -> Iterator[None]:
-    """A block that replaces files of a run directory: when it is refused, the former ones come back."""
+    """Yield a block that replaces files of a run directory: when it is refused, the former ones come back."""
     files = [path / "run.toml", *(path / name for name in PLAN_FILES), *_then_files(path)]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:

@@ -143,7 +143,7 @@ class RunDirectory:
         return self._json("evaluation.json", "the run has not been evaluated")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
+        """Return all complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
         return _last_of_each_step(self._lines("metrics.jsonl"))
 
     def held_out(self) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ class RunDirectory:
         return problems
 
     def events(self) -> list[dict[str, Any]]:
-        """All complete lines of events.jsonl, in the order in which they were written."""
+        """Return all complete lines of events.jsonl, in the order in which they were written."""
         return list(self._lines("events.jsonl"))
 
     def tell(self, event: str, **details: Any) -> None:
@@ -189,7 +189,7 @@ class RunDirectory:
         return read_timeline(self.path / "measured.parquet")
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """All complete lines of a file of JSON lines; none when there is no file."""
+        """Yield all complete lines of a file of JSON lines; none when there is no file."""
         path = self.path / name
         if not path.exists():
             return

@@ -48,7 +48,7 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
 
 
 def _samples(available: int, global_batch: int) -> Ints:
-    """The first whole global batches of all held-out samples, each once.
+    """Return the first whole global batches of all held-out samples, each once.
 
     Fewer than one global batch fill it evenly, some more than once.
     """
@@ -57,7 +57,7 @@ def _samples(available: int, global_batch: int) -> Ints:
 
 
 def _perplexity(kind: str, loss: float) -> dict[str, float]:
-    """The exponential of a language model's loss; infinite where that is too large for a number."""
+    """Return the exponential of a language model's loss; infinite where that is too large for a number."""
     if kind not in KNOWN_TASKS or not KNOWN_TASKS[kind].language:
         return {}
     try:

@@ -15,7 +15,7 @@ HELD_OUT_SAMPLES = 256
 
 
 def held_out_samples(run: OpenRun) -> Ints:
-    """The fixed samples by which a run is followed, in whole global batches.
+    """Return the fixed samples by which a run is followed, in whole global batches.
 
     They are spread evenly over the held-out data; where it has too few, some count more than once.
     """

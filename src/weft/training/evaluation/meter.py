@@ -30,7 +30,7 @@ class Meter:
         self._micro_batches = 0
 
     def __call__(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """The task's loss, mean over one micro-batch."""
+        """Return the task's loss, mean over one micro-batch."""
         if self._open and self._metrics is not None:
             for name, value in self._metrics(outputs.detach(), targets).items():
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)

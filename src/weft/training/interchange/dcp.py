@@ -189,7 +189,7 @@ def _state(record: Any, name: str) -> dict[str, Any]:
 
 
 def _size(record: Any) -> Shape:
-    """The integers of a `torch.Size`."""
+    """Return the integers of a `torch.Size`."""
     if not isinstance(record, _PickledCall) or record.name != "Size":
         raise TypeError("Size")
     (values,) = record.arguments

@@ -60,7 +60,7 @@ def export(
 
 
 def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
-    """The model that was trained; a folder it was read from may have changed since."""
+    """Return the model that was trained; a folder it was read from may have changed since."""
     config = resolve_model(run.model.preset or run.model.hf or "", sequence=run.task.sequence)
     plan = load_plan(run_dir / "plan.json")
     if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:

@@ -118,7 +118,7 @@ def _require_free(path: Path) -> None:
 
 
 def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of one file after the other, named as they are stored."""
+    """Yield the tensors of one file after the other, named as they are stored."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name in weights.shapes:

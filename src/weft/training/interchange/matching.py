@@ -26,7 +26,7 @@ class Weights:
     shapes: Mapping[str, Shape]
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor by the model's name, in the stored precision.
+        """Return a tensor by the model's name, in the stored precision.
 
         Raises:
             InputError: when its bytes are broken, or it is quantised: such a tensor means nothing without its

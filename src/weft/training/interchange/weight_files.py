@@ -18,7 +18,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that count, in the order of their names.
+    """Return the files that count, in the order of their names.
 
     Raises:
         InputError: when there are none, with the reason, or one that the index names is missing.

@@ -66,7 +66,7 @@ def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callab
 
 
 def config_of(job: PlannedJob) -> dict[str, Any]:
-    """The run file with every default, and the plan in short."""
+    """Return the run file with every default, and the plan in short."""
     plan, prediction = job.plan, job.prediction
     summary: dict[str, Any] = {
         "plan_id": plan.plan_id,

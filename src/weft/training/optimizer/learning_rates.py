@@ -32,7 +32,7 @@ class LearningRateSchedule:
     decay_steps: int
 
     def rate(self, step: int) -> float:
-        """The rate of the step with that number, from 0."""
+        """Return the rate of the step with that number, from 0."""
         if step < self.warm_up_steps:
             return self.peak * ((step + 1) / self.warm_up_steps)
         length = self.decay_steps - self.warm_up_steps

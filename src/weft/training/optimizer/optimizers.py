@@ -67,7 +67,7 @@ def settings_of(run: RunFile) -> OptimizerSettings:
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """All parameters of a stage, those that decay first.
+    """Return all parameters of a stage, those that decay first.
 
     Unless `decay_all`, weight decay applies to matrices only: not to vectors (norms and biases) and not to
     embedding tables, which a tied head shares.
@@ -129,7 +129,7 @@ OPTIMIZERS: Mapping[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Op
 
 
 def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """A function that makes the named optimizer for one stage.
+    """Return a function that makes the named optimizer for one stage.
 
     Raises:
         InputError: when there is no optimizer of that name, or it cannot be imported.

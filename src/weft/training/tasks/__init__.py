@@ -22,7 +22,7 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
 
 
 def make_task(kind: str, settings: TaskSettings) -> Task:
-    """The task that a run file's `task.kind` names, with its data open.
+    """Return the task that a run file's `task.kind` names, with its data open.
 
     Raises:
         InputError: when there is no such task or it refuses the settings.

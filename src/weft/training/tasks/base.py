@@ -91,7 +91,7 @@ def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED
 
 
 def most_likely(logits: Outputs) -> torch.Tensor:
-    """The class with the largest of the logits (..., classes), shape (...)."""
+    """Return the class with the largest of the logits (..., classes), shape (...)."""
     return logits.argmax(-1) if isinstance(logits, torch.Tensor) else logits.argmax()
 
 

@@ -34,7 +34,7 @@ class CausalLanguageModelling:
         self.about = about_text(tokenizer, self._corpus)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and the tokens that follow them, both int64 of shape (samples, sequence)."""
+        """Return tokens and the tokens that follow them, both int64 of shape (samples, sequence)."""
         windows = self._corpus.held_out if held_out else self._corpus.training
         tokens = torch.from_numpy(windows.take(samples))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

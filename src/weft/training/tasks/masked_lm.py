@@ -90,7 +90,7 @@ def chosen(draws: Words, sequence: int) -> np.ndarray[tuple[int, ...], np.dtype[
 
 
 def _draws(seed: int, samples: Ints, sequence: int, *, held_out: bool) -> Words:
-    """A word for every position of every sample, shape (samples, sequence)."""
+    """Return a word for every position of every sample, shape (samples, sequence)."""
     side = mix(np.array([seed, int(held_out)], dtype=np.uint64) + GOLDEN)
     key = mix(side[:1] + side[1:] * GOLDEN + samples.astype(np.uint64) * GOLDEN)
     return mix(key[:, None] + np.arange(sequence, dtype=np.uint64) * GOLDEN)

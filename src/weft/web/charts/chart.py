@@ -140,7 +140,7 @@ def lines_svg(charts: Sequence[Chart], *, title: str) -> str:
 
 
 def dots_svg(chart: Chart, *, title: str) -> str:
-    """A chart of clouds with its legend, as `lines_svg`; the last cloud lies on top."""
+    """Return a chart of clouds with its legend, as `lines_svg`; the last cloud lies on top."""
     return _picture([chart], _DOTS, title)
 
 

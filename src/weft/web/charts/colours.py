@@ -32,7 +32,7 @@ _DARKEST = 0.34
 
 
 def kind_colour(kind: str) -> str:
-    """The colour of a kind's name, as ``#rrggbb``."""
+    """Return the colour of a kind's name, as ``#rrggbb``."""
     return _KNOWN.get(kind, _OTHERS[name_hash(kind) % len(_OTHERS)])
 
 

@@ -28,7 +28,7 @@ def relative_time(curve: Curve, choice: TradeOff) -> float:
 
 
 def fitting_methods(curve: Curve) -> list[Method]:
-    """The methods that have a layout which fits."""
+    """Return the methods that have a layout which fits."""
     return [method for method in curve.methods if curve.utilisation(method.name)]
 
 

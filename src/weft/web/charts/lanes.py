@@ -24,7 +24,7 @@ class Lane:
 
 
 def lane_table(timelines: Iterable[Timeline]) -> tuple[Lane, ...]:
-    """All lanes that any of the timelines needs, by rank and stream."""
+    """Return all lanes that any of the timelines needs, by rank and stream."""
     names = stream_names()
     position = {name: order for order, name in enumerate(names)}
     found: set[tuple[int, int]] = set()

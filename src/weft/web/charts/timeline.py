@@ -54,7 +54,7 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
 
 
 def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
-    """All lanes but those on which nothing takes time; every rank keeps the one it computes on."""
+    """Return all lanes but those on which nothing takes time; every rank keeps the one it computes on."""
     lanes = lane_table([timeline])
     timed = np.unique(lane_of_rows(timeline, lanes)[timeline.end_ns > timeline.start_ns])
     return tuple(lane for index, lane in enumerate(lanes) if index in timed or lane.stream == "compute")
@@ -134,7 +134,7 @@ def _blocks(
 
 
 def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
-    """The micro-batch, or the whole name of an instruction without one, where there is room for it."""
+    """Return the micro-batch, or the whole name of an instruction without one, where there is room for it."""
     text = str(micro_batch) if micro_batch >= 0 else label(kind, stage, micro_batch)
     return text if len(text) * _LETTER + 3 <= width else ""
 

@@ -51,7 +51,7 @@ Clouds = Sequence[tuple[str, Sequence[Answered]]]
 
 
 def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Iterator[str]:
-    """A picture of all predictions that were answered, and how true each cloud of them was.
+    """Yield a picture of all predictions that were answered, and how true each cloud of them was.
 
     `of` says of what, `number` tells several on one page apart.
     """
@@ -83,7 +83,7 @@ def clouds_of_lesson(lesson: Lesson) -> Clouds:
 
 
 def lessons_page(lessons: Sequence[Lesson]) -> str:
-    """A self-contained page of all that was learned on this machine."""
+    """Return a self-contained page of all that was learned on this machine."""
     sections = [
         section
         for number, one in enumerate(lessons, start=1)
@@ -94,7 +94,7 @@ def lessons_page(lessons: Sequence[Lesson]) -> str:
 
 
 def ledger_page(entries: Sequence[Entry]) -> str:
-    """A self-contained page of all predicted steps that were measured, by what they rest on."""
+    """Return a self-contained page of all predicted steps that were measured, by what they rest on."""
     clouds: dict[str, list[Answered]] = {}
     for one in entries:
         words = f"plan {one.subject}, {one.source}"

@@ -19,7 +19,7 @@ _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
 def plan_html(plan: Plan, prediction: Prediction, cluster: Cluster, timeline: Timeline, *, title: str) -> str:
-    """A self-contained piece of HTML.
+    """Return a self-contained piece of HTML.
 
     Args:
         timeline: one step of the plan, predicted.

@@ -38,7 +38,7 @@ def table_section(
     *,
     words: Collection[str] = (),
 ) -> str:
-    """A table below its title; the first column heads each row, all others but `words` are numbers."""
+    """Return a table below its title; the first column heads each row, all others but `words` are numbers."""
     numbers = [text not in words for text in head]
     columns = "".join(
         f'<th scope="col"{" class=number" if place and numbers[place] else ""}>{escape(text)}</th>'
@@ -58,7 +58,7 @@ def table_section(
 
 
 def picture_section(name: str, title: str, svg: str) -> str:
-    """A picture below its title."""
+    """Return a picture below its title."""
     return section_html(name, escape(title), svg)
 
 
@@ -69,10 +69,10 @@ def section_html(name: str, title: str, inside: str) -> str:
 
 
 def static_text(name: str) -> str:
-    """A file of `static/`."""
+    """Return a file of `static/`."""
     return files("weft.web.pages").joinpath("static", name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:
-    """The word by which a page's content security policy admits a style or a script of its own."""
+    """Return the word by which a page's content security policy admits a style or a script of its own."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

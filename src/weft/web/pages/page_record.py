@@ -63,7 +63,7 @@ def page_record(report: ReportData) -> Record:
 
 
 def _live_curves(memory: Sequence[RankMemory]) -> list[RankMemory]:
-    """The ranks with the highest predicted peaks, in order of rank."""
+    """Return the ranks with the highest predicted peaks, in order of rank."""
     curves = [one for one in memory if one.live]
     curves.sort(key=lambda one: (-max(bytes_ for _, bytes_ in one.live), one.rank))
     return sorted(curves[:MAXIMUM_LIVE_CURVES], key=lambda one: one.rank)

@@ -13,7 +13,7 @@ from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage
 
 
 def show_page(planned: PlannedJob) -> str:
-    """A self-contained page of a plan and what is predicted of it."""
+    """Return a self-contained page of a plan and what is predicted of it."""
     plan, cluster = planned.plan, planned.problem.job.cluster
     prediction = planned.prediction
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]

@@ -42,7 +42,7 @@ def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
 
 
 def report_html(report: ReportData) -> str:
-    """The page as text."""
+    """Return the page as text."""
     style = static_text("report.css")
     script = "\n".join(static_text(name) for name in _SCRIPTS)
     parts = {

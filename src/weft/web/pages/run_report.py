@@ -25,7 +25,7 @@ def write_run_report(directory: RunDirectory, planned: PlannedJob) -> Path:
 
 
 def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
-    """Everything the page shows of one finished run."""
+    """Return everything the page shows of one finished run."""
     metrics = directory.metrics()
     summary = directory.summary()
     prediction = planned.prediction
@@ -49,12 +49,12 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
 
 
 def _of(plan: Plan, timeline: Timeline) -> Timeline:
-    """A timeline of the run, with the plan's id of today where an earlier version wrote it."""
+    """Return a timeline of the run, with the plan's id of today where an earlier version wrote it."""
     return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
-    """The plan's decisions as (what, decision) rows."""
+    """Return the plan's decisions as (what, decision) rows."""
     plan = planned.plan
     layers = planned.problem.job.graph.layers
     stages = [

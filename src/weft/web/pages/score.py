@@ -12,7 +12,7 @@ from weft.web.rows.score import SCORE_HEAD, score_rows
 
 
 def score_page(scores: Scores) -> str:
-    """A self-contained page: predicted over measured steps of all rows, and the tables."""
+    """Return a self-contained page: predicted over measured steps of all rows, and the tables."""
     numbers = {id(row): number for number, row in scores.rows.items()}
     groups = [
         (name, [_dot(numbers[id(row)], row) for row in rows if row.row.status == "ok"])

@@ -32,8 +32,8 @@ def plan_page(
     trials: Sequence[Trial] = (),
     lesson: Lesson | None = None,
 ) -> str:
-    """A self-contained page: a dot for each layout, the rows that are shown, and forecasts, trials and what
-    these say of predictions, if any.
+    """Return a self-contained page: a dot for each layout, the rows that are shown, and forecasts, trials and
+    what these say of predictions, if any.
 
     What was not simulated is drawn as a ring, at the lower bounds of its step and its memory.
     """

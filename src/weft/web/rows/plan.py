@@ -33,7 +33,7 @@ def _row(index: int, stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tu
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers that rise, neighbours joined: 0-3, 6."""
+    """Return numbers that rise, neighbours joined: 0-3, 6."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -44,7 +44,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """The stages on each rank that the plan uses, rising."""
+    """Return the stages on each rank that the plan uses, rising."""
     held: dict[int, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
         for rank in sorted({rank for replica in stage.replicas for rank in replica.ranks}):
@@ -66,7 +66,7 @@ def inside_text(group: NodeGroup) -> str:
 
 
 def link_rows(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
-    """The links between nodes that a cluster has: name, where, how fast."""
+    """Yield the links between nodes that a cluster has: name, where, how fast."""
     counts = {group.name: group.count for group in cluster.groups}
     for (one, other), link in sorted(cluster.links.items()):
         if one != other or counts.get(one, 0) > 1:
@@ -102,7 +102,7 @@ class EqualRanks:
 
 
 def equal_ranks(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> list[EqualRanks]:
-    """The peak of each rank beside its memory, neighbours with equal figures joined."""
+    """Return the peak of each rank beside its memory, neighbours with equal figures joined."""
     joined: list[EqualRanks] = []
     first = 0
     for (peak, memory), equal in groupby(zip(peak_bytes, memory_bytes, strict=True)):
@@ -113,7 +113,7 @@ def equal_ranks(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> list[
 
 
 def breakdown_rows(causes: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """A row of `BREAKDOWN_HEAD` for each cause."""
+    """Return a row of `BREAKDOWN_HEAD` for each cause."""
     step_s = sum(causes.values())
     return [
         (

@@ -24,7 +24,7 @@ SCORE_HEAD = (
 
 
 def score_rows(scores: Scores) -> Iterator[tuple[str, ...]]:
-    """The groups, all of them pooled, and the baseline, as texts under `SCORE_HEAD`."""
+    """Yield the groups, all of them pooled, and the baseline, as texts under `SCORE_HEAD`."""
     for name, figures in scores.figures.items():
         yield _row(name, figures)
     if len(scores.figures) > 1:

@@ -22,7 +22,7 @@ def change_text(change: SmallestChange | None) -> str:
 
 
 def forecast_rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
-    """The forecasts as texts under `FORECAST_HEAD`; the cost is left out where nothing has a price."""
+    """Return the forecasts as texts under `FORECAST_HEAD`; the cost is left out where nothing has a price."""
     return [
         (
             one.change or "as it is",
@@ -37,7 +37,7 @@ def forecast_rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
 
 
 def _unchanged_text(candidate: Candidate) -> str:
-    """Whether the plan of the cluster as it is can run on another one, and how fast."""
+    """Return whether the plan of the cluster as it is can run on another one, and how fast."""
     if candidate.verdict is Verdict.FITS:
         return format_seconds(candidate.step_s)
     return "too big" if candidate.verdict is Verdict.TOO_BIG else "cannot run"
@@ -60,7 +60,7 @@ def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tu
 
 
 def corrected_s(trial: Trial, lesson: Lesson | None) -> float | None:
-    """The step that all other measured plans of the lesson make of the trial's prediction.
+    """Return the step that all other measured plans of the lesson make of the trial's prediction.
 
     None where the plan was not measured to the end, or it is the only one that ever was.
     """

@@ -36,7 +36,7 @@ class AmpStrategy:
 
 
 def amp_search(inputs: AmpInputs, degrees: Iterable[Degrees] | None = None) -> list[AmpStrategy]:
-    """Every strategy that can run, best first; equal ones stay in the order of `degrees`.
+    """Return every strategy that can run, best first; equal ones stay in the order of `degrees`.
 
     Args:
         inputs: the layers and the cluster.
@@ -53,7 +53,7 @@ def amp_strategy(
     node_of_rank: Ints | None = None,
     layers_per_stage: tuple[int, ...] | None = None,
 ) -> AmpStrategy | None:
-    """The strategy with the best stages; None when some stage would have nothing to compute.
+    """Return the strategy with the best stages; None when some stage would have nothing to compute.
 
     Args:
         inputs: the layers and the cluster.
@@ -104,7 +104,7 @@ def _per_byte_s(inputs: AmpInputs, grid: Ints) -> Floats:
 
 
 def reduction_s(inputs: AmpInputs, grid: Ints, counts: tuple[int, ...]) -> float:
-    """The slowest all-reduce of a stage's gradients, in a ring over its replicas.
+    """Return the slowest all-reduce of a stage's gradients, in a ring over its replicas.
 
     `grid` is the node of each (stage, replica, lane), `counts` the layers of each stage.
     """

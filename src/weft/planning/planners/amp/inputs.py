@@ -171,7 +171,7 @@ def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
 
 
 def _averaged(problem: Problem, times: ProblemLayerTimes, tensor_parallel: int) -> Floats:
-    """Seconds of the forward pass of one sample in each layer, of all kinds of devices by nodes."""
+    """Return seconds of the forward pass of one sample in each layer, of all kinds of devices by nodes."""
     cluster = problem.job.cluster
     nodes = sum(group.count for group in cluster.groups)
     seconds = np.zeros(len(problem.job.graph.layers))
@@ -182,7 +182,7 @@ def _averaged(problem: Problem, times: ProblemLayerTimes, tensor_parallel: int) 
 
 
 def node_bandwidths(cluster: Cluster) -> Floats:
-    """Bytes/s between devices of all pairs of nodes, and of each node; shape (nodes, nodes)."""
+    """Return bytes/s between devices of all pairs of nodes, and of each node; shape (nodes, nodes)."""
     counts = [group.count for group in cluster.groups]
     table = np.array(
         [

@@ -59,7 +59,7 @@ def profiled(problem: Problem, tp: int) -> AmpInputs | str:
 
 
 def degrees_of_layout(problem: Problem, layout: Layout) -> Degrees:
-    """The degrees of a layout of equal replicas."""
+    """Return the degrees of a layout of equal replicas."""
     return Degrees(
         layout.tp,
         layout.dp,

@@ -60,8 +60,8 @@ class StepEstimates:
         self._network = problem.cost_model.network
 
     def step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
-        """Its slowest pipeline, or what replicas exchange where that takes longer, then the last reduction
-        and one micro-batch's hops through all stages and back.
+        """Return its slowest pipeline, or what replicas exchange where that takes longer, then the last
+        reduction and one micro-batch's hops through all stages and back.
 
         Args:
             layout: its degrees and choices.

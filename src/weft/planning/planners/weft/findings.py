@@ -63,11 +63,11 @@ class Findings:
         return judged
 
     def better(self, one: Candidate, other: Candidate) -> bool:
-        """Whether the first of two that fit takes less of what is minimised."""
+        """Return whether the first of two that fit takes less of what is minimised."""
         return self._minimised(one) < self._minimised(other)
 
     def may_win(self, step_s: float, layout: Layout) -> bool:
-        """Whether a layout with this step would be better than the best."""
+        """Return whether a layout with this step would be better than the best."""
         if self.best is None:
             return True
         return goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(self.best)
@@ -77,7 +77,7 @@ class Findings:
         return self.near(one for one in self._judged.values() if one.verdict is Verdict.FITS)
 
     def near(self, fitting: Iterable[Candidate]) -> list[Candidate]:
-        """The fastest of each kind that is near the best, the best first."""
+        """Return the fastest of each kind that is near the best, the best first."""
         fastest: dict[bool, Candidate] = {}
         for one in fitting:
             kind = self.kind(one.chain)
@@ -89,7 +89,7 @@ class Findings:
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
 
     def ranking(self) -> Ranking:
-        """All that was judged, and what was left out and not judged later."""
+        """Return all that was judged, and what was left out and not judged later."""
         others = (one for one in self.left_out if self.of(one.chain) is None)
         every = [*self._judged.values(), *others, *self.unsaid.values()]
         candidates = sorted(every, key=rank_key(self._problem))

@@ -109,7 +109,7 @@ class MixedSpace:
         return self._with_counts(found)
 
     def may_fit(self, layout: Layout) -> bool:
-        """Whether the states and activations of every device fit; messages are left out."""
+        """Return whether the states and activations of every device fit; messages are left out."""
         return bool((self._held(layout) <= self._room(layout)).all())
 
     def with_more(self, judged: Candidate) -> Layout | None:
@@ -122,7 +122,7 @@ class MixedSpace:
         return self.lightest(layout, spare)
 
     def _possible(self, every: Iterator[Layout]) -> Iterator[Layout]:
-        """The legal layouts with several stages."""
+        """Yield the legal layouts with several stages."""
         for layout in every:
             if layout.stages == 1 or refuse(self._problem.job, layout) is not None:
                 continue
@@ -166,7 +166,7 @@ class MixedSpace:
         return layout.recomputing(words)
 
     def _held(self, layout: Layout) -> Floats:
-        """Bytes of each device of a pipeline, messages left out, shape (devices,)."""
+        """Return bytes of each device of a pipeline, messages left out, shape (devices,)."""
         return np.array([one.total for one in self._bounds.holdings(layout)], dtype=np.float64)
 
     def _room(self, layout: Layout) -> Floats:

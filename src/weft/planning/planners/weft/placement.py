@@ -40,7 +40,7 @@ def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
 
 
 def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, and what is left of it without the last group of nodes, the last two and so on.
+    """Yield the cluster, and what is left of it without the last group of nodes, the last two and so on.
 
     Slow devices may hold the others up. The ranks of a plan are those of the first devices, so that only the
     last can be left out.
@@ -53,7 +53,7 @@ def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with half of the last group's nodes, a quarter and so on, down to one."""
+    """Yield the cluster with half of the last group's nodes, a quarter and so on, down to one."""
     *others, last = cluster.groups
     count = last.count // 2
     while count:
@@ -69,7 +69,7 @@ def unlike_devices(cluster: Cluster) -> bool:
 
 
 def problems_of(problem: Problem) -> Iterator[Problem]:
-    """The problem, and the same on the first groups of nodes alone; pinned degrees may say how many.
+    """Yield the problem, and the same on the first groups of nodes alone; pinned degrees may say how many.
 
     Where cost counts, also with fewer nodes of the last of these groups.
     """
@@ -84,7 +84,7 @@ def problems_of(problem: Problem) -> Iterator[Problem]:
 
 
 def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
-    """The device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
+    """Return the device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
     devices = devices_in_turn(cluster, placement.groups)
     if layout.ranks < cluster.ranks:
         # The ranks of a plan are those of the first devices.

@@ -61,7 +61,7 @@ class WeftPlanner:
     tell: Callable[[str], None] = lambda text: None
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """The degrees and choices; on unlike devices each is given stages, shares and places."""
+        """Return the degrees and choices; on unlike devices each is given stages, shares and places."""
         return layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
@@ -212,11 +212,11 @@ class _Search:
         return self.found.near(fitting)
 
     def _goes_on(self) -> bool:
-        """Whether nothing fits yet, or time is left."""
+        """Return whether nothing fits yet, or time is left."""
         return self.found.best is None or not self._late()
 
     def _mixed(self) -> Iterator[Layout]:
-        """The most promising first."""
+        """Yield the most promising first."""
         if not self._unlike:
             yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
             return
@@ -231,11 +231,11 @@ class _Search:
         yield from (one.layout for one in found)
 
     def _may_win(self, layout: Layout) -> bool:
-        """Whether the lower bound of a layout's step is below the best one."""
+        """Return whether the lower bound of a layout's step is below the best one."""
         return self.found.may_win(self._bounds.step_s(layout), layout)
 
     def _worth_trying(self, layout: Layout) -> bool:
-        """Whether a layout is legal, and the bounds of time and memory leave it a chance."""
+        """Return whether a layout is legal, and the bounds of time and memory leave it a chance."""
         if refuse(self._problem.job, layout) is not None:
             return False
         try:

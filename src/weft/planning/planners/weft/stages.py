@@ -142,7 +142,7 @@ class _Line:
     room: float
 
     def needed(self, start: int, end: int) -> float:
-        """Bytes of a stage of these layers."""
+        """Return bytes of a stage of these layers."""
         made = 0.0 if self.made is None else self.made[start][end - start - 1]
         return self.held[end] - self.held[start] + made
 
@@ -157,14 +157,14 @@ class _Line:
 
 
 def _largest(values: Floats) -> list[list[float]] | None:
-    """The largest of those from one on, row by row; None where there are none."""
+    """Return the largest of those from one on, row by row; None where there are none."""
     if not values.any():
         return None
     return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
 
 
 def _together(times_s: Sequence[Floats], row: tuple[int, ...], *, uneven: bool) -> Floats:
-    """Seconds in which the replicas of a stage get a micro-batch each through every layer."""
+    """Return seconds in which the replicas of a stage get a micro-batch each through every layer."""
     kinds = sorted(set(row))
     rows = np.array([times_s[kind] for kind in kinds])
     if not uneven or len(rows) == 1:
@@ -202,7 +202,7 @@ def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | Non
 
 
 def _fastest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> tuple[int, ...]:
-    """The fastest way of each stage that fits."""
+    """Return the fastest way of each stage that fits."""
     chosen, start = [], 0
     for choice, count in zip(lines, counts, strict=True):
         end = start + count

@@ -120,7 +120,7 @@ class UnevenSpace:
         return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
 
     def layouts(self, *, looped: bool) -> Iterator[Layout]:
-        """All degrees with what they may share out and recompute; one order, unless another is pinned.
+        """Yield all degrees with what they may share out and recompute; one order, unless another is pinned.
 
         With one stage per device sharing out more than optimizer states frees no memory: the device needs
         room for all of its weights and gradients at once.
@@ -179,7 +179,7 @@ class UnevenSpace:
         placement: Placement,
         recomputes: Sequence[Recompute] = (),
     ) -> Iterator[Suited]:
-        """The layout with stages that suit its devices, with equal shares and with shares by speed.
+        """Yield the layout with stages that suit its devices, with equal shares and with shares by speed.
 
         Args:
             layout: any.
@@ -223,7 +223,7 @@ class UnevenSpace:
         return Way(self._seconds(layout), self._bounds.layer_bytes(layout))
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
-        """One micro-batch through each layer, at each pace; passes that are run again included."""
+        """Return one micro-batch through each layer, at each pace; passes that are run again included."""
         size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
         key = (size, degree, recompute)
         if key not in self._seconds_of:
@@ -251,7 +251,7 @@ class UnevenSpace:
 
 
 def worst_of(suited: Sequence[Suited], count: int) -> float:
-    """The longest of the `count` least estimates; infinite where there are not so many."""
+    """Return the longest of the `count` least estimates; infinite where there are not so many."""
     least = nsmallest(count, map(_estimate_s, suited))
     return least[-1] if len(least) == count else inf
 

@@ -55,13 +55,13 @@ class DividedTokens:
         return DividedTokens(self.share.detach(), self.ranks)
 
     def argmax(self) -> torch.Tensor:
-        """The class of the largest logit, shape (b, all tokens)."""
+        """Return the class of the largest logit, shape (b, all tokens)."""
         share = self.share.detach()
         own = share.argmax() if isinstance(share, DividedLogits) else share.argmax(-1)
         return self.ranks.joined(self.ranks.gather(own))
 
     def with_all_tokens(self) -> torch.Tensor | DividedLogits:
-        """The logits of all tokens, or the own columns of these; gradients flow to the own tokens."""
+        """Return the logits of all tokens, or the own columns of these; gradients flow to the own tokens."""
         if isinstance(self.share, DividedLogits):
             return replace(self.share, own=self.ranks.all_tokens(self.share.own))
         return self.ranks.all_tokens(self.share)

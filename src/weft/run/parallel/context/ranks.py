@@ -27,7 +27,7 @@ class ContextRanks(ReplicaRanks):
     def own_tokens(
         self, whole: torch.Tensor, dimension: int = _TOKENS, place: int | None = None
     ) -> torch.Tensor:
-        """The tokens of a rank, by default this one, of a value with all of them."""
+        """Return the tokens of a rank, by default this one, of a value with all of them."""
         if self.size == 1:
             return whole
         place = self.place if place is None else place
@@ -40,12 +40,12 @@ class ContextRanks(ReplicaRanks):
         return torch.cat([*(one for one, _ in halves), *(one for _, one in reversed(halves))], dimension)
 
     def all_tokens(self, own: torch.Tensor) -> torch.Tensor:
-        """All tokens of a value (b, own tokens, ...), for what every rank then computes in full."""
+        """Return all tokens of a value (b, own tokens, ...), for what every rank then computes in full."""
         whole: torch.Tensor = _AllTokens.apply(own, self) if self.size > 1 else own
         return whole
 
     def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """All ranks' totals, scalars, together over all their counts; the same number on all."""
+        """Return all ranks' totals, scalars, together over all their counts; the same number on all."""
         mean: torch.Tensor = _Mean.apply(total, count, self)
         return mean
 

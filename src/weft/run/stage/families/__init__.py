@@ -21,7 +21,7 @@ STAGE_FAMILIES: Mapping[str, str] = {
 
 
 def stage_family(name: str) -> type[StageModule]:
-    """The stages of a known family; makes one of a `ModelConfig` and the positions of its layers."""
+    """Return the stages of a known family; makes one of a `ModelConfig` and the positions of its layers."""
     module, _, stage = STAGE_FAMILIES[name].partition(":")
     family: type[StageModule] = getattr(import_module(module), stage)
     return family

@@ -28,7 +28,7 @@ from weft.run.stage.submodules import Submodules, weight_of
 
 
 def bert_config(config: ModelConfig) -> BertConfig:
-    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    """Return the `transformers` configuration of a model, without dropout and with fused attention."""
     return BertConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         max_position_embeddings=config.sequence,

@@ -20,7 +20,7 @@ from weft.run.stage.submodules import Submodules, weight_of
 
 
 def gpt_config(config: ModelConfig) -> GPT2Config:
-    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    """Return the `transformers` configuration of a model, without dropout and with fused attention."""
     return GPT2Config(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         n_positions=config.sequence,

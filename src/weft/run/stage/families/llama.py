@@ -25,7 +25,7 @@ from weft.run.stage.submodules import Submodules, weight_of
 
 
 def llama_config(config: ModelConfig) -> LlamaConfig:
-    """The `transformers` configuration of a model, with fused attention."""
+    """Return the `transformers` configuration of a model, with fused attention."""
     return LlamaConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         vocab_size=config.vocabulary,
         max_position_embeddings=config.sequence,

@@ -27,7 +27,7 @@ class OwnStage(nn.Module):
                 self.layers[str(index)] = model.layer(index).to(dtype)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
-        """The layers in their order."""
+        """Return the layers in their order."""
         first, *others = self.layers.values()
         return [lambda value: first(self._as_computed(value)), *others]
 
@@ -76,7 +76,7 @@ class OwnGraphStage(OwnStage):
         )
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
-        """The layers in their order, each from what the layers before it in the model give."""
+        """Return the layers in their order, each from what the layers before it in the model give."""
         return [
             self._of_samples(one) if name in self._samples_first else one for name, one in self.layers.items()
         ]

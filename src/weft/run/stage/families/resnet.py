@@ -22,7 +22,7 @@ from weft.run.stage.submodules import Submodules
 
 
 def resnet_config(config: ModelConfig) -> ResNetConfig:
-    """The `transformers` configuration of a model; the size of the images is a key of weft's own."""
+    """Return the `transformers` configuration of a model; the size of the images is a key of weft's own."""
     sizes = config.convolutions
     assert sizes is not None, "a residual network has convolutions"
     return ResNetConfig(  # type: ignore[call-arg]  # keys of all families are not among its types

@@ -20,7 +20,7 @@ from weft.run.stage.submodules import Submodules
 
 
 def vit_config(config: ModelConfig) -> ViTConfig:
-    """The `transformers` configuration of a model, without dropout and with fused attention."""
+    """Return the `transformers` configuration of a model, without dropout and with fused attention."""
     return ViTConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
         hidden_size=config.hidden,
         num_hidden_layers=config.layers,
