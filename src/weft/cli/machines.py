@@ -105,11 +105,8 @@ def _counts(
     if text is None:
         return default
     if config is None:
-        raise InputError(
-            Violation(
-                option, "is about the layers of a model; name one", f"weft measure gpt-1m {option} {text}"
-            )
-        )
+        problem = "is about the layers of a model; name one"
+        raise InputError(Violation(option, problem, f"weft measure gpt-1m {option} {text}"))
     return counts_of(option, text)
 
 

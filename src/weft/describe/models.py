@@ -116,6 +116,14 @@ class _Format:
         return {**self.required, **self.optional}
 
 
+_TRANSFORMER = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+}
+_TEXT = {**_TRANSFORMER, "vocabulary": "vocab_size", "sequence": "max_position_embeddings"}
+
 _FORMATS: Mapping[str, _Format] = {
     "gpt2": _Format(
         family="gpt",
@@ -132,28 +140,14 @@ _FORMATS: Mapping[str, _Format] = {
     ),
     "llama": _Format(
         family="llama",
-        required={
-            "layers": "num_hidden_layers",
-            "hidden": "hidden_size",
-            "heads": "num_attention_heads",
-            "feed_forward": "intermediate_size",
-            "vocabulary": "vocab_size",
-            "sequence": "max_position_embeddings",
-        },
+        required=_TEXT,
         optional={"key_value_heads": "num_key_value_heads"},
         tied=False,
         unsupported={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
     ),
     "bert": _Format(
         family="bert",
-        required={
-            "layers": "num_hidden_layers",
-            "hidden": "hidden_size",
-            "heads": "num_attention_heads",
-            "feed_forward": "intermediate_size",
-            "vocabulary": "vocab_size",
-            "sequence": "max_position_embeddings",
-        },
+        required=_TEXT,
         optional={},
         tied=True,
         unsupported={
@@ -165,14 +159,7 @@ _FORMATS: Mapping[str, _Format] = {
     ),
     "vit": _Format(
         family="vit",
-        required={
-            "layers": "num_hidden_layers",
-            "hidden": "hidden_size",
-            "heads": "num_attention_heads",
-            "feed_forward": "intermediate_size",
-            "image_size": "image_size",
-            "patch_size": "patch_size",
-        },
+        required={**_TRANSFORMER, "image_size": "image_size", "patch_size": "patch_size"},
         optional={"channels": "num_channels"},
         tied=False,
         unsupported={"hidden_act": "gelu", "qkv_bias": True},

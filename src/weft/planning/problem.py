@@ -267,8 +267,5 @@ def _require_precision(cluster: Cluster, precision: str) -> None:
     for group in cluster.groups:
         if precision not in group.device.flops_per_s:
             able = ", ".join(group.device.flops_per_s)
-            raise InputError(
-                Violation(
-                    "precision", f"{precision!r} is not supported by {group.device.name}; it has {able}"
-                )
-            )
+            problem = f"{precision!r} is not supported by {group.device.name}; it has {able}"
+            raise InputError(Violation("precision", problem))

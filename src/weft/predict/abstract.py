@@ -238,12 +238,8 @@ class _Times:
 def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs, list[Fraction]]:
     """Costs in exact ticks, and each rank's computation in units."""
     if len(program) * max(times.all()) * ticks_per_unit > MOST_TICKS:
-        raise InputError(
-            Violation(
-                "forward, backward, hop, weight share",
-                "have no common unit small enough; use rounder numbers",
-            )
-        )
+        problem = "have no common unit small enough; use rounder numbers"
+        raise InputError(Violation("forward, backward, hop, weight share", problem))
     columns = program.columns
     ticks = np.zeros((len(KINDS), len(times.stages)), dtype=np.int64)
     for kind in _COMPUTATIONS:

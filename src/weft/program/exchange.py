@@ -36,17 +36,12 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
     for device, order in enumerate(orders):
         twice = [stage for stage in order.stage.tolist() if home.setdefault(stage, device) != device]
         if twice:
-            raise InputError(
-                Violation(
-                    f"order of device {device}",
-                    f"stage {twice[0]} is on device {home[twice[0]]}, too; torch has each on one device",
-                )
-            )
+            problem = f"stage {twice[0]} is on device {home[twice[0]]}, too; torch has each on one device"
+            raise InputError(Violation(f"order of device {device}", problem))
         strange = sorted(set(order.kind.tolist()) - set(LETTERS))
         if strange:
-            raise InputError(
-                Violation(f"order of device {device}", f"kinds {strange} have no action in torch")
-            )
+            problem = f"kinds {strange} have no action in torch"
+            raise InputError(Violation(f"order of device {device}", problem))
         rows = zip(order.kind.tolist(), order.stage.tolist(), order.micro_batch.tolist(), strict=True)
         lines.append(",".join(f"{stage}{LETTERS[kind]}{micro_batch}" for kind, stage, micro_batch in rows))
     return "".join(f"{line}\n" for line in lines)
@@ -80,13 +75,8 @@ def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:
             if match is not None:
                 actions.append((KIND_OF_LETTER[match[2]], int(match[1]), int(match[3])))
             elif cell:
-                problems.append(
-                    Violation(
-                        f"{where}, line {rank + 1}, cell {place + 1}",
-                        f"{cell!r} is no computation; actions are a stage, one of F B I W, and a micro-batch",
-                        "0F0",
-                    )
-                )
+                wrong = f"{cell!r} is no computation; actions are a stage, one of F B I W, and a micro-batch"
+                problems.append(Violation(f"{where}, line {rank + 1}, cell {place + 1}", wrong, "0F0"))
         table = np.array(actions, dtype=np.int64).reshape(-1, 3)
         orders.append(ComputeOrder(table[:, 0], table[:, 1], table[:, 2]))
     problems = problems or _order_problems(orders, where)
@@ -107,17 +97,15 @@ def _order_problems(orders: Sequence[ComputeOrder], where: str) -> list[Violatio
         for kind, stage, micro_batch in zip(*(column.tolist() for column in order), strict=True):
             action = f"{stage}{LETTERS[kind]}{micro_batch}"
             if home.setdefault(stage, rank) != rank:
-                problems.append(
-                    Violation(place, f"{action}: stage {stage} is on line {home[stage] + 1}, too")
-                )
+                problem = f"{action}: stage {stage} is on line {home[stage] + 1}, too"
+                problems.append(Violation(place, problem))
             done[kind, stage, micro_batch] += 1
             if done[kind, stage, micro_batch] > 1:
                 problems.append(Violation(place, f"{action} is there more than once"))
             needs = BACKWARD_INPUT if kind == BACKWARD_WEIGHT else FORWARD
             if kind != FORWARD and not done[needs, stage, micro_batch]:
-                problems.append(
-                    Violation(place, f"{action} comes before {stage}{LETTERS[needs]}{micro_batch}")
-                )
+                problem = f"{action} comes before {stage}{LETTERS[needs]}{micro_batch}"
+                problems.append(Violation(place, problem))
     return problems or _missing(done, where)
 
 

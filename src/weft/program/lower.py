@@ -176,12 +176,8 @@ def _look_up(compute: _Block, owed: _Owed, layout: PipelineLayout, name: str, *,
         wanted = found[owed.starts[first_stage] :]
         misplaced = owed.home[place] != columns.rank[rows]
         if len(rows) != len(wanted) or (wanted == NONE).any() or misplaced.any():
-            raise InputError(
-                Violation(
-                    "schedule",
-                    f"{name!r} must run every stage and micro-batch exactly once, on the stage's device",
-                )
-            )
+            problem = f"{name!r} must run every stage and micro-batch exactly once, on the stage's device"
+            raise InputError(Violation("schedule", problem))
         return found
 
     forward = table(0, FORWARD)

@@ -204,13 +204,8 @@ def compare(
         one.instructions.id, two.instructions.id, assume_unique=True, return_indices=True
     )
     if not len(left):
-        raise InputError(
-            Violation(
-                "compare",
-                f"no instruction is in both plan {predicted.plan_id} of {predicted.run!r} "
-                f"and plan {measured.plan_id} of {measured.run!r}",
-            )
-        )
+        plans = [f"plan {timeline.plan_id} of {timeline.run!r}" for timeline in (predicted, measured)]
+        raise InputError(Violation("compare", f"no instruction is in both {' and '.join(plans)}"))
     rows, durations = one.instructions.take(left), two.instructions.duration_s[right]
     everywhere = np.full(len(left), NONE, dtype=np.int64)
     compute, cycle = np.flatnonzero(is_compute(rows.kind)), max(one.cycle, two.cycle)

@@ -8,7 +8,6 @@ content security policy admits no script but the page's own.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from weft import __version__
 from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.files import write_whole
 from weft.timeline.figures import error_text, prediction_error
 from weft.web.charts.colours import kind_colour
 from weft.web.pages.page import policy_hash, section_html, static_text
@@ -28,17 +28,14 @@ _MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
+def write_report(path: Path, report: ReportData) -> None:
     """Write the page; a file that is already there is replaced in one piece.
 
     Raises:
         OSError: when the file cannot be written.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(report_html(report), encoding="utf-8")
-    temporary.replace(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, report_html(report))
 
 
 def report_html(report: ReportData) -> str:

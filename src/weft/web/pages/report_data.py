@@ -80,12 +80,8 @@ class ReportData:
         timelines = (self.predicted, self.measured)
         plans = {timeline.plan_id for timeline in timelines if timeline is not None}
         if len(plans) > 1:
-            raise InputError(
-                Violation(
-                    "report",
-                    f"predicted and measured timelines belong to two plans: {' and '.join(sorted(plans))}",
-                )
-            )
+            problem = f"predicted and measured timelines belong to two plans: {' and '.join(sorted(plans))}"
+            raise InputError(Violation("report", problem))
 
     @property
     def measured_step_s(self) -> float | None:
