@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 # Where there is no NVIDIA driver, constraints.txt pins the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.txt)
 
-# Documents in plain English; docs/benchmarks.md and docstrings are not there yet.
-PLAIN := README.md CONTRIBUTING.md $(filter-out docs/benchmarks.md,$(wildcard docs/*.md docs/reference/*.md))
+# Documents in plain English; docstrings are not there yet.
+PLAIN := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/reference/*.md)
 
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1

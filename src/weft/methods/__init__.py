@@ -1,4 +1,4 @@
-"""What weft can do to a training: one folder for each method.
+"""The methods of weft: one folder for each way to change a training.
 
-A folder names its `BUNDLE` (`weft.bundles.Bundle`). Nothing below imports it: rooms ask for contributions.
+A folder names its `BUNDLE` (`weft.bundles.Bundle`). No lower room imports it: rooms look up contributions.
 """

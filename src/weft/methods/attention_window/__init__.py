@@ -1,4 +1,4 @@
-"""Attention of tokens to those of a window before them, block by block."""
+"""Attention of each token to the window of tokens before it, chosen block by block."""
 
 from __future__ import annotations
 

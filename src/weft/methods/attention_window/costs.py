@@ -1,8 +1,8 @@
-"""What a block costs whose tokens attend to a window before them.
+"""The cost of a block with an attention window.
 
-Queries are cut into chunks as long as the window. A chunk reads the keys of itself and of the window before
-it, under a mask: with s tokens and a window of w < s, (s / w - 1) w (2 w - 1) + w^2 scores are computed of
-s^2, where a causal kernel computes half of the s^2. What chunks give is joined, and that is kept besides.
+Queries are cut into chunks of w tokens, as long as the window. A chunk reads its own keys and the keys of the
+window before it, under a mask. For w < s tokens this computes `(s / w - 1) w (2 w - 1) + w^2` scores of s^2;
+a causal kernel computes half of s^2. The joined outputs of the chunks are kept, too.
 """
 
 from __future__ import annotations

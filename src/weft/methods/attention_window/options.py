@@ -1,4 +1,4 @@
-"""`[attention-window]`: how many tokens which blocks attend to."""
+"""`[attention-window]`: the attention window of each block, in tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.errors import InputError, Violation
 
 NAME = "attention-window"
 _BLOCKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
-# As families call them, whatever a method has added to one.
+# The family's name of a block; a method may add a suffix.
 _BLOCK = re.compile(r"block\.([0-9]+)", re.ASCII)
 
 
 class AttentionWindowTable(TomlTable):
-    """The keys of `[attention-window]`; both may be given, `blocks` then has the exceptions."""
+    """The keys of `[attention-window]`; if both are given, `blocks` holds the exceptions."""
 
     tokens: Count | None = Field(
         default=None, description="the tokens that each one attends to in all blocks, itself included"
@@ -32,7 +32,7 @@ class AttentionWindowTable(TomlTable):
 
 
 def choices_of(table: AttentionWindowTable, graph: LayerGraph) -> tuple[LayerChoice, ...]:
-    """What a table asks of the blocks of a model, one choice for each window.
+    """Return the choices of a table for the blocks of a model, one for each window.
 
     Raises:
         InputError: listing every mistake.

@@ -1,4 +1,4 @@
-"""What windows do not go with: context ranks, whose attention is another."""
+"""The rules that refuse windows on context ranks, which attend to all tokens."""
 
 from __future__ import annotations
 

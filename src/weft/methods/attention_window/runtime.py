@@ -1,7 +1,7 @@
 """Attention of each token to itself and the tokens of a window before it (Beltagy et al., arXiv 2004.05150).
 
-Queries are cut into chunks as long as the window, and each chunk reads the keys of itself and of the window
-before it only: no kernel of its own is needed, and what lies outside is not computed.
+Queries are cut into chunks as long as the window. Each chunk reads only its own keys and the keys of the
+window before it. This needs no special kernel, and computes no scores outside of a chunk's keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.run.stage.attention import register_attention
 from weft.run.stage.layer_choices import RunChoice
 from weft.run.stage.stage_module import StageModule
 
-# Under this name the modules of `transformers` find the attention.
+# The name of this attention for the modules of `transformers`.
 _INTERFACE = "weft_window"
 # Queries, keys and values are (samples, heads, tokens, head size).
 _TOKENS = 2
@@ -30,10 +30,10 @@ _TOKENS = 2
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, window: int, scale: float
 ) -> torch.Tensor:
-    """What tokens attend to, (b, tokens, heads, head size), each to itself and `window` - 1 before it.
+    """Return each token's attention to itself and the `window` - 1 before it: (b, tokens, heads, head size).
 
     Args:
-        queries, keys, values: (b, heads, tokens, head size); there may be fewer heads of keys and values.
+        queries, keys, values: (b, heads, tokens, head size); keys and values may have fewer heads.
     """
     tokens, grouped = queries.shape[_TOKENS], queries.shape[1] != keys.shape[1]
     if window >= tokens:
@@ -58,7 +58,7 @@ def attend(
 
 
 def _band(window: int, device: torch.device) -> torch.Tensor:
-    """Which of 2 w - 1 keys each of w queries reads; the last key is the last query's own."""
+    """Return the mask, (w, 2 w - 1), of the keys that queries read; the last key is the last query's."""
     every = torch.ones(window, 2 * window - 1, dtype=torch.bool, device=device)
     return every.tril(window - 1).triu(0)
 
@@ -71,12 +71,16 @@ def _attend(
 
 
 def give_window(stage: nn.Module, layer: int, value: Value) -> None:
-    """Let the attention of one block of a stage read a window of tokens."""
+    """Set the attention window of one block of a stage to `value` tokens.
+
+    Raises:
+        InputError: if the stage's model is of no known family.
+    """
     if not isinstance(stage, StageModule):
         raise InputError(Violation(NAME, f"layer {layer} is no block of a family that weft knows"))
     for part in stage.block(layer).modules():
         if _attends_causally(part):
-            # Blocks share their configuration, and have windows of their own.
+            # Blocks share one configuration, but each has its own window.
             part.config = copy.copy(part.config)
             part.config._attn_implementation = _INTERFACE
             part.attention_window = value

@@ -1,7 +1,6 @@
-"""A head of its own behind one block, whose loss is added to the model's (deep supervision).
+"""An auxiliary head behind one block; its loss is added to the model's loss (deep supervision).
 
-Lee et al., Deeply-Supervised Nets, arXiv 1409.5185. No move adds it: it changes what is trained, and that is
-the job's to say.
+Lee et al., Deeply-Supervised Nets, arXiv 1409.5185. No move adds it, because it changes the job's loss.
 """
 
 from __future__ import annotations

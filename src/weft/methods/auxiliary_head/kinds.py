@@ -1,4 +1,4 @@
-"""The loss of an auxiliary head, which a stage's forward pass makes and its backward pass starts from."""
+"""The loss of an auxiliary head: a stage's forward pass makes it, and its backward pass starts from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ VALUES.register(ValueKind(name="auxiliary_loss", scope=PER_MICRO_BATCH, until="f
 
 @dataclass(frozen=True, kw_only=True)
 class HasHead(Owed):
-    """The backward passes of one stage start from the loss of an auxiliary head, too."""
+    """The obligation of one stage's backward passes to start from an auxiliary head's loss, too."""
 
     stage: int
 
 
 def headed(program: Program, rows: Ints) -> Places:
-    """Where the instruction's stage has the head, and is trained."""
+    """Return the rows that run the head's stage, if it is trained."""
     owed = program.obligations.methods.get("auxiliary-head")
     if not isinstance(owed, HasHead):
         return Places(rows[:0])
@@ -31,7 +31,7 @@ def headed(program: Program, rows: Ints) -> Places:
 
 
 def check_head(program: Program, owed: HasHead | None) -> list[Violation]:
-    """Check that the stage said to have the head steps it."""
+    """Return a violation if no rank steps the head's stage."""
     stepped = {int(stage) for stage in program.obligations.step[:, 0]}
     if owed is None or owed.stage in stepped:
         return []

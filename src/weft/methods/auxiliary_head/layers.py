@@ -1,4 +1,4 @@
-"""The auxiliary head as a part of the block before it: what it computes, keeps and steps."""
+"""The auxiliary head as a part of the block before it: its work, kept activations and parameters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
 from weft.methods.auxiliary_head.options import NAME, read_options
 
-# Families whose head is a norm and a product with the vocabulary, at every token of the stream.
+# Families with a head of one norm and one product with the vocabulary, at every token of the stream.
 FAMILIES = ("gpt", "llama")
 _SUFFIX = "+auxiliary_head"
 
 
 def add_head(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
-    """Return the layers of the model, of which one block has a head of its own beside it.
+    """Return the layers of the model, with an auxiliary head added to one block.
 
     Raises:
-        InputError: when the model has no such block, or its head is of another kind.
+        InputError: if the model has no such block, or its family has another kind of head.
     """
     options = read_options(choice)
     if config.family not in FAMILIES:
@@ -40,26 +40,26 @@ def add_head(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGra
 
 
 def head_places(graph: LayerGraph) -> tuple[int, ...]:
-    """Return positions of the layers that have an auxiliary head."""
+    """Return the positions of the layers with an auxiliary head."""
     return tuple(place for place, layer in enumerate(graph.layers) if layer.name.endswith(_SUFFIX))
 
 
 def stage_with(layer: int, stages: Sequence[Sequence[int]]) -> int:
-    """Return the stage, of these with their layers, that holds a layer."""
+    """Return the index of the stage that holds a layer; `stages` has the layers of each stage."""
     return next(index for index, layers in enumerate(stages) if layer in layers)
 
 
 def _untied_head(graph: LayerGraph, config: ModelConfig) -> Layer:
-    """Return the model's own head, with a matrix of its own."""
+    """Return the model's own head, with an untied matrix."""
     head = graph.layers[-1]
     tied = [one.parameters for one in graph.tied if one.layers[-1] == len(graph.layers) - 1]
     return replace(head, parameters=sum(tied, head.parameters))
 
 
 def _together(block: Layer, head: Layer) -> Layer:
-    """Return one layer that does what both do; it sends what the block sends.
+    """Return one layer with the work of both; it sends the block's output.
 
-    The head's norm keeps its input, which a block behind it in the same stage keeps, too: it counts twice.
+    The head's norm keeps its input. A next block in the same stage keeps it, too: it counts twice.
     """
     known = block.products is not None and head.products is not None
     return replace(

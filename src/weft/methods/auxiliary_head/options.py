@@ -1,4 +1,4 @@
-"""What an auxiliary head is told: the table `[auxiliary-head]`, and options of the plan's method."""
+"""The options of an auxiliary head: the table `[auxiliary-head]`, and the options of a plan's method."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TABLE = RunTable(method=NAME, table=AuxiliaryHeadOptions, options=lambda table: 
 
 
 def read_options(choice: Choice, where: str = NAME) -> AuxiliaryHeadOptions:
-    """What a plan or a job asks of the head.
+    """Return the options of the head in a plan or a job.
 
     Raises:
-        InputError: for options that it does not have.
+        InputError: for unknown, missing or wrong options.
     """
     try:
         return AuxiliaryHeadOptions.model_validate(dict(choice.options))
@@ -38,7 +38,7 @@ def read_options(choice: Choice, where: str = NAME) -> AuxiliaryHeadOptions:
 
 
 def options_of(plan: Plan) -> AuxiliaryHeadOptions | None:
-    """What a plan asks of the head; None where it has none.
+    """Return the options of a plan's head, or None if it has no head.
 
     Raises:
         InputError: as `read_options`.

@@ -1,7 +1,7 @@
-"""What a program owes an auxiliary head: losses that backward passes of its stage start from.
+"""The obligation of a program to an auxiliary head: backward passes of its stage start from its loss.
 
-The program has no instruction more: forward passes of the stage compute the head's loss, backward passes
-start from it, and its coefficient is known from the beginning.
+The program gets no extra instruction. Forward passes of the stage compute the head's loss, and backward
+passes start from it. The coefficient of the loss is known before the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIVIDED = "its head is whole on one rank, which ranks that divide layers or toke
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """The stage that has the head, and over how many ranks its replicas are divided."""
+    """The stage with the head, and the number of ranks that divide each of its replicas."""
 
     stage: int
     divided: int

@@ -1,4 +1,4 @@
-"""The section of a report about an auxiliary head's loss."""
+"""The report's section about the loss of an auxiliary head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an auxiliary head asks of layouts and of plans."""
+"""The rules of an auxiliary head for layouts and plans."""
 
 from __future__ import annotations
 

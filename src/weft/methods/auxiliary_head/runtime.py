@@ -1,4 +1,4 @@
-"""The auxiliary head on the rank that holds its block: a module of the stage, and a root of its backward."""
+"""The auxiliary head on its block's rank: a module of the stage, and a root of its backward pass."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from weft.run.state.precision import at_least_fp32
 from weft.run.streams import Value
 from weft.run.workspace import Workspace
 
-# The name of the module in its stage, with which its parameters' names begin.
+# The name of the module in its stage, and the prefix of its parameters' names.
 MODULE = "auxiliary_head"
-# GPT-2's and Llama's own, where a configuration says nothing else.
+# The defaults of GPT-2 and Llama, for configurations without `norm_epsilon`.
 _EPSILON = {"gpt": 1e-5, "llama": 1e-6}
 _DEVIATION = 0.02
 
 
 class AuxiliaryHead(AddedModule):
-    """A norm like those of the family, and a product with the vocabulary; logits (b, s, vocabulary)."""
+    """A norm of the family's kind and a product with the vocabulary; returns logits (b, s, vocabulary)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class AuxiliaryHead(AddedModule):
 
 
 def make_head(config: ModelConfig, layers: Sequence[int], choice: Choice) -> Mapping[str, AddedModule]:
-    """Return the head by its name, where the layers have its block."""
+    """Return the head by its module name, or nothing if the layers do not include its block."""
     return {MODULE: AuxiliaryHead(config)} if read_options(choice).after_block in layers else {}
 
 
@@ -61,7 +61,7 @@ class HeadState(MethodState):
     """The head's losses on one rank.
 
     Raises:
-        InputError: when the stage that has it was built without it.
+        InputError: if the head's stage was built without it.
     """
 
     def __init__(self, making: Making) -> None:
@@ -105,7 +105,7 @@ class HeadState(MethodState):
         return self._roots if stage == self._stage else ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:
-        """Return the mean over the stage's micro-batches of the global batch, of which a rank has its own."""
+        """Return this rank's part of the head's mean loss over the micro-batches of the global batch."""
         if not workspace.training:
             return {}
         keys = ((METRIC, self._stage, number) for number in self._micro_batches)
@@ -114,7 +114,7 @@ class HeadState(MethodState):
 
 
 def _micro_batches(program: RankProgram, stage: int) -> list[int]:
-    """Those that the rank runs through a stage."""
+    """Return the micro-batches that the rank runs through a stage, rising."""
     columns = program.columns
     own = (columns.kind == FORWARD) & (columns.stage == stage)
     numbers: list[int] = np.unique(columns.micro_batch[own]).tolist()

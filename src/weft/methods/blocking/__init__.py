@@ -1,4 +1,4 @@
-"""Communication that is not overlapped with computation, as other frameworks ship it."""
+"""Communication without overlap with computation, as other frameworks ship it."""
 
 from __future__ import annotations
 

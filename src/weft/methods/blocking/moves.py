@@ -1,4 +1,4 @@
-"""What blocking communication does not go with."""
+"""The combinations that blocking communication refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from weft.describe.layout import Layout
 from weft.moves.composition import Composition
 from weft.moves.job import Job
 
-# What reduces during the step, because there is no room for every gradient.
+# These levels reduce during the step, because they have no room for every gradient.
 FEW_GRADIENTS = ("zero-2", "zero-3")
 
 

@@ -1,16 +1,15 @@
-"""Communication as other frameworks ship it: not overlapped with computation.
+"""Communication without overlap with computation, as other frameworks ship it.
 
 `messages`: a device computes, then exchanges messages, then computes again, as Megatron-LM does without its
-overlap options. All sends and receives of an exchange are one call: it begins when both ends of a message
-have come to theirs, and nobody computes until it is over. A device with one stage exchanges after every
-computation; one with several that alternates goes on from a forward to the backward that follows it and
+overlap options. All sends and receives of an exchange are one call. It begins when both ends of each message
+have reached it, and a device computes again when it is over. A device with one stage exchanges after every
+computation. A device with several stages that alternates also runs the backward after a forward, and
 exchanges for both.
 
-`reductions`: gradients are reduced when the last backward of the device has ended, as in plain data
-parallelism without hooks, instead of when that of each stage has.
+`reductions`: gradients are reduced after the device's last backward, not after the last backward of each
+stage. Plain data parallelism without hooks does so.
 
-Comparing an order with and without them splits a gain into what the order is worth and what its
-implementation is.
+A comparison with and without them splits a gain between the order and its implementation.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def options(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
 def refuse(
     layout: PipelineLayout, blocking: tuple[Blocking, ...], others: Mapping[str, Any]
 ) -> list[Violation]:
-    """Reductions at the end by replicas that share out gradients."""
+    """Refuse reductions at the end of the step by replicas that shard gradients."""
     level = getattr(others.get("sharding"), "level", None)
     if "reductions" not in blocking or level not in FEW_GRADIENTS:
         return []
@@ -53,7 +52,7 @@ def refuse(
 def block(
     pipeline: LoweredPipeline, layout: PipelineLayout, blocking: tuple[Blocking, ...]
 ) -> LoweredPipeline:
-    """Return the pipeline with the named communication taken out of the shadow of the computations."""
+    """Return the pipeline without overlap of the named communication with computations."""
     if "reductions" in blocking:
         pipeline = _reduce_at_end(pipeline)
     if "messages" in blocking:
@@ -74,7 +73,7 @@ def _reduce_at_end(pipeline: LoweredPipeline) -> LoweredPipeline:
 
 
 class _Turns(NamedTuple):
-    """What a device computes between two exchanges: device, first and last row of each turn, in order."""
+    """The turns of computations between exchanges: device, first and last row of each turn, in order."""
 
     device: Ints
     first: Ints
@@ -88,7 +87,7 @@ class _Turns(NamedTuple):
 
 
 def _exchange_in_turn(pipeline: LoweredPipeline) -> LoweredPipeline:
-    """Messages between turns of computations: a turn waits for its exchange, an exchange for both ends."""
+    """Put messages between turns of computations: turns wait for their exchange, exchanges for both ends."""
     columns, edges = pipeline.columns, pipeline.edges
     turns, turn_of = _turns(pipeline)
     sends, receives = (is_any_of(columns.kind, kinds) for kinds in zip(*MESSAGES, strict=True))
@@ -111,7 +110,7 @@ def _exchange_in_turn(pipeline: LoweredPipeline) -> LoweredPipeline:
             Edges.of(turns.last[before[came]], send[came]),
         ]
     )
-    # Sends follow the last computation of their turn, receives precede the first one of theirs.
+    # Sends follow the last computation of their turn, receives precede the first computation of their turn.
     place = 4 * np.arange(len(columns), dtype=np.int64)
     place[send] = 4 * turns.last[sending] + 1
     place[receive] = 4 * turns.first[receiving] - 1
@@ -138,13 +137,13 @@ def _turns(pipeline: LoweredPipeline) -> tuple[_Turns, Ints]:
 
 
 def _computations(pipeline: LoweredPipeline) -> Ints:
-    """Return rows that compute micro-batches, in order."""
+    """Return the rows that compute micro-batches, in order."""
     found: Ints = np.flatnonzero(is_any_of(pipeline.columns.kind, COMPUTATIONS))
     return found
 
 
 def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredPipeline:
-    """Return the pipeline with its rows in the order of `place` within their devices, and further edges."""
+    """Return the pipeline with its rows in the order of `place` within their devices, and with more edges."""
     order = np.lexsort((place, pipeline.columns.rank))
     return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))
 

@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, which steps wait for: to clip it, or to leave the step out."""
+"""The norm of the whole gradient; steps wait for it, to clip the gradient or to skip the step."""
 
 from __future__ import annotations
 

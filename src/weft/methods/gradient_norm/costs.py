@@ -1,4 +1,4 @@
-"""What the norm of the whole gradient costs: a look at the gradient, a number exchanged, and the clipping."""
+"""The costs of the whole gradient's norm: a read of the gradient, one exchanged number, and the clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.program.arrays import Ints
 
 
 def _norm(pricing: Pricing, rows: Ints) -> Taken:
-    """A rank reads the gradients that it answers for, of all its stages; then all exchange one number."""
+    """Return the times of norms: a rank reads its part of the gradients, then all ranks exchange a number."""
     columns, groups = pricing.program.columns, pricing.program.groups
 
     def rank_s(rank: int, group: int, moved_bytes: int) -> tuple[float, float, float]:
@@ -22,7 +22,7 @@ def _norm(pricing: Pricing, rows: Ints) -> Taken:
 
 
 def _clipped(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:
-    """As if every step were clipped: gradients are read and written once more."""
+    """Return the seconds of clipping, as if every step were clipped: one more read and write of gradients."""
     return 2.0 * times.read_gradients_s if options(pricing.plan, pricing.model.graph) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What all ranks that step do together, before any of them does."""
+"""The norm instruction, which all ranks that step run together before any of them steps."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NORM = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class TakesNorm(Owed):
-    """Every step waits for the norm of the whole gradient."""
+    """The obligation of every step to wait for the norm of the whole gradient."""
 
 
 def owed(program: Program, rows: Ints) -> Places:
-    """In programs whose steps wait for the norm of the gradient."""
+    """Return all rows in programs with steps that wait for the gradient's norm, else none."""
     return Places(rows if "gradient-norm" in program.obligations.methods else rows[:0])
 
 

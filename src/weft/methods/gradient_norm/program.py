@@ -1,9 +1,8 @@
 """The norm of the whole gradient, taken by all ranks before any of them steps.
 
-What clips gradients by their norm (Pascanu et al., arXiv 1211.5063), or leaves out a step whose gradient is
-not finite, must know the gradients of all stages. So every rank that trains adds up what it holds once its
-last reduction has ended, exchanges one number with all others, and only then steps: one more meeting per step
-than a training that does neither.
+Clipping by the norm (Pascanu et al., arXiv 1211.5063) needs the gradients of all stages. So does a training
+that skips steps with gradients that are not finite. After its last reduction, every training rank adds up its
+own squares and exchanges one number with all others. Only then it steps: one more meeting per step.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from weft.program.program import Columns, Edges
 
 NAME = "gradient-norm"
 
-# One fp64 number: the sum of squares of what a rank answers for.
+# One fp64 number: the sum of squares of a rank's part of the gradient.
 NORM_BYTES = 8
 
 
@@ -33,7 +32,7 @@ def options(plan: Plan, graph: LayerGraph) -> bool | None:
 def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) -> LoweredPipeline:
     """Add the norm to one pipeline: one row on every device that steps, before its first step.
 
-    It has the coordinates of the device's first stage to step, because ids are made of coordinates.
+    The row has the coordinates of the device's first stage to step, because ids are made of coordinates.
     """
     columns = pipeline.columns
     steps = np.flatnonzero(columns.kind == STEP)
@@ -45,7 +44,7 @@ def take_norm(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) 
     read = {choice.value for read in KINDS[NORM].all_reads for choice in read.choices}
     reduced = np.flatnonzero(is_any_of(columns.kind, kinds_writing(*read - {"weight_gradient"})))
     makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
-    # A device's computations run one after the other, so that its last one speaks for all.
+    # A device's computations run one after the other, so its last computation stands for all.
     last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
     awaited = np.concatenate([reduced, last])
     added = Columns.of(

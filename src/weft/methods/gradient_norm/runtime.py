@@ -1,9 +1,9 @@
-"""`GradientNorm`: the norm of a step's whole gradient, and what follows from it.
+"""`GradientNorm`: the norm of a step's whole gradient, and the clipping or skipping of the step.
 
-Every element of the gradient is counted by one rank: where replicas all hold the summed gradient of a stage,
-each counts its equal share of it. All ranks get the same number, so that they all clip alike, or all leave
-the step out. With a limit the gradient is scaled to it where its norm is larger (Pascanu et al., On the
-difficulty of training recurrent neural networks, arXiv 1211.5063).
+One rank counts each element of the gradient. If all replicas hold a stage's summed gradient, each counts an
+equal share of it. All ranks get the same number, so all of them clip alike, or all of them skip the step. A
+gradient with a norm above the limit is scaled to the limit (Pascanu et al., On the difficulty of training
+recurrent neural networks, arXiv 1211.5063).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from weft.run.workspace import Workspace
 from weft.sync.base import Group
 from weft.sync.collectives import PIECE_ELEMENTS
 
-# Of all stages: shape (1,).
+# The norm of all stages, shape (1,).
 NORM = "gradient_norm"
-# Added to the norm by torch's own clipping, so that both scale alike.
+# torch's own clipping adds it to the norm, too, so both scale alike.
 EPSILON = 1e-6
 
 
@@ -35,9 +35,9 @@ class GradientNorm(MethodState):
     """The norm on one rank.
 
     Args:
-        clip_norm: the largest norm to step with; None steps with any.
-        skip_non_finite: leave out a step whose gradient is not finite, instead of failing.
-        gradients: of a rank's stages, where they are known already.
+        clip_norm: the largest norm of a step; None allows any.
+        skip_non_finite: skip a step if its gradient is not finite, instead of failing.
+        gradients: the gradients of the rank's stages, if they are known already.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GradientNorm(MethodState):
         return {} if norm is None else {NORM: norm}
 
     def take(self, group: Group) -> torch.Tensor:
-        """Return the norm, shape (1,), in fp64; every rank of the group calls it."""
+        """Return the norm, shape (1,), in fp64; every rank of the group must call it."""
         device = next((flat.device for one in self._gradients.values() for flat in one.stepped), None)
         squares = torch.zeros(1, dtype=torch.float64, device=device)
         for one in self._gradients.values():
@@ -82,13 +82,13 @@ class GradientNorm(MethodState):
         return squares.sqrt_()
 
     def clip(self, stage: int, norm: float) -> bool:
-        """Scale what this rank steps of a stage down to the limit, where the norm is larger.
+        """Scale this rank's gradient of a stage down to the limit, if the norm is larger.
 
         Returns:
-            Whether to step with it.
+            True if the stage may step.
 
         Raises:
-            RunError: when the norm is not finite and such steps are not left out.
+            RunError: if the norm is not finite, and such steps are not skipped.
         """
         if not math.isfinite(norm):
             if self._skips:
@@ -105,7 +105,7 @@ class GradientNorm(MethodState):
 
 
 class _Clipping:
-    """A step waits for the norm, and is left out where it is not finite."""
+    """The gate of a step: it waits for the norm, and skips the step if the norm is not finite."""
 
     def __init__(self, norm: GradientNorm, workspace: Workspace, stage: int) -> None:
         self._norm, self._workspace, self._stage = norm, workspace, stage
@@ -118,7 +118,7 @@ class _Clipping:
         return self._norm.clip(self._stage, norm.content.item())
 
     def stepped(self) -> None:
-        """The gradient is cleared by the step."""
+        """Do nothing: the step clears the gradient."""
 
 
 def norm(workspace: Workspace, instruction: Instruction) -> Issue:

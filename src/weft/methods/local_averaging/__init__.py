@@ -1,4 +1,4 @@
-"""Replicas that step by themselves, and average their weights every so many steps."""
+"""Replicas that step by themselves, and average their weights every few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an averaging costs: an all-reduce of a stage's weights, what is computed of them, and what is kept."""
+"""The costs of an averaging: an all-reduce of a stage's weights, the computation on them, and kept states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.predict.cost.residency import Held, ResidentBytes
 
 
 def _outer_states(pricing: Pricing) -> Held:
-    """Return the last averaged weights of a rank's stages, as they are stepped, and their momentum."""
+    """Return the bytes of an outer step: the last averaged weights of a rank's stages, and their momentum."""
     held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
     options = options_of(plan)
     if options is not None and options.steps_outside:

@@ -1,4 +1,4 @@
-"""What the replicas of a stage do together, and what programs owe it."""
+"""The averaging instruction of a stage's replicas, and the obligation of programs to run it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AVERAGE_WEIGHTS = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class AveragesWeights(Owed):
-    """The replicas of every trained stage average its weights after so many steps."""
+    """The obligation of every trained stage's replicas to average its weights after `every` steps."""
 
     every: int
 

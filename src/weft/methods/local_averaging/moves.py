@@ -8,7 +8,7 @@ from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.program import NOBODY
 from weft.moves.move import Context, Move
 
-# Steps between two averagings, where nobody says otherwise.
+# Default number of steps between two averagings.
 _EVERY = 8
 
 

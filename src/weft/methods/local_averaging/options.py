@@ -1,4 +1,4 @@
-"""What local averaging is told: keys of `[sync]`, and options of a plan's `sync`."""
+"""The options of local averaging: keys of `[sync]`, and options of a plan's `sync`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "local-averaging"
 
 
 class LocalAveragingOptions(TomlTable):
-    """The keys beside `method = "local-averaging"`."""
+    """The further keys of `[sync]` under `method = "local-averaging"`."""
 
     every: Count = Field(description="steps that replicas take by themselves between two averagings")
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -26,13 +26,13 @@ class LocalAveragingOptions(TomlTable):
 
     @property
     def steps_outside(self) -> bool:
-        """Whether weights become something else than the mean."""
+        """True if an outer step moves weights to other values than the mean."""
         return self.outer_momentum != 0.0 or self.outer_learning_rate != 1.0
 
 
-# Weights are read and written when they are laid out, weighted, added and given back.
+# Weights are read and written when they are flattened, weighted, added and copied back.
 _AVERAGE_PASSES = 8.0
-# The outer step reads the mean, reads and writes anchor and momentum, and makes two things of them.
+# The outer step reads the mean, reads and writes anchor and momentum, and computes two tensors from them.
 _OUTER_PASSES = 10.0
 
 
@@ -44,10 +44,10 @@ SYNC = SyncMethod(name=NAME, table=LocalAveragingOptions, local_gradients=True, 
 
 
 def options_of(plan: Plan) -> LocalAveragingOptions | None:
-    """What a plan asks of it; None where its replicas agree in another way.
+    """Return the options of local averaging in a plan, or None if it has another `sync`.
 
     Raises:
-        InputError: for options that it does not have.
+        InputError: for unknown, missing or wrong options.
     """
     if plan.sync.name != NAME:
         return None

@@ -1,8 +1,8 @@
 """Weights averaged over replicas that step by themselves (local SGD; Stich, arXiv 1805.09767).
 
-In all steps but every K-th replicas exchange nothing. After the K-th step of each cycle the replicas of a
-stage average its weights, before anybody reads them in the next cycle. Averagings stand at the end of a
-device's cycle, in the order in which the next cycle needs them.
+Replicas exchange nothing in all steps but every K-th. After the K-th step of each cycle they average
+their weights, before their first read in the next cycle. Averagings stand at the end of a device's cycle, in
+the order of these first reads.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ CLIPS = "the norm of the whole gradient is that of no replica; replicas step wit
 
 @dataclass(frozen=True, slots=True)
 class AveragingOptions:
-    """How many steps replicas take by themselves, and the bytes of each stage's weights as they are stepped,
-    on one rank."""
+    """The number of steps between averagings, and the bytes of each stage's stepped weights on one rank."""
 
     every: int
     weight_bytes: tuple[int, ...]
@@ -44,7 +43,7 @@ def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
     options = options_of(plan)
     if options is None:
         return None
-    # Weights are averaged in the precision in which they are stepped, which is that of their gradients.
+    # Weights are averaged in the precision of their step, which is the precision of their gradients.
     element = gradient_element_bytes(plan)
     held = (
         stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
@@ -64,14 +63,14 @@ def average(
 ) -> LoweredPipeline:
     """Add the averagings to one pipeline's cycle: one after every K-th step of each stage.
 
-    Who would read the weights of such a step reads what the averaging has made of them.
+    Readers of such a step's weights then read the averaged weights.
     """
     columns, edges = pipeline.columns, pipeline.edges
     last = (columns.kind == STEP) & ((columns.iteration + 1) % averaging.every == 0)
     steps = np.flatnonzero(last)
     row_of = np.full(len(columns), -1, dtype=np.int64)
     row_of[steps] = len(columns) + np.arange(len(steps), dtype=np.int64)
-    # The rows of a device and step come one after the other.
+    # The rows of a device's step are neighbours.
     place = columns.rank * (int(columns.iteration.max(initial=0)) + 1) + columns.iteration
     anchors = np.searchsorted(place, place[steps], side="right") - 1
     stage = columns.stage[steps]
@@ -91,7 +90,7 @@ def average(
 
 
 def groups(layout: PipelineLayout, averaging: AveragingOptions) -> tuple[GroupTable, ...]:
-    """Return all replicas of a stage, lane by lane."""
+    """Return the groups of all replicas of a stage, lane by lane."""
     everybody = [list(range(layout.replicas))]
     return (replica_groups((AVERAGE_WEIGHTS,), layout, [everybody] * len(layout.stages)),)
 

@@ -1,4 +1,4 @@
-"""What a run's report says of its averagings."""
+"""The section of a run's report about its averagings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What local averaging asks of layouts and of plans: somebody to average with, and no clipping."""
+"""The rules of local averaging for layouts and plans: more than one replica, and no clipping."""
 
 from __future__ import annotations
 

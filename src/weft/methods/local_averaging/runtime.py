@@ -1,4 +1,4 @@
-"""How the replicas of a stage average its weights, and what stands for replicas that differ."""
+"""The averaging of a stage's weights over its replicas, and the means that stand for differing replicas."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Tensors = Sequence[torch.Tensor]
 
 
 class AveragedStage:
-    """What a rank steps of one stage.
+    """The tensors that a rank steps of one stage.
 
     Args:
-        stepped: its tensors, in an order that all replicas have.
-        share: of the batch, what this replica runs.
-        group: all replicas.
+        stepped: the tensors, in the same order on all replicas.
+        share: this replica's share of the batch.
+        group: the group of all replicas.
     """
 
     def __init__(self, stepped: Tensors, share: float, group: Group) -> None:
@@ -35,8 +35,7 @@ class AveragedStage:
         self.group = group
 
     def flat(self, tensors: Tensors) -> torch.Tensor:
-        """A copy of tensors of one type, one after the other, with as much behind them as replicas need to
-        share it equally."""
+        """Return a flat copy of tensors of one type, padded with zeros so that replicas shard it equally."""
         length = sum(tensor.numel() for tensor in tensors)
         flat = tensors[0].new_zeros(-(-length // self.group.size) * self.group.size)
         for part, tensor in zip(_parts(flat, tensors), tensors, strict=True):
@@ -44,21 +43,21 @@ class AveragedStage:
         return flat
 
     def mean(self, tensors: Tensors) -> Tensors:
-        """The mean of all replicas' tensors, of one type, as new ones; every rank of the group calls it."""
+        """Return the replicas' mean of tensors of one type, in new tensors; every rank of the group calls."""
         flat = self.flat(tensors)
         Averaging().average(flat, self.share, Meeting(group=self.group))
         return _parts(flat, tensors)
 
 
 def _parts(flat: torch.Tensor, like: Tensors) -> Tensors:
-    """Return the beginning of a flat tensor in these shapes."""
+    """Return the beginning of a flat tensor as views in the shapes of `like`."""
     sizes = [tensor.numel() for tensor in like]
     parts = flat[: sum(sizes)].split(sizes)
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 class LocalAveraging(MethodState):
-    """The averaging of one rank's stages."""
+    """The state of averaging on one rank."""
 
     def __init__(self, making: Making) -> None:
         self._program = making.program
@@ -103,7 +102,7 @@ class LocalAveraging(MethodState):
     def agreed(
         self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
     ) -> Mapping[str, torch.Tensor]:
-        """Means of weights and of what optimizers keep of them; replicas count their steps alike."""
+        """Return the means of weights and of their optimizer states; replicas have equal counts of steps."""
         found = dict(own)
         for stage, held in self._stages.items():
             mine = {name for name, _ in self._modules[stage].named_parameters()}
@@ -116,7 +115,7 @@ class LocalAveraging(MethodState):
         return found
 
     def average(self, stage: int, step: int) -> None:
-        """Let the replicas of a stage agree on its weights."""
+        """Average a stage's weights over its replicas."""
         one = self._stages[stage]
         flat = one.flat(one.stepped)
         self._synchroniser.average(flat, one.share, Meeting(group=one.group, stage=stage, step=step))
@@ -130,7 +129,7 @@ class LocalAveraging(MethodState):
 
 
 def average_weights(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Average a stage's weights with all its replicas, once it has stepped."""
+    """Average a stage's weights over all its replicas, after its step."""
     stage, label = instruction.stage, str(instruction)
     state = workspace.resources.methods[NAME]
     assert isinstance(state, LocalAveraging)

@@ -1,4 +1,4 @@
-"""Every replica averages the weights of all stages that it steps, with all others, after every K-th step."""
+"""The checks that every replica averages all its stepped stages with all others, after every K-th step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.program.program import Program
 
 
 def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Violation]:
-    """Return everything that keeps replicas from being equal again when a cycle ends."""
+    """Return the violations that keep replicas from being equal at a cycle's end."""
     if owed is None:
         return []
     if program.steps_per_cycle % owed.every:
@@ -26,7 +26,7 @@ def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Vio
 
 
 def _check_members(program: Program) -> list[Violation]:
-    """Return all ranks that hold the same part of a stage average it together."""
+    """Check that all ranks with the same part of a stage average it together."""
     columns, owners = program.columns, program.obligations.owners
     holders: dict[int, list[tuple[int, ...]]] = {}
     for (stage, _), ranks in owners.items():

@@ -1,4 +1,4 @@
-"""The norm of every micro-batch's own gradient, told in the report; it changes nothing of the training."""
+"""The norm of every micro-batch's own gradient, shown in the report; the training stays the same."""
 
 from __future__ import annotations
 

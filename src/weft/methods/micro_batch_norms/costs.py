@@ -1,4 +1,4 @@
-"""What the norms of micro-batches cost: a look at every gradient, and one number each exchanged per step."""
+"""The costs of micro-batch norms: a read of every gradient, and an exchange of one number per micro-batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _asked(pricing: Pricing) -> bool:
 
 
 def _seen(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:
-    """All of a stage's gradient is read, whoever steps it; ranks that have parts of it add them up first."""
+    """Return the seconds to read a stage's whole gradient, after ranks with parts of it add them up."""
     if not _asked(pricing):
         return 0.0
     return times.read_gradients_s * pricing.plan.sharers(stage) + exchanges.gradient_s
 
 
 def _parts(pricing: Pricing) -> Held:
-    """Room for the gradient of one micro-batch on ranks that add up their tokens' parts of it."""
+    """Return the bytes of one micro-batch's gradient, on ranks that add up their tokens' parts of it."""
     held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
     if not _asked(pricing):
         return Held(held)

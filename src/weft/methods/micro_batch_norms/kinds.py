@@ -1,4 +1,4 @@
-"""What ranks have seen of each micro-batch's gradient, and how they put it together."""
+"""The squares of each micro-batch's gradient on a rank, and the instruction that combines all squares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.program.places import Places, stepped_on_rank
 from weft.program.program import Owed, Program
 from weft.program.values import PER_RANK, PER_STAGE, VALUES, Read, Use, ValueKind
 
-# Sums of squares by micro-batch of what a rank answers for in a stage, and the norms of all of them.
+# Sums of squares per micro-batch of a rank's part of a stage's gradient, and the norms of all micro-batches.
 VALUES.register(ValueKind(name="gradient_squares", scope=PER_STAGE, until="freed", accumulates=True))
 VALUES.register(ValueKind(name="micro_batch_norms", scope=PER_RANK, until="step"))
 
@@ -29,11 +29,11 @@ MICRO_BATCH_NORMS = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class TellsNorms(Owed):
-    """Every step tells the norms of its micro-batches."""
+    """The obligation of every step to report the norms of its micro-batches."""
 
 
 def seen(program: Program, rows: Ints) -> Places:
-    """In programs that owe the norms."""
+    """Return all rows in programs that owe the norms, else none."""
     return Places(rows if "micro-batch-norms" in program.obligations.methods else rows[:0])
 
 

@@ -1,4 +1,4 @@
-"""The move that has a training tell the norms of its micro-batches, and what that does not go with."""
+"""The move that makes a training report micro-batch norms, and the combinations that it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _apply(context: Context) -> Plan:
 
 
 def _tied(job: Job, layout: Layout) -> str | None:
-    """Copies of one weight see its gradient in parts, at two times, whose squares do not add up."""
+    """Refuse copies of one weight: they see parts of its gradient at two times; squares do not add up."""
     chosen = any(choice.name == NAME for choice in job.methods)
     if not chosen or layout.stages == 1 or not job.graph.tied:
         return None
@@ -31,7 +31,7 @@ def _tied(job: Job, layout: Layout) -> str | None:
 
 
 def _stepping_alone(job: Job, layout: Layout) -> str | None:
-    """Replicas whose weights differ have no gradient of the whole batch that a micro-batch is a part of."""
+    """Refuse replicas with different weights: no gradient of the whole batch contains a micro-batch's."""
     chosen = any(choice.name == NAME for choice in job.methods)
     if not chosen or not keeps_gradients_local(Choice(name=layout.sync)):
         return None

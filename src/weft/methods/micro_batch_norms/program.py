@@ -1,7 +1,7 @@
-"""The norms of a step's micro-batches, put together by all ranks that train once the last has gone back.
+"""The norms of a step's micro-batches, combined by all training ranks after the last backward pass.
 
-Every rank adds up the squares of what it sees of each micro-batch's gradient while it computes. One meeting
-per step adds up those of all stages, replicas and ranks. No step waits for it.
+Every rank adds up the squares of its part of each micro-batch's gradient while it computes. One meeting per
+step adds up the squares of all stages, replicas and ranks. No step waits for it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def refuse(layout: PipelineLayout, options: bool, others: Mapping[str, Any]) -> 
 def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) -> LoweredPipeline:
     """Add one row on every device that steps, issued before its first step, which does not wait for it.
 
-    It has the coordinates of the device's first stage to step, because ids are made of coordinates.
+    The row has the coordinates of the device's first stage to step, because ids are made of coordinates.
     """
     columns = pipeline.columns
     steps = np.flatnonzero(columns.kind == STEP)
     devices, first = np.unique(columns.rank[steps], return_index=True)
     anchors = steps[first]
     makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
-    # A device's computations run one after the other, so that its last one speaks for all.
+    # A device's computations run one after the other, so its last computation stands for all.
     last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
     added = Columns.of(
         len(devices),

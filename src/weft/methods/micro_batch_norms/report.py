@@ -1,4 +1,4 @@
-"""The section of a report about the norms of micro-batches."""
+"""The report's section about the norms of micro-batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 class StepNorms(NamedTuple):
-    """The norms of one step's micro-batches in short; those that are not finite are left out."""
+    """A summary of the finite norms of one step's micro-batches."""
 
     step: int
     median: float
@@ -27,7 +27,7 @@ class StepNorms(NamedTuple):
 
 
 def norms_of(metrics: Metrics) -> list[StepNorms]:
-    """Return one row for each step that tells any."""
+    """Return one row for each step with a finite norm."""
     found = []
     for row in metrics:
         norms = np.array([np.nan if one is None else one for one in row.get(METRIC, ())], dtype=np.float64)

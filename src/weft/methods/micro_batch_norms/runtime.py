@@ -1,8 +1,8 @@
-"""`MicroBatchNorms`: squares of the gradients that a rank sees, and the norms that all of them make.
+"""`MicroBatchNorms`: the squares of a rank's gradients, and the norms from the squares of all ranks.
 
-A norm is that of the gradient of a micro-batch's own mean loss, as if nothing else was trained on. Every
-element of it is counted by one rank. What ranks of a replica have parts of, because each has that of its own
-tokens, they add up first: as they do at the end of a step, here for every micro-batch.
+A norm is of the gradient of one micro-batch's own mean loss, as in a training on it alone. One rank counts
+each element of it. Ranks that divide a replica's tokens have parts of a gradient, and add them up first. They
+do so for every micro-batch, not only at the end of a step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
 
-# Of all micro-batches of the global batch: shape (micro-batches,).
+# The norms of all micro-batches of the global batch, shape (micro-batches,).
 NORMS = "micro_batch_norms"
 
 
@@ -41,12 +41,12 @@ class MicroBatchNorms(MethodState):
     """The squares on one rank.
 
     Args:
-        micro_batches: of the global batch.
-        cut: the stages whose passes run in segments.
+        micro_batches: the number of micro-batches in the global batch.
+        cut: the stages with passes in segments.
     """
 
     def __init__(self, micro_batches: int, cut: Collection[int], device: torch.device) -> None:
-        # By parity of the step: the next step computes while this one's meeting may still be under way.
+        # One row by parity of the step: the next step computes while this step's meeting may still run.
         self._squares = torch.zeros(2, micro_batches, dtype=torch.float64, device=device)
         self._cut = cut
         self._stages: dict[int, Callable[[], StageSquares]] = {}
@@ -64,7 +64,7 @@ class MicroBatchNorms(MethodState):
         }
 
     def taps(self, stage: int) -> Sequence[Tap]:
-        # Passes in segments may take turns: each micro-batch under way has squares of its own.
+        # Passes in segments may take turns, so each micro-batch under way has its own squares.
         make = self._stages[stage]
         spare, under_way = [make()], dict[int, StageSquares]()
 
@@ -94,18 +94,18 @@ class MicroBatchNorms(MethodState):
         own.zero_()
         if group.size > 1:
             group.all_reduce(squares)
-        # Losses have the weight of one of so many micro-batches.
+        # Each loss has the weight 1 / micro-batches.
         return squares.sqrt_().mul_(len(squares))
 
 
 class StageSquares:
-    """The sum of squares of what this rank counts of one micro-batch's gradient in a stage.
+    """The sum of squares of this rank's part of one micro-batch's gradient in a stage.
 
     Args:
-        cut: the stage's passes run in segments.
+        cut: True if the stage's passes run in segments.
 
     Attributes:
-        seen: the names of the parameters whose gradients it needs.
+        seen: the names of parameters; `see` takes their gradients.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, cut: bool) -> None:
@@ -135,7 +135,7 @@ class StageSquares:
             self._squares.append(square(gradient.reshape(-1)))
 
     def take(self) -> torch.Tensor | float:
-        """Return the sum since it was taken last."""
+        """Return the sum since the last call, and begin a new one."""
         for one in self._sums:
             one.add_up()
         squares = [*self._squares, *map(square, self._counted)]
@@ -154,7 +154,7 @@ def square(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter], cut: bool) -> set[str]:
-    """Names of the parameters whose gradients come in parts: by tokens to each rank, or by segments."""
+    """Return the names of parameters with gradients in parts: by tokens of each rank, or by segments."""
     if context_ranks(module).size > 1:
         return set(trained)
     summed = module.summed_parameters() if isinstance(module, TensorParallel) else ()
@@ -164,7 +164,7 @@ def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter], cut: bool)
 
 
 def micro_batch_norms(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Put the norms of all micro-batches together."""
+    """Combine all ranks' squares into the norms of all micro-batches."""
     label, resources = str(instruction), workspace.resources
     state, group = resources.methods[NAME], resources.groups.collective[instruction.group]
     assert isinstance(state, MicroBatchNorms)

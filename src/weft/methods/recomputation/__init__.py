@@ -1,4 +1,4 @@
-"""Backward passes that run layers forward again, to keep less."""
+"""Recomputation: backward passes run layers forward again, and fewer activations are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages that recompute keep, what that costs, and the room that it takes on a rank."""
+"""The activations that recomputing stages keep, the time of recomputation, and its room on a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.predict.cost.residency import Held, ResidentBytes, per_place
 
 
 class Full(Keeping):
-    """Inputs of layers stay; whole forward passes run again (Chen et al., arXiv 1604.06174)."""
+    """Full recomputation: layers keep their inputs and run forward again (Chen et al., arXiv 1604.06174)."""
 
     word = "full"
 
@@ -33,7 +33,7 @@ class Full(Keeping):
 
 
 class Selective(Keeping):
-    """What products gave stays, too (Korthikanti et al., arXiv 2205.05198, section 5)."""
+    """Selective recomputation: outputs of products stay (Korthikanti et al., arXiv 2205.05198, section 5)."""
 
     word = "selective"
 
@@ -56,10 +56,10 @@ def made_again_bytes(
     device: Device,
     recompute: Recompute,
 ) -> int:
-    """Bytes of what is made again for the largest layer, where layers are recomputed one by one, else 0.
+    """Return the recomputed bytes of the largest layer, because layers are recomputed one by one; else 0.
 
     Raises:
-        InputError: as `ComputeModel.stage_times` does.
+        InputError: as `ComputeModel.stage_times`.
     """
     if recompute == "none":
         return 0
@@ -68,7 +68,7 @@ def made_again_bytes(
 
 
 def _again(pricing: Pricing) -> Held:
-    """Activations of the one layer that a backward pass has run forward again."""
+    """Return the bytes of activations of the one layer that a backward pass recomputes."""
     room = np.zeros(pricing.program.ranks, dtype=np.int64)
     if pricing.program.obligations.purpose != "train":
         return Held(room)

@@ -1,4 +1,4 @@
-"""Exact moves that trade a second forward pass, or part of it, for memory, and what they do not go with."""
+"""Exact moves that trade all or part of a second forward pass for memory, and their refused combinations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from weft.moves.edits import layout_move
 from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
 
-# So many counts of first stages are tried at most.
+# The most counts of first stages to try.
 _MOST_FIRST = 16
 _CHEN = "Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174"
 _KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, section 5"
 
 
 def _known(job: Job) -> list[Recompute]:
-    """Return the words that this model can be told, the least recomputation first."""
+    """Return the recompute words that this model allows, the least recomputation first."""
     return [word for word in RECOMPUTES if word != "selective" or job.graph.knows_products]
 
 
 def _more(job: Job, layout: Layout, word: Recompute) -> Iterator[Edit]:
-    """A heavier word in all stages, or in the first ones, which keep most micro-batches under most orders.
+    """Yield a heavier word in all stages, or in the first ones, which keep most micro-batches in most orders.
 
-    Where stages recompute unlike each other: all as the one that recomputes most.
+    If the words of stages differ, yield only the heaviest of them for all stages.
     """
     if layout.recompute_per_stage is not None:
         if layout.recompute == word:
@@ -51,7 +51,7 @@ def _selective(job: Job, layout: Layout) -> Iterator[Edit]:
 
 
 def _less_in_a_stage(job: Job, layout: Layout) -> Iterator[Edit]:
-    """Where stages recompute unlike each other: any lighter word in one of them."""
+    """Yield each lighter word in one stage, if the words of stages differ."""
     known, words = _known(job), layout.recompute_per_stage or ()
     for stage, word in enumerate(words):
         for lighter in known[: known.index(word)]:

@@ -1,12 +1,12 @@
-"""Layers that keep little for the backward pass and are run again when it comes to them.
+"""Layers that keep little for the backward pass, and run again in it.
 
-Fully recomputed, a layer keeps its input alone (Chen et al., Training Deep Nets with Sublinear Memory Cost,
-arXiv 1604.06174); selectively, also what its matrix products, convolutions and attention kernels gave, which
-are not computed again (after Korthikanti et al., arXiv 2205.05198, who choose by what an operation costs for
-the memory it frees). The graph of a recomputed layer is that of a kept one; only what its nodes have saved is
-made again, all of it when the first node needs any.
-`torch.utils.checkpoint` does the same, but runs a layer again for every backward call that comes to it: twice
-where a backward pass is split in two parts.
+Under full recomputation a layer keeps its input alone (Chen et al., Training Deep Nets with Sublinear Memory
+Cost, arXiv 1604.06174). Under selective recomputation it also keeps the outputs of its matrix products,
+convolutions and attention kernels. Korthikanti et al. (arXiv 2205.05198) choose these operations by their
+cost for the memory that they free.
+A recomputed layer has the same graph as a kept one. Only the tensors that its nodes have saved are computed
+again, all of them when the first node needs one. `torch.utils.checkpoint` does the same, but runs a layer
+again for every backward call. These are two calls if a backward pass is split in two parts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from weft.errors import RunError
 from weft.run.stage.layers import LayerFunction, RunLayer
 
 _aten = torch.ops.aten
-# Operations whose time is worth the memory of what they give. Not the batched products of an attention that
-# is not one kernel: its scores are what selective recomputation was made to forget.
+# Operations with a time that is worth the memory of their outputs. The batched products of an attention
+# without its own kernel are not among them: selective recomputation exists to drop their scores.
 PRODUCTS = frozenset(
     {
         _aten.mm.default,
@@ -44,18 +44,18 @@ PRODUCTS = frozenset(
 def recomputed(
     function: LayerFunction, *inputs: torch.Tensor, draws: bool, keep_products: bool = False
 ) -> torch.Tensor:
-    """`function(*inputs)`, of which only the inputs are kept for the backward pass.
+    """Return `function(*inputs)`, and keep only the inputs for the backward pass.
 
-    The function must compute the same when it is called again. It runs again once, however many backward
-    calls share its graph, and only up to the last value that they need.
+    The function must compute the same when it is called again. It runs again once for all backward calls on
+    its graph, up to the last value that they need.
 
     Args:
-        draws: whether it draws from torch's generators (dropout); the same numbers are drawn again.
-        keep_products: also keep what the operations of `PRODUCTS` give, instead of calling them again.
+        draws: True if it draws from torch's generators (dropout); it then draws the same numbers again.
+        keep_products: also keep the outputs of the operations in `PRODUCTS`, instead of calling them again.
 
     Raises:
-        RunError: in the backward pass, when the function saved more at first than when run again, or wrote
-            over what was to be kept.
+        RunError: in the backward pass, if the function saved fewer tensors in its second run, or wrote over
+            kept outputs.
     """
     layer = _Layer(function, inputs, draws)
     with saved_tensors_hooks(layer.keep, _Saved.get), layer.products if keep_products else nullcontext():
@@ -65,7 +65,7 @@ def recomputed(
 
 
 class _Saved:
-    """Stands for one tensor that a node of the graph has saved; its last owner is that node."""
+    """A placeholder for one tensor that a node of the graph has saved; the node is its last owner."""
 
     __slots__ = ("__weakref__", "layer", "tensor")
 
@@ -82,7 +82,7 @@ class _Saved:
 
 
 class _Layer:
-    """One run of a layer: its inputs, and which tensors its nodes have saved, in their order."""
+    """One run of a layer: its inputs, and the tensors that its nodes have saved, in their order."""
 
     def __init__(self, function: LayerFunction, inputs: Sequence[torch.Tensor], draws: bool) -> None:
         self._function = function
@@ -99,7 +99,7 @@ class _Layer:
         return saved
 
     def run_again(self) -> None:
-        """Fill in what the nodes that are still there have saved."""
+        """Run the layer again, and fill in the saved tensors of the nodes that still exist."""
         waiting = iter(self._saved)
         left = len(self._saved)
 
@@ -123,20 +123,20 @@ class _Layer:
 
 
 class _Products(TorchDispatchMode):
-    """What the products of a layer's first run have given; under `reused` it is given again."""
+    """The outputs of products in a layer's first run; `reused` returns them again."""
 
     def __init__(self) -> None:
-        # Not `super()`, of which types do not tell that it is torch's, whose functions may have none.
+        # Not `super()`: torch's functions may lack types, but mypy does not see that `super()` is torch's.
         TorchDispatchMode.__init__(self)
         self._kept: list[tuple[Any, list[int]]] = []
         self._needed = 0
 
     def needed(self) -> None:
-        """Something is saved: what was given before is needed to come to it again."""
+        """Note that a tensor is saved: the outputs before it are needed to compute it again."""
         self._needed = len(self._kept)
 
     def forget_unused(self) -> None:
-        """Let go of what was given after the last saving: the second run ends there."""
+        """Drop the outputs after the last saved tensor: the second run ends there."""
         del self._kept[self._needed :]
 
     def reused(self) -> AbstractContextManager[object]:
@@ -165,7 +165,7 @@ class _Reused(TorchDispatchMode):
 
 
 def _detached(given: Any) -> Any:
-    """The same tensors without a graph; writes to one are counted by the other's version, too."""
+    """Return the same tensors without a graph; writes to one also count in the other's version."""
     # A dispatch mode works below the layer that shares the counters: let it in.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tree_map_only(torch.Tensor, torch.Tensor.detach, given)
@@ -176,7 +176,7 @@ def _versions(given: Any) -> list[int]:
 
 
 class _Complete(Exception):  # noqa: N818  (it ends a run and is no error)
-    """Ends a layer's second run: nothing after this is needed."""
+    """The end of a layer's second run: nothing after it is needed."""
 
 
 def _never_needed(nothing: None) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _never_needed(nothing: None) -> torch.Tensor:
 
 
 def _generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of the generators that a layer on the device draws from."""
+    """Return the states of the generators that a layer on the device draws from."""
     states = {torch.device("cpu"): torch.get_rng_state()}
     if device.type != "cpu":
         states[device] = torch.get_device_module(device).get_rng_state(device)
@@ -193,7 +193,7 @@ def _generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
 
 @contextmanager
 def _drawing_from(states: dict[torch.device, torch.Tensor]) -> Iterator[None]:
-    """Let generators draw from these states, and go on afterwards as if they had not."""
+    """Let generators draw from these states, and restore their own states afterwards."""
     before = {key: state for device in states for key, state in _generator_states(device).items()}
     _set_generators(states)
     try:

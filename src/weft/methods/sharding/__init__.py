@@ -1,4 +1,4 @@
-"""What replicas share out instead of each holding all of it: optimizer states, gradients, weights (ZeRO)."""
+"""Sharding of optimizer states, gradients and weights over replicas, instead of full copies (ZeRO)."""
 
 from __future__ import annotations
 

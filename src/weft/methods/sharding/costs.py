@@ -1,4 +1,4 @@
-"""What sharing states out costs: collectives, how early they may start, and bytes that stay on a rank."""
+"""The costs of sharding: its collectives, their earliest starts, and the resident bytes of a rank."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 
 
 def _reduction(pricing: Pricing) -> TimeOf:
-    """Where optimizer states are shared out each rank only needs its share of the sum."""
+    """Return the collective of a reduction: with sharded optimizer states, a rank needs only its shard."""
     return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
 
 
 def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floats) -> Lead:
-    """How long before the end of a stage's last backward its reduction may start.
+    """Return the leads, in seconds: a reduction may start that early before its stage's last backward ends.
 
-    Gradients are reduced layer by layer as they become ready, and layers count as equal: of n layers all but
-    one can be reduced beside the backward, unless they are reduced faster than they become ready. One that
-    meets others on its links takes longer and hides as much more, so that it starts as early as if it met all
-    of them, but the last layer's part always follows. A device that computes on its host posts nothing
-    meanwhile.
+    Gradients are reduced layer by layer as they become ready, and layers count as equal. Of n layers, n - 1
+    overlap the backward, unless they are reduced faster than they become ready. A reduction that shares links
+    takes longer and hides as much more. It starts as early as if it met all others on its links, but the last
+    layer's part always follows. A device that computes on its host starts no reduction meanwhile.
     """
     if "reductions" in pricing.plan.blocking:
         return Lead(np.zeros(len(rows)), np.zeros(len(rows)))
@@ -54,7 +53,7 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
 
 
 def _states(pricing: Pricing) -> Held:
-    """States and buffers of a rank's stages, or of its share of them."""
+    """Return the bytes of the states and buffers of a rank's stages, or of its shard of them."""
     plan, ranks = pricing.plan, pricing.program.ranks
     stages = (
         (
@@ -70,7 +69,7 @@ def _states(pricing: Pricing) -> Held:
 
 COSTS = (
     CostOf(kind="reduce", hook=synchronising_hook(_reduction)),
-    # Those that hold the same share add it up, once more.
+    # Ranks with the same shard add it up once more.
     CostOf(kind="reduce_across", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),

@@ -1,4 +1,4 @@
-"""The groups of ranks that share the states of a stage out among themselves, and those that meet across."""
+"""The groups of ranks that shard the states of a stage, and the groups across islands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.program.passes import GroupTable, replica_groups
 
 
 def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Return the replicas of each island of `size`, given the ranks of every replica.
+    """Return the replicas of each island of `size`; `replicas` has the ranks of every replica.
 
     Neighbours in rank form an island, because the devices of a node have neighbouring ranks.
     """
@@ -21,13 +21,13 @@ def islands_of(replicas: Sequence[Sequence[int]], size: int) -> list[list[int]]:
 
 
 def group_tables(layout: PipelineLayout, sharers: int) -> tuple[GroupTable, GroupTable]:
-    """Return the groups that share out the same weights, and those with the same share in all islands.
+    """Return the groups that shard the same weights, and the groups with the same shard in all islands.
 
-    Where all replicas are `sharers` the first are all that hold the same weights, and the second are none.
-    Stages with the same holders share groups.
+    If `sharers` is the number of replicas, there are no groups of the second kind. Stages with the same
+    holders share groups.
     """
     islands = [islands_of(stage.replicas, sharers) for stage in layout.stages]
-    # Replicas have the same share of a stage at the same place in all islands.
+    # Replicas at the same place in their islands have the same shard of a stage.
     across = [[list(same) for same in zip(*one, strict=True)] if len(one) > 1 else [] for one in islands]
     return (
         replica_groups((GATHER, REDUCE), layout, islands),

@@ -1,5 +1,4 @@
-"""What replicas that share out states do together, the room they give back, the values they make, and what
-programs owe them."""
+"""The collectives and frees of sharding, their values, and the obligations of programs with sharding."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ REDUCE_ACROSS = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class SharesOut(Owed):
-    """Replicas share something out, in so many islands."""
+    """The obligation of replicas to shard at a level, in `islands` islands."""
 
     level: Sharding
     islands: int = 1
@@ -81,12 +80,12 @@ def _owed(program: Program) -> SharesOut | None:
 
 
 def gathered(program: Program, rows: Ints) -> Places:
-    """Where weights are shared out, or the stepping of them; an evaluation steps none and gathers all."""
+    """Return the rows of stages with sharded weights or steps; an evaluation steps none and gathers all."""
     return Places(rows[_is_gathered(program, rows)])
 
 
 def kept_whole(program: Program, rows: Ints) -> Places:
-    """Where every replica keeps all weights."""
+    """Return the rows of stages with all weights on every replica."""
     return Places(rows[~_is_gathered(program, rows)])
 
 
@@ -105,12 +104,12 @@ def _of_islands(program: Program, rows: Ints) -> Ints:
 
 
 def between_islands(program: Program, rows: Ints) -> Places:
-    """In programs of several islands."""
+    """Return all rows in programs with several islands, else none."""
     return Places(_of_islands(program, rows))
 
 
 def stepped_between_islands(program: Program, rows: Ints) -> Places:
-    """At each stage that the instruction's rank steps, in programs of several islands."""
+    """Return each stage that the instruction's rank steps, in programs with several islands."""
     return stepped_on_rank(program, _of_islands(program, rows))
 
 
@@ -126,7 +125,7 @@ USES = (
         ),
         reads=(
             Read("gathered_weights", at=gathered, waits="first"),
-            # Those that no replica shares out may be gathered, too.
+            # Weights that no replica shards may be gathered, too.
             Read(
                 "gathered_weights",
                 at=kept_whole,

@@ -1,4 +1,4 @@
-"""Exact moves that share the states of a stage out over its replicas (ZeRO)."""
+"""Exact moves that shard the states of a stage over its replicas (ZeRO)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.moves.sharers import island_on_nodes
 
 def _share_more(sharding: Sharding) -> Edits:
     def edits(_: Job, layout: Layout) -> Iterator[Edit]:
-        # The names of the stages of sharding rise with what is shared out.
+        # The names of sharding levels rise with the sharded tensors.
         if layout.sharding < sharding:
             yield Edit(f"{layout.sharding} -> {sharding}", replace(layout, sharding=sharding))
 
@@ -28,7 +28,7 @@ def _whole_weights(_: Job, layout: Layout) -> Iterator[Edit]:
 
 
 def _islands(job: Job, layout: Layout) -> Iterator[Edit]:
-    """Yield the replicas of a node, where they can be an island."""
+    """Yield islands of the replicas in a node, if these can be an island."""
     if layout.sharding == "zero-0" or layout.island is not None:
         return
     if (island := island_on_nodes(job.cluster, layout)) is not None:

@@ -1,23 +1,23 @@
-"""What the replicas of a stage share out, and the gathers, frees and reductions this costs.
+"""The shards of a stage's replicas, and the gathers, frees and reductions of sharding.
 
 Level of ZeRO (Rajbhandari et al., arXiv 1910.02054):
 
-- zero-0: every replica holds everything; gradients are all-reduced after the last backward of a stage.
-- zero-1: optimizer states are shared out, so that a replica steps its share of a stage's weights. Gradients
-  are reduce-scattered, and the stepped weights gathered as the next step begins, those needed first first.
-- zero-2: gradients are shared out, too: a device accumulates into few buffers and reduces what is in one
-  before another stage takes it.
-- zero-3: weights are shared out, too: a device gathers them into few buffers when a stage needs them.
+* zero-0: every replica holds everything; gradients are all-reduced after the last backward of a stage.
+* zero-1: optimizer states are sharded, so that a replica steps its shard of a stage's weights. Gradients are
+  reduce-scattered. Stepped weights are gathered as the next step begins, in the order of their first use.
+* zero-2: gradients are sharded, too. A device accumulates into few buffers, and reduces a buffer before
+  another stage takes it.
+* zero-3: weights are sharded, too. A device gathers them into few buffers when a stage needs them.
 
-In islands, replicas share out with those of their own island only, and every island does it once more. After
-the last reduction of a stage, which has added up its gradient inside each island, those that hold the same
-share in all islands add it up, once per step, however many reductions came before (Zhao et al., PyTorch FSDP,
-arXiv 2304.11277, section 3.2; Zhang et al., MiCS, arXiv 2205.00119).
+In islands, replicas shard only among their own island, and every island holds all shards. The last reduction
+of a stage has added up its gradient inside each island. Then the ranks with the same shard in all islands add
+it up. They do so once per step, after any number of reductions (Zhao et al., PyTorch FSDP, arXiv 2304.11277,
+section 3.2; Zhang et al., MiCS, arXiv 2205.00119).
 
-Where gathers and reductions stand is the buffer rule of `weft.program.buffers`. A device has one queue of
-collectives, in which what an earlier computation waits for comes first: at one place gathers precede
-reductions (Lamy-Poirier, arXiv 2211.05953, section 4.2; Jiang et al., MegaScale, arXiv 2402.15627, section
-3.2). The first gather is issued before anything else, so that it runs beside the loading of the data.
+The buffer rule of `weft.program.buffers` places gathers and reductions. A device has one queue of
+collectives, in the order in which computations wait for them. At one place, gathers precede reductions
+(Lamy-Poirier, arXiv 2211.05953, section 4.2; Jiang et al., MegaScale, arXiv 2402.15627, section 3.2). The
+first gather is issued before anything else, so that it overlaps the loading of the data.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _FREE, _GATHER, _REDUCE, _REDUCE_ACROSS = range(1, 5)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What replicas share out, and among how many of them each does; None: all of them.
+    """The sharding of replicas, and the replicas of an island; None: all of them.
 
-    `local`: nothing at all, not even the sum of their gradients.
+    `local`: replicas share nothing, not even the sum of their gradients.
     """
 
     level: Sharding = "zero-0"
@@ -65,7 +65,7 @@ class Shared:
     local: bool = False
 
     def sharers(self, layout: PipelineLayout) -> int:
-        """How many replicas share a stage out among themselves, all of it."""
+        """Return the number of replicas that shard a whole stage among themselves."""
         return self.island or layout.replicas
 
 
@@ -74,7 +74,7 @@ def options(plan: Plan, graph: LayerGraph) -> Shared:
 
 
 def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) -> list[Violation]:
-    """Islands that are not whole, or share nothing, and replicas that do and step by themselves."""
+    """Refuse islands that are not whole or shard nothing, and sharding replicas that step by themselves."""
     island, replicas = shared.island, layout.replicas
     if shared.local and shared.level != "zero-0":
         return [Violation("sharding", f"{shared.level}: {STEPS_APART}", "zero-0")]
@@ -94,7 +94,7 @@ def owes(layout: PipelineLayout, shared: Shared) -> SharesOut | None:
 
 
 def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> LoweredPipeline:
-    """Add the collectives of the replicas to one pipeline, where there are several."""
+    """Add the collectives of the replicas to one pipeline, if it has several replicas."""
     if layout.replicas == 1 or shared.local:
         return pipeline
     sharding, sharers = shared.level, shared.sharers(layout)
@@ -121,7 +121,7 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """One device's computations: first row, rows in order, what they are, and the step of each stage."""
+    """One device's computations: first row, rows in order, their kinds, and the step of each stage."""
 
     first_row: int
     rows: Ints
@@ -133,7 +133,7 @@ class _Device:
 class _Added:
     """New rows (kind, stage, part, anchor, turn) and edges (source, target, distance).
 
-    New row i is -1 - i in an edge until the rows are put in.
+    In edges, new row i is -1 - i until the rows are inserted.
     """
 
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
@@ -148,7 +148,7 @@ class _Added:
 
 
 def _gather_at_start(device: _Device, added: _Added) -> None:
-    """Every stage whose weights a step has changed, in the order of their first use."""
+    """Gather every stage that a step has changed, in the order of first use."""
     events = gathers(device.order, max(1, len(set(device.order.stage.tolist()))))
     for turn, event in enumerate(events):
         if device.steps and event.stage not in device.steps:
@@ -160,7 +160,7 @@ def _gather_at_start(device: _Device, added: _Added) -> None:
 
 
 def _gather_into_buffers(device: _Device, added: _Added) -> None:
-    """A gather wherever a buffer's content changes, as soon as it is free of its former content."""
+    """Gather wherever a buffer's content changes, as soon as the buffer is free of its former content."""
     order = device.order
     events = gathers(order, SHARDED_BUFFERS)
     local = {stage: index for index, stage in enumerate(sorted(set(order.stage.tolist())))}
@@ -192,9 +192,9 @@ def _content(event: BufferEvent) -> tuple[int, int]:
 
 
 def _reduce(device: _Device, buffers: int, added: _Added, *, across: bool) -> None:
-    """A reduction wherever a gradient buffer's content changes, and of what remains.
+    """Reduce wherever a gradient buffer's content changes, and reduce the remaining buffers at the end.
 
-    `across`: one more after the last of each stage, with those that hold the same share.
+    `across`: reduce once more after the last reduction of each stage, over the ranks with the same shard.
     """
     order, rows = device.order, device.rows
     makes = is_any_of(order.kind, MAKES_GRADIENTS)
@@ -259,12 +259,12 @@ def _put_in(
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Columns of the rows, shape (width, rows)."""
+    """Return the columns of the rows, shape (width, rows)."""
     return np.array(rows, dtype=np.int64).reshape(-1, width).T
 
 
 def _replicas(columns: Columns, device: Ints, stage: Ints, stages: int) -> Ints:
-    """Return the replica, or path, in which each (device, stage) computes."""
+    """Return the replica, or path, of each (device, stage)."""
     forwards = np.flatnonzero(columns.kind == FORWARD)
     known = np.full((int(columns.rank.max(initial=0)) + 1, stages), -1, dtype=np.int64)
     known[columns.rank[forwards], columns.stage[forwards]] = columns.replica[forwards]

@@ -1,4 +1,4 @@
-"""What sharding asks of layouts and of plans: replicas to share with, and islands that are whole."""
+"""The rules of sharding for layouts and plans: more than one replica, and whole islands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _steps_apart(job: Job, layout: Layout) -> str | None:
 
 
 def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
-    """Why `replicas` cannot share out in islands of that size, and what to change to the nearest."""
+    """Return why `replicas` cannot shard in such islands, with the nearest change, or None if they can."""
     island = decided.island
     if island is None:
         return None
@@ -52,7 +52,7 @@ def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
 
 
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    """Stages of which nobody can share, or not in islands of that size; stages may differ in replicas."""
+    """Yield the problems of a plan's sharding; its stages may differ in their number of replicas."""
     copies = [len(stage.replicas) for stage in plan.stages]
     single = [index for index, count in enumerate(copies) if count == 1]
     if plan.sharding != "zero-0" and single:

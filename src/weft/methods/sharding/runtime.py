@@ -1,4 +1,4 @@
-"""How replicas gather weights, give back their room, and agree on gradients, or on their share of them."""
+"""The gathers and frees of weights on a rank, and the reductions of gradients or of their shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.sync.base import Meeting
 
 
 def gather(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Bring a stage's weights up to date from all shares, once there is room for them."""
+    """Bring a stage's weights up to date from all shards, once there is room for them."""
     stage, label = instruction.stage, str(instruction)
     shard = workspace.resources.shards[stage]
 
@@ -24,7 +24,7 @@ def gather(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def free(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Give the room of a stage's weights to the next one; the computations that read them came before."""
+    """Free the room of a stage's weights for the next gather; computations that read them came before."""
     stage, label = instruction.stage, str(instruction)
     weights = workspace.resources.shards[stage].weights
 
@@ -37,9 +37,9 @@ def free(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Make the replicas of a stage agree on its gradient.
+    """Reduce a stage's gradient over its replicas.
 
-    Where they share out what they step, each gets its share of the sum, and the gradient's buffer is free
+    If they shard their optimizer states, each gets its shard of the sum. The gradient's buffer is then free
     for another stage.
     """
     stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
@@ -66,7 +66,7 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Add up a stage's own share of the gradient with those that others have of it."""
+    """Add up the rank's shard of a stage's gradient with the same shard in other islands."""
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
 

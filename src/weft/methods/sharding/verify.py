@@ -1,8 +1,8 @@
-"""Replicas that share out states keep to their buffers.
+"""The checks that sharding replicas keep to their buffers and islands.
 
-A gather takes the room of exactly one free, and no more stages accumulate gradients at once than there are
-buffers for them. In islands they add up the gradients of all islands, each once: islands are disjoint,
-together they hold every replica, and those that meet across them own the same share.
+A gather takes the room of exactly one free. No more stages accumulate gradients at once than there are
+buffers for them. Islands add up the gradients of all islands, each once. They are disjoint, and together they
+hold every replica. Ranks that meet across islands own the same shard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.program.program import NONE, Program
 
 
 def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
-    """Return everything that keeps replicas from sharing out what they should."""
+    """Return the violations of the sharding that a program owes."""
     if owed is None:
         return []
     found = _check_room(program) if owed.level == "zero-3" else []
@@ -35,7 +35,7 @@ def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
 
 
 def _check_room(program: Program) -> list[Violation]:
-    """Frees and gathers of a rank are matched one to one, so that as many stages are resident at any time."""
+    """Check that frees and gathers of a rank match one to one: its number of resident stages is constant."""
     columns, edges = program.columns, program.edges
     hands_over = (columns.kind[edges.source] == FREE) & (columns.kind[edges.target] == GATHER)
     hands_over &= columns.rank[edges.source] == columns.rank[edges.target]
@@ -60,7 +60,7 @@ def _check_room(program: Program) -> list[Violation]:
 
 
 def _check_gradient_buffers(program: Program) -> list[Violation]:
-    """A gradient takes a buffer from its first maker until the computation that waits for its reduction."""
+    """Check that buffers suffice; a gradient takes one from its first maker to the wait for its reduction."""
     columns, edges = program.columns, program.edges
     now, kind = edges.distance == 0, columns.kind
     made = now & np.isin(kind[edges.source], MAKES_GRADIENTS) & (kind[edges.target] == REDUCE)
@@ -73,7 +73,7 @@ def _check_gradient_buffers(program: Program) -> list[Violation]:
     begin, end = begin[reduces], end[reduces]
     change = np.concatenate([np.ones(len(reduces), np.int64), -np.ones(len(reduces), np.int64)])
     at = np.concatenate([begin, end])
-    # At one place a buffer is given back before it is taken; the ends of ranks give back all.
+    # At one place a buffer is freed before it is taken; the end of a rank frees all buffers.
     order = np.lexsort((change, at))
     taken: npt.NDArray[np.int64] = np.cumsum(change[order])
     over = order[(taken > SHARDED_BUFFERS) & (change[order] > 0)]
@@ -88,18 +88,18 @@ def _check_gradient_buffers(program: Program) -> list[Violation]:
 
 
 def _add_up_once(island_of: Mapping[int, tuple[int, ...]], replicas: int) -> bool:
-    """Whether ranks with these islands own the same share of one each, and the islands are all `replicas`."""
+    """Return True if the ranks own the same shard, one in each island, and the islands are all `replicas`."""
     islands = list(island_of.values())
     everyone = {rank for island in islands for rank in island}
     if not sum(map(len, islands)) == len(everyone) == replicas or len(set(map(len, islands))) > 1:
         return False
-    # Shares are owned in the order of the ranks.
+    # Ranks own shards in the order of the ranks.
     places = {sum(other < rank for other in island) for rank, island in island_of.items()}
     return len(places) == 1 and all(rank in island for rank, island in island_of.items())
 
 
 def _check_members(program: Program) -> list[Violation]:
-    """Who meets across islands, and that a rank gathers and reduces in the same one."""
+    """Check the groups across islands, and that a rank gathers and reduces in the same island."""
     columns, across = program.columns, rows_of(program, REDUCE_ACROSS)
     inside = rows_of(program, GATHER, REDUCE)
     places = zip(columns.stage[inside].tolist(), columns.rank[inside].tolist(), strict=True)

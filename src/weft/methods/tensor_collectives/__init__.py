@@ -1,4 +1,4 @@
-"""Collectives of tensor ranks inside layers as instructions of the program, beside which others compute."""
+"""Collectives of tensor ranks inside layers, as instructions that other computations overlap."""
 
 from __future__ import annotations
 

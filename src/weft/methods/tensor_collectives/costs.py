@@ -1,4 +1,4 @@
-"""What tensor collectives take as instructions, and what they leave to the computations between them."""
+"""The costs of tensor collectives as instructions, and of the segments between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
 
 
 def _exchange(pricing: Pricing, rows: Ints) -> Taken:
-    """Return an all-reduce, or half of one: a gather, or a sum that is scattered."""
+    """Return the times of an all-reduce, or of half of it: a gather, or a reduce-scatter."""
     stages = range(len(pricing.plan.stages))
     parts = np.array([0.5 if pricing.placed.shape(one).sequence_parallel > 1 else 1.0 for one in stages])
     part, taken = parts[pricing.program.columns.stage[rows]], _all_reduce(pricing, rows)
@@ -52,7 +52,7 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
 
 
 def _parts(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
-    """What each segment takes of a whole, from the times of pieces and the segment of each."""
+    """Return each segment's part of a whole, from the times of pieces and the segment of each."""
     total = np.zeros(segment[-1] + 1)
     np.add.at(total, list(segment), seconds)
     whole = float(total.sum())
@@ -61,7 +61,7 @@ def _parts(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...
 
 
 def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
-    """What a loss exchanges, where times of computations do not contain it."""
+    """Return the exchanges of a loss, if times of computations do not contain them."""
     ranks = tuple(pricing.placed.ranks_of_stage[stage][replica].tolist())
     if pricing.model.compute.contains_exchanges(
         pricing.model.cluster.device_of(ranks[0]), pricing.placed.shape(stage)

@@ -1,4 +1,4 @@
-"""The collectives of tensor ranks inside a layer, and what programs that run them owe."""
+"""The collectives of tensor ranks inside a layer, and the obligation of programs that run them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TENSOR_BACKWARD = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangesBetweenSegments(CutInSegments):
-    """The tensor ranks of each replica exchange between segments; `grids` are by stage those of a replica."""
+    """The obligation of each replica's tensor ranks to exchange between segments; one grid per stage."""
 
     grids: tuple[ReplicaGrid, ...]
 

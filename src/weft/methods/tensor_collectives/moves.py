@@ -1,4 +1,4 @@
-"""The move that makes collectives inside layers instructions of the program."""
+"""The moves that make collectives inside layers instructions of the program."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Collectives of tensor ranks as instructions: passes are cut where ranks exchange.
 
-Under tensor parallelism a layer exchanges where a region of divided products begins and where it ends. Where
-ranks divide the tokens between regions, each such border is a collective in both passes: it gathers where a
-pass enters a region, and adds up and scatters where it leaves one. Otherwise a forward pass adds up where it
-leaves a region, a backward pass where it leaves one, too, and what enters crosses no border.
+Under tensor parallelism a layer exchanges at the borders of a region of divided products. If ranks divide the
+tokens between regions, each border is a collective in both passes. It gathers where a pass enters a region,
+and reduce-scatters where a pass leaves one. Otherwise both passes all-reduce where they leave a region, and
+exchange nothing where they enter one.
 
-Overlapped, the backward pass of a region is split: the gradient of its input is exchanged while those of its
-weights are computed (Shoeybi et al., Megatron-LM, arXiv 1909.08053, does so within one product).
+Overlapped, a region's backward pass is split: its input's gradient is exchanged while gradients of its
+weights are computed. Shoeybi et al. (Megatron-LM, arXiv 1909.08053) do so within one product.
 Interleaved, two micro-batches take turns, segment by segment (`weft.program.passes.interleave`).
 """
 
@@ -43,7 +43,7 @@ AGAIN = "a layer that is run again would exchange again"
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """The segments of each stage, and how the ranks of a replica divide it."""
+    """The segments of each stage, and the grid of ranks that divides each of its replicas."""
 
     segments: tuple[StageSegments, ...]
     grids: tuple[ReplicaGrid, ...]
@@ -51,10 +51,10 @@ class ExchangeOptions:
 
 
 def way_of(plan: Plan) -> Way:
-    """How a plan has tensor ranks exchange.
+    """Return the way in which a plan's tensor ranks exchange.
 
     Raises:
-        InputError: for a word that there is not.
+        InputError: for an unknown way.
     """
     choice = plan.method(NAME)
     word = "inside" if choice is None else str(choice.options.get("run", "inside"))
@@ -70,7 +70,7 @@ def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorde
 
 
 def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
-    """Return whether ranks exchange where a pass comes over such a border."""
+    """Return True if ranks exchange where a pass crosses such a border."""
     return divides_sequence or enters == backward
 
 
@@ -86,7 +86,7 @@ def options(plan: Plan, graph: LayerGraph) -> ExchangeOptions | None:
 
 
 def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
-    """What such a plan has that segments do not go with."""
+    """Return the violations of a plan with segments: context ranks, and recomputation."""
     if way_of(plan) == "inside" or all(plan.grid(stage).tensor == 1 for stage in range(len(plan.stages))):
         return []
     where, found = f"plan: methods.{NAME}", []
@@ -111,7 +111,7 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegme
             forward.append(Border(kind=TENSOR_FORWARD, bytes=size, most_bytes=size))
         if crossed(one.enters, divides_sequence=divides, backward=True):
             backward.append(Border(kind=TENSOR_BACKWARD, bytes=size, most_bytes=size))
-            # What follows the entry of a region has the region, whose input part alone the exchange awaits.
+            # The segment after a region's entry holds the region; the exchange awaits only its input part.
             splits.append(way == "overlapped" and one.enters)
     return StageSegments(forward=tuple(forward), backward=tuple(backward), split=tuple(splits))
 
@@ -122,7 +122,7 @@ def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, options: Exchang
 
 
 def groups(layout: PipelineLayout, exchanges: ExchangeOptions) -> tuple[GroupTable, ...]:
-    """The tensor ranks of each replica of a stage, lane by lane; stages on the same ranks share groups."""
+    """Return each replica's tensor ranks of a stage, lane by lane; stages on the same ranks share groups."""
     numbers: dict[tuple[int, ...], int] = {}
     lanes = len(layout.stages[0].replicas[0])
     table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
@@ -139,7 +139,7 @@ PASS = Pass(
     name=NAME,
     options=options,
     apply=exchange,
-    # Those before it look at forwards and backwards, and see whole passes.
+    # The methods before it look at forwards and backwards, and see whole passes.
     after=("auxiliary-head", "local-averaging", "micro-batch-norms"),
     last=True,
     groups=groups,

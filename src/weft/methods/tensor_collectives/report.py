@@ -1,4 +1,4 @@
-"""What a run's report says of collectives between segments."""
+"""The section of a run's report about collectives between segments."""
 
 from __future__ import annotations
 

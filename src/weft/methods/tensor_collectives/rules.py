@@ -1,4 +1,4 @@
-"""What collectives between segments do not go with, and the table of a run file that asks for them."""
+"""The combinations that collectives between segments refuse, and their table in a run file."""
 
 from __future__ import annotations
 

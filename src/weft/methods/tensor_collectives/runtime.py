@@ -1,4 +1,4 @@
-"""How tensor ranks exchange what crosses the borders between segments."""
+"""The exchanges of tensor ranks at the borders between segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.run.workspace import Workspace
 
 
 def tensor_forward(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Exchange what a forward segment leaves for the next one."""
+    """Exchange the output that a forward segment leaves for the next one."""
     return _exchange(workspace, instruction, SEGMENT_OUTPUT, SEGMENT_INPUT, backward=False)
 
 

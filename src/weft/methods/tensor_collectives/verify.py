@@ -1,4 +1,4 @@
-"""The tensor ranks of a replica, all of them and in their order, exchange what crosses its borders."""
+"""The checks that all tensor ranks of a replica, in their order, exchange at its borders."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WHERE = "tensor collectives"
 
 
 def check_exchanges(program: Program, owed: ExchangesBetweenSegments | None) -> list[Violation]:
-    """Collectives in other groups, or of other sizes, than the stages' layers ask for.
+    """Return the collectives with another group or size than the stages' layers need.
 
-    That each runs once, and where, follows from the values of segments.
+    The values of segments already fix the place of each collective, and that it runs once.
     """
     if owed is None:
         return []
@@ -38,7 +38,7 @@ def _check_sizes(program: Program, owed: ExchangesBetweenSegments) -> list[Viola
 
 
 def _check_members(program: Program, owed: ExchangesBetweenSegments) -> list[Violation]:
-    # Where one lane is there in place of all, who owns a stage does not say who shares it.
+    # If one lane stands for all, the owners of a stage are not all of its ranks.
     if program.kept_lane is not None:
         return []
     columns, wrong = program.columns, []

@@ -1,4 +1,4 @@
-"""What copies of a weight cost: their reductions, and states of which nobody has a share only."""
+"""The costs of copies of a weight: their reductions, and their states, which nobody shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.predict.cost.residency import Held, ResidentBytes
 
 
 def _whole_copies(pricing: Pricing) -> Held:
-    """What copies of tied weights take beside a share of them: their holders share nothing out."""
+    """Return the bytes of copies of tied weights beyond a shard of them: their holders shard nothing."""
     more = np.zeros(pricing.program.ranks, dtype=np.int64)
     plan = pricing.plan
     states = plan_states(plan)

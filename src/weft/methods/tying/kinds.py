@@ -1,4 +1,4 @@
-"""What the holders of copies of a weight do together, and the gradients that they add up."""
+"""The reduction that the holders of a weight's copies run together, and the gradients that it adds up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.program.places import Places, join, of_links, table_of
 from weft.program.program import Owed, Program
 from weft.program.values import VALUES, Read, Use, ValueKind
 
-# Of a weight that several stages of a rank may have; its number is the part.
+# Gradients of a weight that several stages of a rank may have; the weight's number is the part.
 VALUES.register(ValueKind(name="tied_gradient", scope=("part",), until="freed", accumulates=True))
 VALUES.register(ValueKind(name="reduced_tied_gradient", scope=("part",), until="read"))
 
@@ -40,13 +40,13 @@ def _stages(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def tied(program: Program, rows: Ints) -> Places:
-    """At each tied weight of which the instruction's stage has a copy."""
+    """Return each tied weight with a copy in the instruction's stage."""
     links = [(stage, number) for number, stages in enumerate(_stages(program)) for stage in stages]
     return of_links(program, rows, "part", table_of(links))
 
 
 def tied_on_rank(program: Program, rows: Ints) -> Places:
-    """At each tied weight of which the instruction's rank has a copy."""
+    """Return each tied weight with a copy on the instruction's rank."""
     links = {
         (rank, number): None
         for number, stages in enumerate(_stages(program))

@@ -1,9 +1,9 @@
-"""Weights that several stages use at once: copies whose gradients are added before any of them steps.
+"""Weights that several stages use at once: the gradients of their copies are added before any copy steps.
 
-Every holder of a copy adds its gradients to those of all other holders, in all replicas, by a reduction of
-their own beside those of the stages. It comes last of a device's collectives, when everything it waits for
-is under way; all copies then step with the same gradient and stay equal bit by bit (Narayanan et al.,
-Megatron-LM, arXiv 2104.04473, for the embedding on the first and the last stage).
+An extra reduction, apart from the reductions of stages, adds up the gradients of all copies in all replicas.
+It comes last of a device's collectives, when everything that it waits for is under way. All copies then step
+with the same gradient and stay equal bit by bit. Narayanan et al. (Megatron-LM, arXiv 2104.04473) do so for
+the embedding on the first and the last stage.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NAME = "tying"
 
 @dataclass(frozen=True, slots=True)
 class TiedWeights:
-    """A weight of which each of several stages has a copy.
+    """A weight with a copy in each of several stages.
 
     Attributes:
-        stages: who has one, rising.
-        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients are without it.
+        stages: the stages with a copy, rising.
+        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients do not contain it.
     """
 
     stages: tuple[int, ...]
@@ -48,9 +48,9 @@ class TiedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """The weights that stages share, whose replicas are such grids; all of them are trained.
+    """The weights that trained stages share, and the grid of ranks in the stages' replicas.
 
-    `local`: the copies of each replica are added up by themselves.
+    `local`: each replica adds up its copies by itself.
     """
 
     weights: tuple[TiedWeights, ...]
@@ -59,7 +59,7 @@ class Tied:
 
 
 def options(plan: Plan, graph: LayerGraph) -> Tied | None:
-    """The parameters that layers of several stages use, with these stages; None where there are none."""
+    """Return the parameters that layers of several stages use, with these stages; None if there are none."""
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     element = gradient_element_bytes(plan)
     weights = []
@@ -73,7 +73,7 @@ def options(plan: Plan, graph: LayerGraph) -> Tied | None:
 
 
 def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:
-    """Ties that do not join stages, and lanes that are not whole groups of context ranks."""
+    """Refuse ties that do not join trained stages, and lanes that are not whole groups of context ranks."""
     trained = range(layout.frozen_stages, len(layout.stages))
     problems = [
         Violation("layout", f"tied weights must have two or more trained stages, rising, not {one.stages}")
@@ -95,7 +95,7 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
-    """Return the ranks with a copy of each weight; lanes that divide the tokens are in one group."""
+    """Return the groups of ranks with a copy of each weight; lanes that divide tokens are in one group."""
     every = range(layout.replicas)
     apart = [(replica,) for replica in every] if tied.local else [tuple(every)]
     found = []
@@ -113,7 +113,7 @@ def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
 def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> LoweredPipeline:
     """Add the reductions of tied weights to one pipeline: one on every device with a copy.
 
-    A device with several copies has added them up before; its reduction has the coordinates of the first.
+    A device with several copies adds them up first; its reduction has the coordinates of the first copy.
     """
     columns = pipeline.columns
     steps = np.flatnonzero(columns.kind == STEP)
@@ -151,7 +151,7 @@ def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> Lowere
 
 
 def _before(anchors: Ints) -> Ints:
-    """Turns that keep rows in their order, all before their anchors."""
+    """Return turns that keep rows in their order, all before their anchors."""
     turns: Ints = np.arange(len(anchors), dtype=np.int64) - len(anchors)
     return turns
 

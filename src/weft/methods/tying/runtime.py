@@ -1,7 +1,7 @@
-"""What a rank's copies of a weight that several stages use have in common.
+"""A rank's copies of weights that several stages use.
 
-Each copy collects the gradients of its own stage. Before the stages step, all copies of all ranks are added
-up, so that each steps with the same gradient and all of them stay equal bit by bit.
+Each copy collects the gradients of its own stage. Before the stages step, the gradients of all copies on all
+ranks are added up. So all copies step with the same gradient and stay equal bit by bit.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from weft.sync.base import Group, Meeting, Synchroniser
 
 @runtime_checkable
 class TiedStage(Protocol):
-    """A stage that has copies of weights of other stages."""
+    """A stage with copies of other stages' weights."""
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return its copies, in the order of the program's tied weights."""
+        """Return the stage's copies, in the order of the program's tied weights."""
         ...
 
 
 class TiedGradient:
-    """Gradients of one tied weight on one rank; `.grad` of each copy is a view of its own.
+    """The gradients of one tied weight on one rank, flat; `.grad` of each copy is a view of its own gradient.
 
     Args:
         copies: this rank's copies by stage.
-        holders: how many ranks have copies; the gradient is padded so that they can share it equally.
-        leads: whether this rank is the first of them.
+        holders: the number of ranks with copies; the gradient is padded so that they can shard it equally.
+        leads: True if this rank is the first of them.
     """
 
     def __init__(self, copies: Mapping[int, nn.Parameter], holders: int, *, leads: bool) -> None:
@@ -57,11 +57,11 @@ class TiedGradient:
         return tuple(self.copies)
 
     def gradient(self, stage: int) -> torch.Tensor:
-        """That of the copy of `stage`, flat; behind the weight's elements are zeros."""
+        """Return the gradient of the copy of `stage`, flat, with zeros after the weight's elements."""
         return self._flat[stage]
 
     def equalise(self, group: Group, source: int) -> None:
-        """Give all copies the values that the first copy of rank `source` has."""
+        """Give all copies the values of the first copy on rank `source`."""
         first, *others = self.copies.values()
         group.broadcast(first.detach(), source)
         for copy in others:
@@ -84,10 +84,10 @@ class TiedGradient:
 def copies_of(
     tied: tuple[tuple[int, ...], ...], part: int, stages: Mapping[int, nn.Module]
 ) -> dict[int, nn.Parameter]:
-    """Return a rank's copies of tied weight `part` by stage; `tied` are the stages of every tied weight.
+    """Return a rank's copies of tied weight `part` by stage; `tied` has the stages of every tied weight.
 
     Raises:
-        InputError: when a stage of the rank does not say what its copies are.
+        InputError: if a stage of the rank has another number of tied parameters than the program gives it.
     """
     copies = {}
     for stage in (stage for stage in tied[part] if stage in stages):
@@ -102,7 +102,7 @@ def copies_of(
 
 
 class TiedState(MethodState):
-    """The tied weights of a rank's stages, by the `part` of their reductions; all copies are made equal."""
+    """The tied weights of a rank's stages, by the `part` of their reductions; all copies start equal."""
 
     def __init__(self, making: Making) -> None:
         program, groups, columns = making.program, making.groups, making.program.columns
@@ -123,7 +123,7 @@ class TiedState(MethodState):
         return tuple(one.copies[stage] for one in self._of(stage))
 
     def own_gradient(self, stage: int) -> OwnGradient:
-        """Of each weight the first copy of the first holder counts."""
+        """Return the gradients of a stage's copies; of each weight, the first holder's first copy counts."""
         copies = self._of(stage)
         counted = (one.gradient(stage) for one in copies if one.leads and one.stages[0] == stage)
         return OwnGradient(tuple(one.gradient(stage) for one in copies), tuple(counted))
@@ -134,7 +134,7 @@ class TiedState(MethodState):
 
 
 class _Clearing:
-    """The reduction speaks for the stage's gradient, which the step follows anyway."""
+    """The gate that clears a stage's copies; it awaits nothing, because steps follow the reduction anyway."""
 
     def __init__(self, copies: list[TiedGradient], stage: int) -> None:
         self._copies, self._stage = copies, stage
