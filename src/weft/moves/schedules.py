@@ -26,12 +26,12 @@ SOURCES = {
 
 
 def schedule_moves() -> tuple[Move, ...]:
-    """A move for every registered schedule."""
+    """Return a move for every registered schedule."""
     return tuple(_schedule_move(schedule) for schedule in all_schedules().values())
 
 
 def schedules_within(contract: Contract) -> Sequence[Schedule]:
-    """The registered schedules that keep at least so much."""
+    """Return the registered schedules within a contract."""
     return [schedule for schedule in all_schedules().values() if contract_of(schedule) <= contract]
 
 
