@@ -21,7 +21,11 @@ def run_of_keywords(
     precision: str | None,
     pins: Mapping[str, Any],
 ) -> RunFile:
-    """Return the run file of these keywords, with defaults for all other keys."""
+    """Return the run file of these keywords, with defaults for all other keys.
+
+    Raises:
+        InputError: with all mistakes in the keywords.
+    """
     known = model if model is not None and (model in PRESETS or Path(model).exists()) else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
