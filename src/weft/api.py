@@ -1,4 +1,4 @@
-"""The Python face of weft: `plan`, `train` and what they return. Importing this does not import torch."""
+"""The Python interface of weft: `plan`, `train` and their results. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PlanPins(Pins, total=False):
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned job. It shows itself in a notebook: stages, memory and predicted step."""
+    """A planned job. A notebook displays its stages, memory and predicted step."""
 
     job: PlannedJob
 
@@ -49,25 +49,25 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The decisions."""
+        """The plan's decisions."""
         return self.job.plan
 
     @property
     def prediction(self) -> Prediction:
-        """What is expected of a step of the plan."""
+        """The prediction for a step of the plan."""
         return self.job.prediction
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every layout the planner looked at, best first; empty when the plan was given."""
+        """All layouts that the planner evaluated, best first; empty when the plan was given."""
         return self.job.ranking.candidates if self.job.ranking is not None else ()
 
     def simulate(self) -> Timeline:
-        """Return one predicted step, in the steady state; times in nanoseconds."""
+        """Predict one step in the steady state; times are in nanoseconds."""
         return self.job.predicted.simulation.timeline
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan file."""
+        """Write the plan file and return its path."""
         path = Path(path)
         path.write_text(self.job.file.to_json())
         return path
@@ -81,7 +81,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its directory, its summary, and predicted against measured."""
+    """A finished run: its directory, its summary, and its predictions compared with measurements."""
 
     directory: Path
     summary: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Run:
         return one_line(self, f"{self.directory}: {done}, held-out loss {loss:.4g}")
 
     def compare(self) -> Comparison:
-        """Predicted against measured, instruction by instruction."""
+        """Compare predictions with measurements, instruction by instruction."""
         return RunDirectory(self.directory).compare()
 
 
@@ -109,14 +109,14 @@ def plan(
     """Find the best plan for a run file, or for a model on a cluster.
 
     Args:
-        source: path of a RUN.toml; then nothing else is given.
-        model: a preset, a folder with a `config.json`, or such a file.
+        source: path of a RUN.toml; it replaces all other arguments.
+        model: a preset, a folder with a `config.json`, or the path of a `config.json`.
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
         global_batch: samples per optimizer step. sequence: tokens per sample.
         pins: keys of the run file's [plan] table: decisions of the layout, such as `pp`, and `planner`.
 
     Raises:
-        weft.errors.InputError: when the input is refused or nothing fits.
+        weft.errors.InputError: when the input is invalid or no plan fits.
     """
     run = (
         load_run(Path(source))
@@ -132,13 +132,13 @@ def simulate(source: Planned | str | Path) -> Timeline:
     """Predict one step of a plan in the steady state.
 
     Args:
-        source: what `plan` returned, the path of a run file or a plan file, or a run directory.
+        source: the result of `plan`, the path of a run file or a plan file, or a run directory.
 
     Returns:
-        One row per instruction and rank; times in nanoseconds from the begin of the step.
+        One row per instruction and rank; times in nanoseconds from the start of the step.
 
     Raises:
-        weft.errors.InputError: when it is none of these, something it names cannot be found, or nothing fits.
+        weft.errors.InputError: when `source` is invalid, a named file does not exist, or no plan fits.
     """
     if isinstance(source, Planned):
         return source.simulate()
@@ -157,14 +157,14 @@ def train(
     """Train on local ranks and return the finished run.
 
     Args:
-        source: what `plan` returned, the path of a RUN.toml, or a run directory to resume.
+        source: the result of `plan`, the path of a RUN.toml, or a run directory to resume.
         data, steps: override the run file's `[task] data` and `[train] steps`.
-        directory: where the run is written; default: a fresh one under `runs/`.
-        resume: a run directory to go on with as `source` says, under another plan of the same job.
+        directory: the run directory to write; default: a fresh one under `runs/`.
+        resume: a run directory to continue, under the plan of `source` for the same job.
         on_poll: called several times a second while the workers run.
 
     Raises:
-        weft.errors.InputError: when the input is refused; nothing has been started then.
+        weft.errors.InputError: when the input is invalid; no worker has started then.
         weft.errors.RunError: when the run failed.
     """
     require_torch()
@@ -176,16 +176,16 @@ def train(
 
 
 def evaluate(directory: str | Path) -> Mapping[str, Any]:
-    """Evaluate a run's newest checkpoint on held-out data, on local ranks as its plan says.
+    """Evaluate a run's newest checkpoint on held-out data, on local ranks and with the run's plan.
 
-    Every held-out sample counts once, as far as they fill whole global batches.
+    Held-out samples that fill whole global batches count once each; the rest is left out.
 
     Returns:
         `step` of the checkpoint, `samples`, `loss` in nats per target, `perplexity` of a language model, and
-        the task's metrics, such as `accuracy`. The same is written to `evaluation.json`.
+        the task's metrics, such as `accuracy`. `evaluation.json` holds the same record.
 
     Raises:
-        InputError: when it is not a run directory or has no checkpoint.
+        InputError: when `directory` is not a run directory or has no checkpoint.
         RunError: when a rank failed.
     """
     require_torch()
@@ -204,7 +204,7 @@ def prepared(
     """Plan and write a run directory that `weft train` or `torchrun -m weft.training.worker` can start.
 
     Raises:
-        InputError: when the input is refused.
+        InputError: when the input is invalid.
     """
     planned, path = _job_and_path(source, data, steps, directory, resume)
     with prepare(planned, path) as run_directory:
@@ -212,10 +212,10 @@ def prepared(
 
 
 def finished(path: str | Path) -> Run:
-    """The finished run of a directory; merges what the workers wrote if no launcher of weft has done so.
+    """Return the finished run of a directory; merge the workers' files unless weft's launcher has done so.
 
     Raises:
-        InputError: when it is not a run directory.
+        InputError: when `path` is not a run directory.
         RunError: when the run has not finished.
     """
     directory = RunDirectory(Path(path))

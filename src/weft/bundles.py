@@ -1,12 +1,12 @@
-"""Bundles: what each method adds to the rooms of the house, found by folder and by entry point.
+"""Bundles: the contributions of each method to the rooms of weft, found by folder and by entry point.
 
-A method is one folder, `weft/methods/NAME/`, whose `BUNDLE` lists everything it adds: kinds of instructions,
-a pass, costs, cards, run-file tables. Each room defines the type of what can be added to it and asks for the
-contributions of that type; it never names a method. A package of another author names its `BUNDLE` in the
-entry-point group `weft.methods`.
+A method is one folder, `weft/methods/NAME/`. Its `BUNDLE` lists all contributions: kinds of instructions,
+a pass, costs, cards, run-file tables. Each room defines the type of its contributions and collects them by
+that type; it never names a method. A package of another author names its `BUNDLE` in the entry-point group
+`weft.methods`.
 
-What a method adds to the runtime needs torch. It stands in a module of its own, which is imported only where
-a program is executed.
+Contributions to the runtime need torch. They are in a separate module, which only the execution of a program
+imports.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Bundle:
     """One method.
 
     Attributes:
-        name: what users, files and tables call it.
-        parts: its contributions; each room picks those of the types that it defines.
-        runtime: the module whose `PARTS` it adds to the runtime; None where it only plans.
+        name: the method's name for users, files and tables.
+        parts: its contributions; each room picks the types that it defines.
+        runtime: the module with its `PARTS` for the runtime; None if the method only plans.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Bundle:
 
 @cache
 def bundles() -> Mapping[str, Bundle]:
-    """Return all methods of this installation by name: weft's own by folder, then those of other packages.
+    """Return all methods of this installation by name: weft's own by folder, then other packages' methods.
 
     Raises:
-        InputError: when two methods have one name, or a package names something else.
+        InputError: when two methods have one name, or an entry point names no `Bundle`.
     """
     found: dict[str, Bundle] = {}
     for bundle in (*_own(), *others()):
@@ -60,10 +60,10 @@ def bundles() -> Mapping[str, Bundle]:
 
 @cache
 def others() -> tuple[Bundle, ...]:
-    """Return the methods of other packages.
+    """Return the methods of other packages, sorted by name.
 
     Raises:
-        InputError: when a package names something else.
+        InputError: when an entry point names no `Bundle`.
     """
     named = [loaded for _, loaded in sorted(installed(ENTRY_POINTS), key=lambda one: one.name)]
     for loaded in named:
@@ -75,19 +75,19 @@ def others() -> tuple[Bundle, ...]:
 
 @cache
 def parts(kind: type[Part]) -> tuple[Part, ...]:
-    """What all methods contribute of one type, in the order of the methods."""
+    """Return the contributions of one type, in the order of the methods."""
     return parts_of(kind, bundles().values())
 
 
 @cache
 def runtime_parts(kind: type[Part]) -> tuple[Part, ...]:
-    """What all methods contribute of one type to the runtime; imports torch."""
+    """Return the contributions of one type to the runtime; import torch for them."""
     modules = (bundle.runtime for bundle in bundles().values() if bundle.runtime is not None)
     return tuple(part for module in modules for part in import_module(module).PARTS if isinstance(part, kind))
 
 
 def parts_of(kind: type[Part], some: Iterable[Bundle]) -> tuple[Part, ...]:
-    """What some methods contribute of one type."""
+    """Return the contributions of one type from the given methods."""
     return tuple(part for bundle in some for part in bundle.parts if isinstance(part, kind))
 
 

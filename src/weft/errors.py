@@ -1,6 +1,6 @@
-"""Errors written for people: what was given, what is allowed, the nearest valid choice.
+"""Errors for people: the given value, the allowed values, the nearest valid choice.
 
-`InputError` means the input was refused (exit code 2); `RunError` means a run failed (exit code 1).
+`InputError` means an invalid input (exit code 2); `RunError` means a failed run (exit code 1).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from textwrap import shorten
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is wrong with an input, printed on one line.
+    """One mistake in an input, printed on one line.
 
-    `where` names the file and key, `problem` says what was given and what is allowed, `nearest` is the
+    `where` names the file and key, `problem` states the given and the allowed values. `nearest` is the
     closest valid value (empty when there is none).
     """
 
@@ -31,7 +31,7 @@ class Violation:
 
 
 class InputError(ValueError):
-    """The input was refused; `violations` lists everything that is wrong with it, one line each."""
+    """An invalid input; `violations` lists all its mistakes, one line each."""
 
     def __init__(self, violations: Violation | str | Sequence[Violation]) -> None:
         if isinstance(violations, str):
@@ -46,14 +46,14 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run that had been accepted failed while it ran."""
+    """A failure during a run with a valid input."""
 
     def __repr__(self) -> str:
         return f"<RunError: {_beginning(self)}>"
 
 
 def _beginning(error: Exception) -> str:
-    """Return the first words of a message, in one line: what lists of errors and debuggers have room for."""
+    """Return the first words of a message in one line, short enough for lists of errors and debuggers."""
     return shorten(str(error), 150, placeholder="...")
 
 
@@ -67,7 +67,7 @@ def require_choice(where: str, word: str, options: Iterable[str]) -> None:
     """Refuse `word` unless it is one of `options`.
 
     Raises:
-        InputError: naming the options and the one nearest in spelling.
+        InputError: with all options and the option nearest in spelling.
     """
     known = sorted(options)
     if word not in known:

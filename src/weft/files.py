@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have errors in the block name this file where they name none: writing to a full disk does not."""
+    """Add this file's name to an `OSError` without one, such as the error of writing to a full disk."""
     try:
         yield
     except OSError as error:
@@ -24,9 +24,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` when the block ends well.
+    """Yield a temporary path to write to; replace `path` with it when the block succeeds.
 
-    A reader, and whoever comes after a kill, sees the old file or the whole new one, never a part.
+    Readers see the old file or the whole new file, never a part, also after a kill.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -38,13 +38,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a UTF-8 text file whole or not at all."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line of JSON to a file, and first end a line that a kill has torn."""
+    """Append one line of JSON to a file; first end a line that a kill left unfinished."""
     with naming(path), open(path, "ab+") as file:
         end = file.seek(0, os.SEEK_END)
         if end:
@@ -57,13 +57,13 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 @contextmanager
 def building_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder to write to, which becomes `path` when the block ends well.
+    """Yield an empty folder to write to; rename it to `path` when the block succeeds.
 
-    Everything in it is on the disk before it gets its name, so that a folder of that name is whole even after
-    a loss of power. What a killed process of the same path left is removed.
+    All its files are flushed to the disk before the rename. So a folder with this name is whole even after a
+    loss of power. Remains of a killed process with the same path are removed.
 
     Raises:
-        OSError: when something is there already.
+        OSError: when `path` exists already.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -72,7 +72,7 @@ def building_folder(path: Path) -> Iterator[Path]:
         yield unfinished
         for entry in [*unfinished.rglob("*"), unfinished]:
             flush(entry)
-        # Not `replace`: a folder that came to be meanwhile is an error, unless it is empty.
+        # Not `replace`: a folder that appeared meanwhile is an error, unless it is empty.
         unfinished.rename(path)
         flush(path.absolute().parent)
     finally:
@@ -80,16 +80,16 @@ def building_folder(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Bring a file's content, or the names in a folder, to the disk.
+    """Flush a file's content, or the names in a folder, to the disk.
 
     Raises:
-        OSError: when the content of a file does not get there.
+        OSError: when the content of a file cannot be flushed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        # Some network file systems cannot flush a directory; the rename is atomic there all the same.
+        # Some network file systems cannot flush a directory; their rename is still atomic.
         if not path.is_dir():
             raise
     finally:

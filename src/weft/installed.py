@@ -1,4 +1,4 @@
-"""What other installed packages add to weft, through entry points."""
+"""The additions of other installed packages to weft, through entry points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.errors import InputError, Violation
 
 
 class Installed(NamedTuple):
-    """What an entry point names, and what that is."""
+    """The name of an entry point and the loaded object."""
 
     name: str
     loaded: Any
@@ -18,10 +18,10 @@ class Installed(NamedTuple):
 
 @cache
 def installed(group: str) -> tuple[Installed, ...]:
-    """Return all that entry points of a group name; packages are looked for once.
+    """Load the objects of all entry points in a group; packages are searched once.
 
     Raises:
-        InputError: when what one of them names cannot be imported.
+        InputError: when an entry point's object cannot be imported.
     """
     found = []
     for entry in entry_points(group=group):

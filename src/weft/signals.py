@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that what a program has made is undone on the way out."""
+"""SIGTERM as an exception, so that a program cleans up before it exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143) meanwhile, where this thread may."""
+    """Turn SIGTERM into SystemExit(143) inside the block, if this is the main thread."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signal_number)

@@ -1,1 +1,1 @@
-"""Models, devices, clusters, plans and run files as data. Pure: nothing here imports torch."""
+"""Models, devices, clusters, plans and run files as pure data, without torch."""

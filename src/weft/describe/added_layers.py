@@ -1,4 +1,4 @@
-"""The layers that a job trains: those of its model, and what methods add to them."""
+"""The layers that a job trains: the model's layers with the additions of methods."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from weft.describe.plan import Choice
 
 @dataclass(frozen=True, kw_only=True)
 class AddedLayers:
-    """What a method adds to the layers of every model that it is asked for; a method contributes it.
+    """The additions of a method to the layers of models; a method contributes it.
 
-    `add` is given the layers so far, the model's sizes and what is asked of the method. Positions of layers
-    stay: what is added to a layer belongs to whichever stage holds it, and is priced, stepped and kept there.
+    `add` takes the current layers, the model's sizes and the method's options. It keeps the positions of
+    layers: the stage of a layer also prices, steps and keeps the layer's additions.
     """
 
     method: str
@@ -25,12 +25,12 @@ class AddedLayers:
 
 
 def adds_layers(choice: Choice) -> bool:
-    """Return whether what is asked of a method makes the trained layers others than the model's."""
+    """Return True if the chosen method changes the model's layers."""
     return any(one.method == choice.name for one in parts(AddedLayers))
 
 
 def trained_graph(config: ModelConfig, methods: Iterable[Choice]) -> LayerGraph:
-    """Return the costed layers of a model with all that the methods of a job add to them.
+    """Return the costed layers of a model with the additions of a job's methods.
 
     Raises:
         InputError: when the family is unknown, or a method cannot be added to this model.

@@ -1,8 +1,8 @@
 """Quantities that depend on the shape of a micro-batch: sums of products of b, s, 1/t and 1/d.
 
-A layer's work is data, not code: it can be written to a file, hashed and evaluated for any micro-batch size
-(b), sequence length (s), tensor-parallel degree (t) and degree in which the sequence is divided (d).
-Context ranks divide the tokens: of every term that counts tokens, or pairs of them, each has an equal part.
+A layer's work is data, not code, so it can be written to a file and hashed. Its variables are micro-batch
+size (b), sequence length (s), tensor-parallel degree (t) and degree of sequence parallelism (d).
+Context ranks divide the tokens equally: each has an equal part of every term in tokens or in token pairs.
 `Amount.parse("2*4096*b*s/t + b")` reads what `str(amount)` writes.
 """
 
@@ -15,8 +15,8 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layer is evaluated at: samples per micro-batch, tokens per sample, tensor- and context-parallel
-    degree."""
+    """The sizes for the evaluation of a layer: samples per micro-batch, tokens per sample, tensor- and
+    context-parallel degree."""
 
     micro_batch_size: int
     sequence: int
@@ -25,24 +25,24 @@ class Shape:
 
     @property
     def sequence_parallel(self) -> int:
-        """Over how many tensor ranks the tokens outside of divided products are divided: all or none.
+        """The number of tensor ranks that divide the tokens outside of divided products: all or 1.
 
-        Where context ranks divide the tokens, too, these are those of one of them.
+        If context ranks divide the tokens, too, the tokens are those of one context rank.
         """
         own_tokens = self.sequence // self.context_parallel
         return self.tensor_parallel if own_tokens % self.tensor_parallel == 0 else 1
 
     @property
     def divides_tokens(self) -> bool:
-        """Whether context ranks divide the tokens of a sample."""
+        """True if context ranks divide the tokens of a sample."""
         return self.context_parallel > 1
 
     def own_part(self, whole: float) -> float:
-        """Of what all tokens of a sample take the part of one context rank."""
+        """Return one context rank's part of a quantity of all tokens in a sample."""
         return whole / self.context_parallel
 
     def all_parts(self, own: float) -> float:
-        """What all context ranks have together where each has `own`."""
+        """Return the sum over all context ranks of an equal part `own`."""
         return own * self.context_parallel
 
 
@@ -118,7 +118,7 @@ class Amount:
         """Read an expression such as ``2*4096*b*s/t + b``.
 
         Raises:
-            InputError: when the text holds anything but numbers, b, s, t, d, ``*``, ``/`` and ``+``.
+            InputError: when the text has anything but numbers, b, s, t, d, ``*``, ``/`` and ``+``.
         """
         return _canonical(tuple(_parse_term(part.strip(), text) for part in text.split(" + ")))
 

@@ -23,15 +23,15 @@ from weft.errors import InputError, Violation, nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """A device and the node it usually comes in.
+    """A device and its usual node.
 
     Attributes:
-        devices: per node.
-        link: between devices of one node, per device and direction.
-        network: between nodes, per node and direction.
+        devices: devices per node.
+        link: the link between devices of one node, per device and direction.
+        network: the network between nodes, per node and direction.
         aliases: other names that expressions and files may use.
-        driver_names: what the vendor's driver calls it.
-        source: the documents the numbers come from.
+        driver_names: the device's names in the vendor's driver.
+        source: the documents with the numbers.
     """
 
     device: Device
@@ -51,7 +51,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
 
 
 def canonical_name(name: str) -> str:
-    """Return the catalogue's own name for a name or an alias; an unknown name stays itself."""
+    """Return the catalogue's own name for a name or an alias; an unknown name is returned unchanged."""
     word = name.lower()
     for known, entry in catalogue().items():
         if word == known or word in entry.aliases:
@@ -60,16 +60,16 @@ def canonical_name(name: str) -> str:
 
 
 def find_device(name: str, where: str) -> CatalogueEntry:
-    """Return the entry of a name or an alias, in any case of letters.
+    """Return the entry of a name or an alias, in upper or lower case.
 
     Raises:
-        InputError: when there is none, naming the nearest.
+        InputError: when there is none, with the nearest name.
     """
     known = catalogue()
     entry = known.get(canonical_name(name))
     if entry is None:
         problem = f"{name!r} is not in the catalogue: {', '.join(known)}"
-        # A name without its memory, such as a100, stands for the devices that begin with it.
+        # A name without its memory, such as a100, matches the devices that begin with it.
         begun = [other for other in known if other.startswith(f"{name.lower()}-")]
         near = " or ".join(begun) or nearest(name.lower(), known)
         raise InputError(Violation(where, problem, near))

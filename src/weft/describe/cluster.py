@@ -20,7 +20,7 @@ from weft.describe.one_line import one_line
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects two devices: bytes/s in one direction, and the latency of an empty message."""
+    """A connection of two devices: bytes/s in one direction, and the latency of an empty message."""
 
     bytes_per_s: float
     latency_s: float
@@ -30,7 +30,7 @@ class Link:
 class NodeGroup:
     """`count` equal nodes of `devices` devices each; `link` joins two devices of one node.
 
-    `speeds` says how fast each device of a node computes, relative to `device`; empty when all are as fast.
+    `speeds` are the speeds of a node's devices relative to `device`; empty when all have its speed.
     """
 
     name: str
@@ -48,8 +48,8 @@ class NodeGroup:
 class Cluster:
     """Groups of nodes and the links between them.
 
-    `links` maps a sorted pair of group names to the link between two nodes of these groups; its bandwidth is
-    a node's, shared by the node's devices.
+    `links` maps a sorted pair of group names to the link between two nodes of these groups. The devices of a
+    node share its bandwidth.
     """
 
     name: str
@@ -79,23 +79,23 @@ class Cluster:
         return self.group_of(rank).device
 
     def speed_of(self, rank: int) -> float:
-        """How fast a rank computes, relative to its `device_of`."""
+        """Return the speed of a rank relative to its `device_of`."""
         index, place = self._place_of(rank)
         group = self.groups[index]
         return group.speeds[place % group.devices] if group.speeds else 1.0
 
     @property
     def highest_speed(self) -> float:
-        """Of all devices, each relative to its own `device_of`."""
+        """The highest speed of all devices, each relative to its own `device_of`."""
         return max(speed for group in self.groups for speed in group.speeds or (1.0,))
 
     def node_of(self, rank: int) -> tuple[int, int]:
-        """(group index, node index inside the group) of a rank."""
+        """Return (group index, node index inside the group) of a rank."""
         return self._nodes[rank]
 
     @cached_property
     def _nodes(self) -> tuple[tuple[int, int], ...]:
-        """By rank; network models ask for it all the time."""
+        """The node of every rank, cached because network models read it often."""
         return tuple(
             (index, node)
             for index, group in enumerate(self.groups)
@@ -104,12 +104,12 @@ class Cluster:
         )
 
     def _place_of(self, rank: int) -> tuple[int, int]:
-        """(group index, how many ranks of the group come before)."""
+        """Return (group index, number of the group's ranks before this rank)."""
         index = self.group_index_of(rank)
         return index, rank - (self._group_ends[index - 1] if index else 0)
 
     def link_between(self, rank: int, other: int) -> Link:
-        """Return the link that joins two different devices."""
+        """Return the link between two different devices."""
         node, other_node = self.node_of(rank), self.node_of(other)
         if node == other_node:
             return self.groups[node[0]].link
@@ -118,7 +118,7 @@ class Cluster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when anything a planner reads changes."""
+        """Sixteen hex digits that change when any data for planners changes."""
         record = {
             "groups": [_record(group) for group in self.groups],
             "links": {" ".join(pair): asdict(link) for pair, link in sorted(self.links.items())},
@@ -127,7 +127,7 @@ class Cluster:
 
 
 def _record(group: NodeGroup) -> dict[str, Any]:
-    """Groups of equally fast devices are the same however that is said."""
+    """Return a group's record, the same for `speeds` that are empty and `speeds` that are all 1."""
     record = asdict(group)
     if set(group.speeds) <= {1.0}:
         del record["speeds"]

@@ -1,8 +1,8 @@
 """Expressions such as ``8xa100-80gb+16xv100-16gb``: counted devices in their usual nodes and network.
 
-Each term becomes whole nodes of the device's usual size joined by its usual network. A term smaller than a
-node is a part of one node; any other count that does not fill its nodes is refused, because a partly used
-node is a group of its own and should be written as one (``64xa100-80gb+4xa100-80gb``).
+Each term becomes whole nodes of the device's usual size with its usual network. A term smaller than a node is
+a part of one node. Any other count must fill its nodes. A partly used node is a separate group and needs a
+separate term (``64xa100-80gb+4xa100-80gb``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.describe.catalogue import CatalogueEntry, find_device
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.errors import InputError, Violation
 
-# Ranks are counted in 64-bit integers; no cluster comes near this.
+# Rank counts are 64-bit integers; no cluster is near this limit.
 MOST_DEVICES = 10**6
 
 _TERM = r"\s*\d+\s*[xX*]\s*[A-Za-z][\w.-]*\s*"
@@ -23,15 +23,15 @@ _EXPRESSION = re.compile(rf"{_TERM}(?:\+{_TERM})*", re.ASCII)
 
 
 def is_expression(text: str) -> bool:
-    """Return whether `text` is a sum of counted names; the names need not be known."""
+    """Return True if `text` is a sum of counted names, known or unknown."""
     return _EXPRESSION.fullmatch(text) is not None
 
 
 def cluster_from_expression(text: str) -> Cluster:
-    """Return the cluster of an expression.
+    """Build the cluster of an expression.
 
     Raises:
-        InputError: listing every term with an unknown device or a count that does not fill its nodes.
+        InputError: with every term that has an unknown device or a count that does not fill its nodes.
     """
     problems: list[Violation] = []
     groups: list[NodeGroup] = []
@@ -61,7 +61,7 @@ def cluster_from_expression(text: str) -> Cluster:
 
 def _term_group(digits: str, entry: CatalogueEntry, text: str, taken: set[str]) -> NodeGroup:
     where, device, size = f"cluster {text}", entry.device, entry.devices
-    # Cut before converting: Python refuses to convert very long numbers.
+    # Check the length before the conversion: Python refuses to convert very long numbers.
     count = int(digits) if len(digits.lstrip("0")) <= 7 else MOST_DEVICES + 1
     if not 1 <= count <= MOST_DEVICES:
         near = f"1x{device.name}" if count < 1 else f"{MOST_DEVICES // size * size}x{device.name}"
@@ -80,7 +80,7 @@ def _term_group(digits: str, entry: CatalogueEntry, text: str, taken: set[str]) 
 
 
 def needed_links(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Sorted pairs of groups between whose nodes messages travel, from the count of nodes by group."""
+    """Return sorted pairs of groups with messages between their nodes, from the node counts by group."""
     return [
         (one, other)
         for one, other in combinations_with_replacement(sorted(counts), 2)
@@ -89,5 +89,5 @@ def needed_links(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def slower(one: Link, other: Link) -> Link:
-    """What two different networks can do together."""
+    """Return the link between two different networks: the lower bandwidth and the higher latency."""
     return Link(min(one.bytes_per_s, other.bytes_per_s), max(one.latency_s, other.latency_s))

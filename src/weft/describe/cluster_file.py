@@ -1,8 +1,8 @@
-"""CLUSTER.toml and short words for clusters: how people say which devices they have.
+"""CLUSTER.toml and short names of clusters: people's descriptions of their devices.
 
-What a file leaves out comes from the catalogue: the size of a node, the link inside it, and the network
-between nodes, where two groups are joined by the slower of their networks. A device that is not in the
-catalogue has no usual node, so its file must give all of these.
+The catalogue supplies missing values: the size of a node, the link inside it, and the network between nodes.
+The slower of two groups' networks joins them. A device outside the catalogue has no usual node, so its file
+must give all of these.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from weft.errors import InputError, Violation, nearest
 
 
 def parse_cluster(text: str) -> Cluster:
-    """Return a cluster from ``this-machine``, an expression such as ``64xa100-80gb``, or the path of a file.
+    """Read a cluster from ``this-machine``, an expression such as ``64xa100-80gb``, or the path of a file.
 
     Raises:
-        InputError: when it is none of these, or the file is broken; all violations at once.
+        InputError: when it is none of these, or the file is invalid; with all violations.
     """
     if text.strip() == THIS_MACHINE:
         return this_machine()
@@ -44,19 +44,19 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def load_cluster(path: Path | str) -> Cluster:
-    """Return the cluster that a CLUSTER.toml describes.
+    """Read the cluster of a CLUSTER.toml.
 
     Raises:
-        InputError: listing everything that is wrong with the file.
+        InputError: with all mistakes of the file.
     """
     return cluster_of(read_toml(path), str(path))
 
 
 def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
-    """Return the cluster described by the tables of a CLUSTER.toml; `where` names the file in refusals.
+    """Build the cluster of a CLUSTER.toml's tables; `where` names the file in messages.
 
     Raises:
-        InputError: listing everything that is wrong with them.
+        InputError: with all mistakes of the tables.
     """
     try:
         file = ClusterFile.model_validate(record)
@@ -72,7 +72,7 @@ def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
 
 
 def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:
-    """Return the devices that the nodes name, with the file's overrides, by the name the nodes use."""
+    """Return the devices of the nodes, with the file's overrides, by their names in the nodes."""
     used = {node.device for node in file.node}
     for name in file.device:
         if name not in used:

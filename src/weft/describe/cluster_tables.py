@@ -1,4 +1,4 @@
-"""The tables of a CLUSTER.toml, and a cluster written as these."""
+"""The tables of a CLUSTER.toml, and the text of a cluster in these tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.describe.units import (
 )
 from weft.errors import InputError, Violation
 
-# Beyond them a number is a mistake, and times would leave the range of ticks.
+# A speed outside this range is a mistake, and its times would exceed the range of ticks.
 LOWEST_SPEED, HIGHEST_SPEED = 0.001, 1000.0
 
 
@@ -57,7 +57,7 @@ class NodeTable(TomlTable):
 
 
 class LinkTable(TomlTable):
-    """`[[link]]`: what joins the nodes of two groups, or of one."""
+    """`[[link]]`: the link between the nodes of two groups, or of one."""
 
     between: Annotated[list[Word], Field(min_length=2, max_length=2)]
     bandwidth: Bandwidth = Field(description="per node and direction")
@@ -65,7 +65,7 @@ class LinkTable(TomlTable):
 
 
 class DeviceTable(TomlTable):
-    """`[device.NAME]`: overrides the catalogue, or describes a device that is not in it."""
+    """`[device.NAME]`: overrides of the catalogue, or a device outside the catalogue."""
 
     memory: Bytes | None = None
     memory_bandwidth: Bandwidth | None = None
@@ -85,7 +85,7 @@ class ClusterFile(TomlTable):
 
 
 def to_toml(cluster: Cluster) -> str:
-    """Return the CLUSTER.toml that `weft.describe.cluster_file.cluster_of` reads back to an equal cluster.
+    """Write the CLUSTER.toml that `weft.describe.cluster_file.cluster_of` reads as an equal cluster.
 
     Raises:
         InputError: when two different devices of the cluster have one name.

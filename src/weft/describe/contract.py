@@ -1,4 +1,4 @@
-"""`Contract`: what a method keeps of the training that it is a part of."""
+"""`Contract`: the properties of the training that a method preserves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Contract(IntEnum):
-    """What a method keeps, strictest first; a goal of `contract = X` admits X and everything stricter."""
+    """The properties that a method preserves, strictest first; `contract = X` admits X and stricter ones."""
 
     EXACT = 0
     FUNCTION_PRESERVING = 1
@@ -15,10 +15,10 @@ class Contract(IntEnum):
 
     @property
     def word(self) -> str:
-        """As run files and tables say it."""
+        """The contract's word in run files and tables."""
         return self.name.lower().replace("_", "-")
 
     @classmethod
     def of(cls, word: str) -> Contract:
-        """Return the contract that a run file names."""
+        """Return the contract of a run file's word."""
         return cls[word.upper().replace("-", "_")]

@@ -1,4 +1,4 @@
-"""Convolutional networks by their sizes: from a preset, or from the `config.json` of a residual network."""
+"""Sizes of convolutional networks: from a preset, or from the `config.json` of a residual network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.errors import InputError, Violation
 
 # The model type of residual networks in a `config.json`.
 RESNET = "resnet"
-# What an absent key means to `transformers`; an image size is no key of its own there.
+# Defaults of absent keys in `transformers`, which has no key for an image size.
 _DEFAULTS: Mapping[str, Any] = {
     "embedding_size": 64,
     "hidden_sizes": [256, 512, 1024, 2048],
@@ -27,7 +27,7 @@ _SUPPORTED: Mapping[str, object] = {
     "downsample_in_bottleneck": False,
 }
 _LAYER_TYPES = ("basic", "bottleneck")
-# Behind the convolutions of VGG and AlexNet.
+# Linear layers after the convolutions of VGG and AlexNet.
 _LINEAR_LAYERS = 3
 _LARGEST_SIZE = 10**6
 
@@ -45,7 +45,7 @@ def convolutional_config(
     feed_forward: int = 0,
     **rest: Any,
 ) -> ModelConfig:
-    """A network of family `resnet`, `vgg` or `alexnet`; `rest` are further fields of `Convolutions`."""
+    """Build a `resnet`, `vgg` or `alexnet`; `rest` are further fields of `Convolutions`."""
     inner = sum(depths) if family == RESNET else (sum(depths) or len(widths)) + _LINEAR_LAYERS - 2
     return ModelConfig(
         name=name,
@@ -64,12 +64,12 @@ def convolutional_config(
 
 
 def read_resnet(record: Mapping[str, Any], name: str, where: str) -> ModelConfig:
-    """Return the sizes in the `config.json` of a `transformers.ResNetForImageClassification`.
+    """Read the sizes in the `config.json` of a `transformers.ResNetForImageClassification`.
 
-    Images are of 224 x 224 where the file has no `image_size`.
+    Images have 224 x 224 pixels if the file has no `image_size`.
 
     Raises:
-        InputError: listing everything that is wrong with it.
+        InputError: with all mistakes of the record.
     """
     given = {key: value for key, value in record.items() if value is not None}
     values = {**_DEFAULTS, **given}

@@ -1,4 +1,4 @@
-"""`Device`: what computes, as its data sheet describes it."""
+"""`Device`: a processor, with the figures of its data sheet."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from weft.describe.one_line import one_line
 
 PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
-# What the driver's context, the workspaces of libraries and the buffers of communicators take on a device
-# that is not its own host: about 0.5 GiB for the first two, and as much for each of two communicators.
+# Memory of the driver's context, the workspaces of libraries and the buffers of communicators on a device
+# that is not its own host: about 0.5 GiB for the first two, and 0.5 GiB for each of two communicators.
 CONTEXT_BYTES = 3 * 2**29
 
 
@@ -23,7 +23,7 @@ class Device:
             supported.
         memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
         launch_s: host time to launch one kernel.
-        synchronous: the host thread computes itself (a CPU), so nothing is posted while a kernel runs.
+        synchronous: the host thread itself computes (a CPU), so it posts nothing while a kernel runs.
         price_per_hour: in the user's currency; None until the user gives one.
     """
 
@@ -39,5 +39,5 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that a program can allocate."""
+        """Bytes that a program can allocate."""
         return self.memory_bytes - (0 if self.synchronous else CONTEXT_BYTES)

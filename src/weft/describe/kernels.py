@@ -1,9 +1,9 @@
-"""`Kernels`: with which kernels another program computes a model, and what its tensor ranks divide.
+"""`Kernels`: another program's kernels for a model, and the tensors that its tensor ranks divide.
 
-The graphs of `weft.describe.families` say what weft's own runtime does. `with_kernels` says what a program
-with other kernels does: the same mathematics in other time and memory. Sources: Korthikanti et al., arXiv
-2205.05198 (sequence parallelism, selective recomputation, fused scores); Hagemann et al., arXiv 2311.05610
-(why the kernel of a norm decides what fits); Dao, arXiv 2307.08691 (attention that never stores its scores);
+The graphs of `weft.describe.families` describe weft's own runtime. `with_kernels` describes a program with
+other kernels: the same mathematics with other time and memory. Sources: Korthikanti et al., arXiv 2205.05198
+(sequence parallelism, selective recomputation, fused scores); Hagemann et al., arXiv 2311.05610 (effect of
+the norm's kernel on memory fit); Dao, arXiv 2307.08691 (attention that never stores its scores);
 NVIDIA's Megatron-LM and Transformer Engine (`gradient_accumulation_fusion`, `fuse_wgrad_accumulation`).
 """
 
@@ -28,9 +28,9 @@ ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What attention does with scores that it stores, per score.
+    """The costs of attention's stored scores, per score.
 
-    `memory`: elements read and written forward, by `kernels` kernels. `kept_bytes` stay for backward.
+    `memory`: elements read and written forward, by `kernels` kernels. `kept_bytes` are kept for backward.
     """
 
     memory: float
@@ -38,9 +38,9 @@ class _Scores:
     kept_bytes: float
 
 
-# One kernel scales, masks and takes the softmax: the product writes, it reads and writes, the second product
-# reads; scores and their softmax stay in 16 bits. Separate kernels each read and write, with the softmax in
-# fp32, which stays too.
+# Fused: one kernel scales, masks and takes the softmax. The product writes, this kernel reads and writes, the
+# second product reads; scores and their softmax are kept in 16 bits. Math: separate kernels each read and
+# write, with the softmax in fp32, which is also kept.
 _STORED_SCORES = {
     "fused": _Scores(memory=4.0, kernels=1, kept_bytes=4.0),
     "math": _Scores(memory=16.0, kernels=6, kept_bytes=8.0),
@@ -51,15 +51,15 @@ _LOG_SUM_EXP_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class _RootNorm:
-    """What one RMS norm costs, per element of the stream; see `Layer` for the units."""
+    """The costs of one RMS norm, per element of the stream; see `Layer` for the units."""
 
     memory: float
     kernels: int
     kept_bytes: float
 
 
-# What `weft.describe.families.llama` counts; one kernel that reads and writes; one kernel per operation of
-# the definition, of which the squares, the roots and the product are fp32.
+# The counts of `weft.describe.families.llama`; one kernel that reads and writes; one kernel per operation of
+# the definition, with squares, roots and product in fp32.
 _OWN_ROOT_NORM = _RootNorm(memory=4.0, kernels=4, kept_bytes=4.0)
 _ROOT_NORMS = {
     "fused": _RootNorm(memory=2.0, kernels=1, kept_bytes=0.0),
@@ -69,17 +69,17 @@ _ROOT_NORMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes a transformer.
+    """A program's kernels for a transformer.
 
     Attributes:
         attention: `math` stores scores in fp32 and in 16 bits, `fused` in 16 bits; `flash1` and `flash2`
-            never do.
-        norm: of RMS norms, one kernel or one per operation. Layer norms are one kernel everywhere.
+            never store them.
+        norm: one kernel per RMS norm, or one per operation. Layer norms are one kernel everywhere.
         sequence_parallel: tensor ranks divide the tokens of the stream between divided products, and gather
             them again for backward instead of keeping them.
-        loss_parallel: the loss is taken of divided logits; else they are gathered.
-        accumulation: a micro-batch's gradients of weights are added up by kernels of their own, or by the
-            products that make them.
+        loss_parallel: the loss is computed from divided logits; else the logits are gathered.
+        accumulation: separate kernels add up the weight gradients of micro-batches, or the products that
+            compute them do.
     """
 
     attention: Attention = "flash2"
@@ -90,7 +90,7 @@ class Kernels:
 
 
 def with_kernels(graph: LayerGraph, config: ModelConfig, kernels: Kernels) -> LayerGraph:
-    """Return the graph of a transformer, as `layer_graph(config)` made it, with other kernels."""
+    """Return a transformer's graph from `layer_graph(config)` with other kernels."""
     known = {index: _with_kernels(graph.layers[index], config, kernels) for index in set(graph.alike)}
     layers = (
         replace(known[alike], name=own.name) for own, alike in zip(graph.layers, graph.alike, strict=True)
@@ -111,9 +111,9 @@ def _with_kernels(layer: Layer, config: ModelConfig, kernels: Kernels) -> Layer:
 
 
 def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> Layer:
-    """Selective recomputation makes the scores again and keeps the rest (Korthikanti et al., section 5)."""
+    """Replace attention's kernel; selective recomputation repeats scores (Korthikanti et al., section 5)."""
     attends = tuple(matmul for matmul in layer.forward.matmuls if matmul.kernel != PLAIN_PRODUCT)
-    # The input is kept in any case.
+    # The input is always kept.
     rest = layer.kept + Amount.of(-config.hidden, batch=1, sequence=1, stream=1)
     stored = _STORED_SCORES.get(attention)
     if stored is None:
@@ -145,7 +145,7 @@ def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> 
 
 
 def _renamed(matmuls: tuple[Matmul, ...], kernel: str) -> tuple[Matmul, ...]:
-    """With that kernel in place of attention's; kernels of flash skip what is masked, as before."""
+    """Replace the kernel of attention's products; flash kernels still skip the masked part."""
     return tuple(
         one if one.kernel == PLAIN_PRODUCT else replace(one, kernel=_flavour(one.kernel, kernel))
         for one in matmuls
@@ -174,14 +174,14 @@ def _with_norm(layer: Layer, config: ModelConfig, norm: Norm) -> Layer:
 
 
 def _with_fused_accumulation(layer: Layer) -> Layer:
-    """Reading and writing the sums hides behind the product while a micro-batch has some 1000 tokens: an A100
-    then computes longer on a weight than it takes to move 8 bytes."""
+    """Remove the accumulation's traffic: the product hides it from about 1000 tokens per micro-batch on.
+    An A100 then computes longer on a weight than it takes to move 8 bytes."""
     work = layer.backward_weight
     return replace(layer, backward_weight=PassWork(work.matmuls, kernels=len(work.matmuls)))
 
 
 def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:
-    """Every tensor rank takes the whole loss: an all-gather is half of an all-reduce, and there is one."""
+    """Let every tensor rank compute the whole loss after one all-gather, which costs half an all-reduce."""
     vocabulary = config.vocabulary
 
     def undivided(amount: Amount) -> Amount:
@@ -198,7 +198,7 @@ def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:
 
 
 def _with_stream(layer: Layer, config: ModelConfig, *, divided: bool) -> Layer:
-    """Tokens between divided products in full on every rank, or divided and not kept where gathered."""
+    """Put all tokens between divided products on every rank, or divide them and drop the gathered copies."""
     if not divided:
 
         def whole(amount: Amount) -> Amount:
@@ -222,7 +222,7 @@ def _with_stream(layer: Layer, config: ModelConfig, *, divided: bool) -> Layer:
         layer,
         kept=layer.kept + kept_whole,
         products=kept + kept_whole if kept is not None and layer.again is not None else kept,
-        # One more all-gather per gathered input, backward; the amount counts half of the all-reduces of both.
+        # One more all-gather per gathered input in backward; the amount counts half the all-reduces of both.
         tensor_reduced=layer.tensor_reduced + Amount.of(0.25 * gathered, batch=1, sequence=1),
     )
 

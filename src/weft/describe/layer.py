@@ -14,8 +14,8 @@ PLAIN_PRODUCT = "product"
 class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
-    `kernel` says by what they are computed: a plain product, or one of the kernels of attention, whose speeds
-    `weft.predict.cost.speeds` knows.
+    `kernel` names their kernel: a plain product, or one of the kernels of attention.
+    `weft.predict.cost.speeds` has their speeds.
     """
 
     count: Amount
@@ -36,7 +36,7 @@ class PassWork:
     """The work of one pass of one micro-batch through one layer.
 
     `memory` counts the elements read and written by memory-bound kernels (norms, activations, residuals,
-    lookups, losses); `kernels` counts all kernels launched, the matmuls' included.
+    lookups, losses); `kernels` counts all launched kernels, with matmuls.
     """
 
     matmuls: tuple[Matmul, ...] = ()
@@ -56,19 +56,19 @@ class Layer:
         kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
         parameters: count of parameters of one tensor rank.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
-        kept, kept_bytes: what the backward pass needs and the forward pass keeps, per micro-batch.
-        products, product_bytes: what of the results of its products (matrix products, convolutions, attention
-            kernels) is needed to make everything kept again from the layer's input without calling them; None
-            where this is not known.
-        again: what is run forward again where the layer keeps that; None: all of `forward` but its products.
+        kept, kept_bytes: activations that the forward pass keeps for the backward pass, per micro-batch.
+        products, product_bytes: the part of its products' results (matrix products, convolutions, attention
+            kernels) that suffices to recompute everything kept from the layer's input without the products;
+            None if unknown.
+        again: the recomputed forward work if the layer keeps `products`; None: `forward` without products.
         sent: elements of the layer's output, per micro-batch.
-        tensor_reduced: elements all-reduced over the tensor ranks in the forward pass (the same again in the
-            backward pass).
-        gathered: elements of a rank's keys and values, which context ranks gather in the forward pass (and
-            whose gradients they reduce and scatter in the backward pass); zero where no token needs another.
-        context_kept: what backward needs besides `kept` where context ranks divide the tokens, without the
-            gathered keys and values.
-        unchanged: the layer as the model has it, where something is chosen for it; None elsewhere.
+        tensor_reduced: elements all-reduced over the tensor ranks in the forward pass; the backward pass
+            all-reduces the same number.
+        gathered: elements of a rank's keys and values, which context ranks gather in the forward pass. The
+            backward pass reduce-scatters their gradients. Zero if no token needs another token.
+        context_kept: additional kept activations if context ranks divide the tokens, without the gathered
+            keys and values.
+        unchanged: the model's own layer if a choice has changed this one; else None.
     """
 
     name: str
@@ -93,23 +93,23 @@ class Layer:
 
     @property
     def tensor_exchanges(self) -> int:
-        """How many all-reduces of equal size `tensor_reduced` is made of.
+        """The number of equal all-reduces in `tensor_reduced`.
 
-        One follows every product that tensor ranks divide along the side over which it adds up.
+        One follows every product that tensor ranks divide along its inner side.
         """
         divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
         return max(1, sum(divided))
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Identities of all of it but the name: the same where layers share all of that.
+        """The identities of all fields but the name, equal if layers share these fields.
 
-        To compare them is far cheaper than to compare amounts.
+        Comparing identities is far cheaper than comparing amounts.
         """
         return tuple([id(getattr(self, name)) for name in _PARTS])
 
     def flops(self, shape: Shape) -> float:
-        """Floating-point operations of forward and backward of one micro-batch."""
+        """Return the floating-point operations of forward and backward of one micro-batch."""
         return sum(p.flops(shape) for p in (self.forward, self.backward_input, self.backward_weight))
 
 

@@ -1,4 +1,4 @@
-"""Choices per layer: what methods can be told of single layers, and the layers that these become."""
+"""Choices per layer: the options of methods for single layers, and the changed layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WHERE = "plan: layer_choices"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOption:
-    """What can be chosen for a layer; a method contributes it.
+    """An option of layers; a method contributes it.
 
     Attributes:
-        name: how plans call the choice.
-        refuse: why a layer cannot have a value, or None.
-        changed: what a layer becomes with a value, for samples of so many tokens; its name stays.
+        name: the choice's name in plans.
+        refuse: returns the reason why a layer cannot have a value, or None.
+        changed: returns the layer with a value, for samples of a number of tokens; its name does not change.
     """
 
     name: str
@@ -34,12 +34,12 @@ class LayerOption:
 
 
 def layer_options() -> Mapping[str, LayerOption]:
-    """By name."""
+    """Return the options of all methods by name."""
     return {one.name: one for one in parts(LayerOption)}
 
 
 def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterator[Violation]:
-    """Yield everything that is wrong with choices for the layers of a model."""
+    """Yield all mistakes in choices for the layers of a model."""
     known, last = layer_options(), len(graph.layers) - 1
     taken: set[tuple[str, int]] = set()
     for choice in choices:
@@ -61,10 +61,10 @@ def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterat
 
 
 def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGraph:
-    """Return the graph of the same model, whose layers cost what they cost with these choices and no others.
+    """Return the graph of the same model, with the costs of layers under exactly these choices.
 
     Raises:
-        InputError: listing everything that is wrong with the choices.
+        InputError: with all mistakes in the choices.
     """
     model = _as_modelled(graph)
     if not choices:
@@ -75,7 +75,7 @@ def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGrap
     for choice in choices:
         for layer in choice.layers:
             wanted[layer] = (*wanted.get(layer, ()), (choice.name, choice.value))
-    # Layers that are alike and have the same choices stay alike.
+    # Equal layers with the same choices stay equal.
     made: dict[tuple[int, tuple[tuple[str, Value], ...]], Layer] = {}
     layers = list(model.layers)
     for index, chosen in wanted.items():

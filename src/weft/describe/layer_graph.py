@@ -1,7 +1,7 @@
 """`LayerGraph`: a model as a DAG of costed layers, at block, module or operator granularity.
 
-One type serves planners, cost models and compilers. Amounts of elements are counted in elements of the
-compute precision; `*_bytes` amounts do not change with precision (masks, indices, fp32 statistics).
+One type serves planners, cost models and compilers. Amounts of elements have the compute precision;
+`*_bytes` amounts do not change with precision (masks, indices, fp32 statistics).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class TiedParameters:
-    """Parameters that several layers use, by position; they are counted in the first of these layers."""
+    """Parameters that several layers use, by position; they count in the first of these layers."""
 
     layers: tuple[int, ...]
     parameters: Amount
@@ -36,9 +36,9 @@ class LayerGraph:
     """A DAG of layers in a topological order; `edges` are pairs of positions (producer, consumer).
 
     `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
-    (0 where there is none). `tied` are parameters that several layers use. `divided` names the numbers that
-    tensor ranks must divide among them without a rest; where there are none, no layer can be divided. `model`
-    is the same graph without what a plan chooses for single layers; None where nothing is chosen.
+    (0 without a head). `tied` are parameters that several layers use. `divided` has the sizes that the
+    tensor-parallel degree must divide exactly; if it is empty, no layer can be divided. `model` is the same
+    graph without a plan's choices for single layers; None without choices.
     """
 
     name: str
@@ -76,7 +76,7 @@ class LayerGraph:
 
     @property
     def knows_products(self) -> bool:
-        """Whether layers can be recomputed selectively: all say what their products leave."""
+        """True if layers can be recomputed selectively: all layers have `products`."""
         return all(layer.products is not None for layer in self.layers)
 
     @cached_property
@@ -85,20 +85,20 @@ class LayerGraph:
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """By layer the first one that shares all of it but the name."""
+        """For each layer, the first layer with the same fields but the name."""
         first: dict[tuple[int, ...], int] = {}
         return tuple(first.setdefault(layer.parts, index) for index, layer in enumerate(self.layers))
 
     @cached_property
     def feeders(self) -> tuple[frozenset[int], ...]:
-        """By layer those that send to it."""
+        """For each layer, its producers."""
         found: list[set[int]] = [set() for _ in self.layers]
         for producer, consumer in self.edges:
             found[consumer].add(producer)
         return tuple(map(frozenset, found))
 
     def crossing(self, stage_of: Sequence[int]) -> dict[tuple[int, int], frozenset[int]]:
-        """By edge of the stage graph the layers whose output crosses it; `stage_of` is that of each layer."""
+        """Return the layers with output across each edge of stages; `stage_of` has each layer's stage."""
         found: dict[tuple[int, int], set[int]] = {}
         for producer, consumer in self.edges:
             edge = (stage_of[producer], stage_of[consumer])
@@ -107,7 +107,7 @@ class LayerGraph:
         return {edge: frozenset(layers) for edge, layers in found.items()}
 
     def amounts(self, name: str, shape: Shape) -> tuple[float, ...]:
-        """Of every layer the amount of this name, evaluated once for all plans that ask."""
+        """Return the value of this amount for every layer; it is computed once for each shape."""
         key = (name, shape)
         if key not in self._evaluated:
             known: dict[int, float] = {}
@@ -123,23 +123,23 @@ class LayerGraph:
 
     @cached_property
     def tensor_exchanges(self) -> tuple[int, ...]:
-        """Those of every layer."""
+        """The number of all-reduces of every layer; see `Layer.tensor_exchanges`."""
         known = {index: self.layers[index].tensor_exchanges for index in set(self.alike)}
         return tuple(known[index] for index in self.alike)
 
     def parameters(self, tensor_parallel: int = 1) -> int:
-        """Count of parameters held by one tensor rank."""
+        """Return the count of parameters held by one tensor rank."""
         shape = Shape(1, self.sequence, tensor_parallel)
         return round(sum(layer.parameters(shape) for layer in self.layers))
 
     def refuse_grid(self, grid: ReplicaGrid, sequence: int) -> str | None:
-        """Why a replica's ranks cannot divide the layers and the tokens of a sample like this, or None."""
+        """Return the reason why a replica's ranks cannot divide layers and tokens by this grid, or None."""
         return self.refuse_tensor(grid.tensor) or self.refuse_context(grid.context, sequence)
 
     def refuse_tensor(self, tensor_parallel: int) -> str | None:
-        """Why the layers cannot be divided over so many tensor ranks, with the nearest degree, or None.
+        """Return the reason why tensor ranks cannot divide the layers, with the nearest degree, or None.
 
-        The vocabulary is no reason: its shares differ by one at most, and are padded.
+        The vocabulary is never a reason: its shares differ by at most one, and are padded.
         """
         if tensor_parallel == 1:
             return None
@@ -155,9 +155,9 @@ class LayerGraph:
         return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
 
     def refuse_context(self, context_parallel: int, sequence: int) -> str | None:
-        """Why so many ranks cannot divide the tokens of a sample, with the nearest number that can, or None.
+        """Return the reason why context ranks cannot divide a sample's tokens, with a nearest value, or None.
 
-        Each has two equal chunks of them, so that with causal attention all have the same work.
+        Each rank has two equal chunks of tokens, so that all ranks have equal work in causal attention.
         """
         if context_parallel == 1:
             return None
@@ -165,7 +165,7 @@ class LayerGraph:
             return f"cp {context_parallel}: no ranks can divide the tokens of this model; nearest cp: 1"
         chunks = 2 * context_parallel
         if sequence % chunks:
-            # Not a longer one, for which the model may have no positions.
+            # A longer sequence is not proposed: the model may have no positions for it.
             near = max(chunks, sequence // chunks * chunks)
             return (
                 f"cp {context_parallel}: sequence {sequence} is not a multiple of 2 x cp = {chunks}; "
@@ -175,9 +175,9 @@ class LayerGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when anything a planner reads of the model changes.
+        """Sixteen hex digits that change when any of the model's data for planners changes.
 
-        What context ranks gather and keep follows from the products, and is left out.
+        The amounts of context ranks follow from the products, and are left out.
         """
         if self.model is not None:
             return self.model.fingerprint
@@ -211,10 +211,10 @@ class LayerGraph:
 
     @classmethod
     def from_json(cls, text: str, where: str = "layer graph") -> LayerGraph:
-        """Read what `to_json` writes.
+        """Read the text that `to_json` writes.
 
         Raises:
-            InputError: when the text is not such a file.
+            InputError: when the text is not a layer graph.
         """
         try:
             record = json.loads(text)

@@ -14,7 +14,7 @@ _PASSES = ("forward", "backward_input", "backward_weight")
 
 
 def indented(value: Any, depth: int) -> str:
-    """JSON of a value that lies so deep in a file whose lines are indented by one."""
+    """Return JSON of a value at this depth of a file with an indent of one per level."""
     return json.dumps(value, indent=1, sort_keys=True).replace("\n", "\n" + " " * depth)
 
 
@@ -57,7 +57,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:
-    """Return the four amounts, and the kernel where it is no plain product."""
+    """Return the four amounts, and the kernel if it is not a plain product."""
     amounts = [str(amount) for amount in (matmul.count, matmul.rows, matmul.inner, matmul.columns)]
     return amounts if matmul.kernel == PLAIN_PRODUCT else [*amounts, matmul.kernel]
 

@@ -1,7 +1,7 @@
-"""What a layer computes between the places at which its tensor ranks exchange, and what they exchange there.
+"""Pieces of a layer between the exchanges of its tensor ranks, and the exchanged elements.
 
-Products that are divided by columns begin a region, products divided by their inner side end it (Shoeybi et
-al., Megatron-LM, arXiv 1909.08053). A layer that only looks rows up in a divided table is a region that ends.
+A product with divided columns begins a region, a product with a divided inner side ends it (Shoeybi et al.,
+Megatron-LM, arXiv 1909.08053). A layer that only looks up rows in a divided table is a region that ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
 
 @dataclass(frozen=True, slots=True)
 class TensorBorder:
-    """A place in a layer at which tensor ranks exchange.
+    """A place in a layer where tensor ranks exchange values.
 
     Attributes:
-        enters: a region of divided products begins; else one ends.
-        elements: of the values of all tokens, there.
+        enters: True where a region of divided products begins, False where it ends.
+        elements: elements of all tokens' values at this place.
     """
 
     enters: bool
@@ -29,7 +29,7 @@ class TensorBorder:
 
 @dataclass(frozen=True, slots=True)
 class LayerPiece:
-    """The part of a layer's passes between two borders; `divided`: it is a region of divided products."""
+    """The part of a layer's passes between two borders; `divided`: a region of divided products."""
 
     forward: PassWork
     backward_input: PassWork
@@ -38,14 +38,14 @@ class LayerPiece:
 
 
 class Cut(NamedTuple):
-    """A layer's pieces, and the borders between them: one less."""
+    """A layer's pieces, and the borders between them, one fewer than pieces."""
 
     pieces: tuple[LayerPiece, ...]
     borders: tuple[TensorBorder, ...]
 
 
 class _Plan(NamedTuple):
-    """Which plain products each piece has, by their place, and whether it is a region."""
+    """For each piece, the positions of its plain products, and True if it is a region; then the borders."""
 
     products: list[list[int]]
     divided: list[bool]
@@ -53,7 +53,7 @@ class _Plan(NamedTuple):
 
 
 def cut_of(layer: Layer) -> Cut:
-    """Where a layer is cut; one piece where its tensor ranks exchange nothing."""
+    """Cut a layer at its borders; return one piece if its tensor ranks exchange nothing."""
     planned = _planned(layer)
     if not planned.borders:
         return Cut((LayerPiece(layer.forward, layer.backward_input, layer.backward_weight),), ())
@@ -67,7 +67,7 @@ def _planned(layer: Layer) -> _Plan:
     if not layer.tensor_reduced.terms:
         return _Plan([], [], [])
     if not products:
-        # Half of an exchange forward and half of one backward is counted; there is one.
+        # The layer counts half an exchange forward and half backward; in fact there is one.
         return _Plan([[], []], [True, False], [TensorBorder(False, 2.0 * layer.tensor_reduced)])
     found = _Plan([[]], [False], [])
     for place, product in enumerate(products):
@@ -90,8 +90,8 @@ def _is_divided(side: Amount) -> bool:
 
 
 def _parts(work: PassWork, planned: _Plan) -> list[PassWork]:
-    """A pass by piece: products where they are, kernels of attention in the first region, and equal parts of
-    what moves memory: what is divided in regions, the rest outside of them."""
+    """Cut a pass into pieces: products at their place, kernels of attention in the first region.
+    Memory traffic is split equally: the divided part over regions, the rest over the other pieces."""
     pieces = len(planned.divided)
     plain = [one for one in work.matmuls if one.kernel == PLAIN_PRODUCT]
     others = [one for one in work.matmuls if one.kernel != PLAIN_PRODUCT]

@@ -1,7 +1,7 @@
-"""`Layout`: the decisions that planners search, and `PartialLayout`: those that somebody has made already.
+"""`Layout`: the decisions that planners search, and `PartialLayout`: the decisions that are already made.
 
-A field of `PartialLayout` has the name and the meaning of the layout's. It is the `[plan]` table of a run
-file and the options of `weft plan`; what a file of another stack says is one, too.
+Fields of `PartialLayout` have the names and the meanings of the layout's fields. It is the `[plan]` table of
+a run file and the options of `weft plan`. Files of other frameworks are read as one, too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word, value_t
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-# Axes of the mesh, outermost first: ranks of the last are neighbours.
+# Axes of the mesh, outermost first: ranks along the last axis are neighbours.
 AXES = ("pp", "dp", "cp", "tp")
-# How replicas agree unless somebody says otherwise.
+# The default synchronisation of replicas.
 DENSE = "dense"
-# Fields that every record of a layout has, in their order, and those that it has where they are unusual.
+# Fields of every record of a layout, in their order, and fields with only unusual values in records.
 _RECORDED = (
     "pp",
     "dp",
@@ -41,22 +41,22 @@ _RECORDED = (
     "recompute_per_stage",
 )
 _SAID_WHERE_UNUSUAL = ("splits", "blocking", "sync")
-# Decisions that the plan of a layout has under the same names, as they are.
+# Decisions that a layout's plan contains unchanged, under the same names.
 KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees and choices of one layout: what planners search, and a Plan is built from.
+    """Degrees and choices of one layout: planners search them, and a Plan is built from them.
 
-    Degrees are those of the axes of the mesh (`AXES`): devices of one pipeline, replicas, ranks that divide
-    the tokens of a sample, ranks that divide every layer. `loops` are the stages of each device, `options`
-    the schedule's. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute` is that
-    of all stages, or the heaviest of `recompute_per_stage`, which says it of each (see `recomputing`).
-    `layers_per_stage` cuts the chain of layers; None balances the stages. `rank_order` says which device of
-    the cluster takes each rank of the mesh, rising in each replica of a stage; None: the device of the same
-    number. `micro_batches_per_replica` are those of each of the `dp` pipelines; None shares the batch out
-    equally. `splits` says in how many equal ones of its own each stage runs a micro-batch; empty: in one.
+    Degrees of `AXES`: devices of one pipeline, replicas, ranks that divide a sample's tokens, ranks that
+    divide every layer. `loops` are the stages of each device, `options` the
+    schedule's options. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute`
+    holds for all stages, or is the heaviest of `recompute_per_stage` (see `recomputing`). `layers_per_stage`
+    cuts the chain of layers; None balances the stages. `rank_order` has the cluster's device for each rank of
+    the mesh, rising in each replica of a stage; None: the device with the rank's number.
+    `micro_batches_per_replica` has a count for each of the `dp` pipelines; None: equal shares. `splits` has
+    each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits.
     """
 
     pp: int
@@ -80,8 +80,8 @@ class Layout:
 
     @property
     def regular(self) -> Layout:
-        """The same degrees and choices with balanced stages, alike in recompute and splits, ranks in order
-        and equal shares."""
+        """A copy with balanced stages, one recompute word, no splits, ranks in order and equal shares.
+        Degrees and all other choices are the same."""
         return replace(
             self,
             recompute_per_stage=None,
@@ -92,11 +92,10 @@ class Layout:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the decisions as plain values, for answers in JSON; what is cut, placed or dealt out by hand
-        stands in the layout's text.
+        """Return the decisions as plain values for JSON output.
 
-        `recompute_per_stage` is None where all stages recompute alike. The way of agreeing and communication
-        that is waited for are there where they are not the usual.
+        Cuts, rank orders and shares by hand are only in the layout's text. `recompute_per_stage` is None if
+        all stages recompute alike. Synchronisation and blocking are present only with unusual values.
         """
         record = {name: getattr(self, name) for name in _RECORDED}
         said = [name for name in _SAID_WHERE_UNUSUAL if name in self.unusual]
@@ -104,7 +103,7 @@ class Layout:
 
     @property
     def grid(self) -> ReplicaGrid:
-        """How the ranks of each replica of a stage divide it among them."""
+        """The degrees inside each replica of a stage."""
         return ReplicaGrid(self.tp, self.cp)
 
     @property
@@ -113,7 +112,7 @@ class Layout:
         return self.grid.ranks
 
     def shape(self, sequence: int) -> Shape:
-        """What one rank computes of a micro-batch of samples with so many tokens."""
+        """Return the shape of one rank's part of a micro-batch with `sequence` tokens per sample."""
         return Shape(self.micro_batch_size, sequence, *self.grid)
 
     @property
@@ -126,22 +125,22 @@ class Layout:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """What each stage recomputes."""
+        """The recomputation of each stage."""
         return self.recompute_per_stage or (self.recompute,) * self.stages
 
     @property
     def recompute_text(self) -> str:
-        """What stages recompute, in words."""
+        """The recomputation of stages, in words."""
         each = self.recompute_per_stage
         return self.recompute if each is None else recomputes_text(each)
 
     @property
     def unusual(self) -> tuple[str, ...]:
-        """Names of decisions that are other than a layout has them where nothing is said."""
+        """The names of decisions that differ from the defaults."""
         return tuple(name for name, usual in USUAL.items() if getattr(self, name) != usual)
 
     def recomputing(self, recompute: Recompute | Sequence[Recompute]) -> Layout:
-        """The same layout with one word for all stages, or one for each."""
+        """Return the same layout with one recompute word for all stages, or one for each."""
         words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
         alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
         heaviest = max(words, key=RECOMPUTES.index)
@@ -181,12 +180,12 @@ class Layout:
         return text
 
 
-# What layouts have where nothing is said.
+# Defaults of a layout's decisions.
 USUAL: Mapping[str, object] = {one.name: one.default for one in fields(Layout) if one.default is not MISSING}
 
 
 def rank_order_of(devices: Sequence[int]) -> tuple[int, ...] | None:
-    """Devices in the order of their ranks, as layouts say it; None where each has the rank of its number."""
+    """Return the `rank_order` of devices in the order of their ranks; None if each rank is its number."""
     return None if list(devices) == list(range(len(devices))) else tuple(devices)
 
 
@@ -195,7 +194,7 @@ def _place(name: str) -> int:
 
 
 def _require_recompute(given: object) -> object:
-    """Return one word for all stages, or a list with one for each."""
+    """Check one recompute word for all stages, or a list with a word for each."""
     words = given if isinstance(given, list | tuple) else [given]
     allowed = f"must be {', '.join(map(repr, RECOMPUTES[:-1]))} or {RECOMPUTES[-1]!r}"
     for stage, word in enumerate(words):
@@ -209,7 +208,7 @@ def _require_recompute(given: object) -> object:
 
 
 def _require_once(given: object) -> object:
-    """Return one word or a list of several, each once; their order says nothing."""
+    """Check one word or a list of different words, and sort them; their order has no meaning."""
     words = given if isinstance(given, list | tuple) else (given,)
     if given is None or not all(isinstance(word, str) for word in words):
         return given
@@ -219,7 +218,7 @@ def _require_once(given: object) -> object:
 
 
 class PartialLayout(TomlTable):
-    """Decisions of a layout that have been made; None is left open.
+    """Decisions of a layout; None means an open decision.
 
     `recompute` is one word for all stages, or a word for each.
     """
@@ -262,47 +261,47 @@ class PartialLayout(TomlTable):
 
     @classmethod
     def of(cls, layout: Layout) -> PartialLayout:
-        """Return all of a layout that can be said here."""
+        """Return all of a layout's decisions that this class has."""
         said = {name: getattr(layout, name) for name in PartialLayout.model_fields}
         return PartialLayout(**said | {"recompute": layout.recompute_per_stage or layout.recompute})
 
     @property
     def given(self) -> dict[str, Any]:
-        """The decisions that have been made, by name."""
+        """The made decisions by name."""
         values = {name: getattr(self, name) for name in PartialLayout.model_fields}
         return {name: value for name, value in values.items() if value is not None}
 
     def besides(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the decisions that have been made, but for those with these names."""
+        """Return the made decisions except these names."""
         return {name: value for name, value in self.given.items() if name not in names}
 
     def replaced(self, **decisions: Unpack[Pins]) -> Self:
-        """Return a copy with these decisions in the place of its own; None leaves one open."""
+        """Return a copy with these decisions replaced; None makes a decision open."""
         return self.model_copy(update=decisions)
 
     def record(self) -> dict[str, Any]:
-        """Return all decisions as plain values, None where one is open; in the order of a layout's."""
+        """Return all decisions as plain values in a layout's order; None is an open decision."""
         return {name: getattr(self, name) for name in sorted(PartialLayout.model_fields, key=_place)}
 
     @property
     def width(self) -> int:
-        """Ranks of one replica of a stage, as far as they are decided."""
+        """Ranks of one replica of a stage; open degrees count as 1."""
         return (self.tp or 1) * (self.cp or 1)
 
     @property
     def replica_ranks(self) -> int:
-        """Ranks of one replica of the whole model, as far as they are decided."""
+        """Ranks of one replica of the whole model; open degrees count as 1."""
         return (self.pp or 1) * self.width
 
     def complete(self, layout: Layout) -> Layout:
-        """Return the layout with what is decided here in the place of its own."""
+        """Return the layout with these decisions replaced."""
         given = self.given
         recompute = given.pop("recompute", None)
         completed = replace(layout, **given)
         return completed if recompute is None else completed.recomputing(recompute)
 
     def admit(self, layout: Layout) -> bool:
-        """Return whether a layout has all that is decided here."""
+        """Return True if a layout has all these decisions."""
         return self.complete(layout) == layout
 
     @model_validator(mode="after")
@@ -320,7 +319,7 @@ class PartialLayout(TomlTable):
         return self
 
 
-# Nothing is decided.
+# All decisions are open.
 OPEN = PartialLayout()
 
 

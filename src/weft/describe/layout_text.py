@@ -1,4 +1,4 @@
-"""Short words for what is unlike in a layout: counts, orders of devices, and what stages recompute."""
+"""Short texts of a layout's uneven parts: counts, orders of devices, and the recomputation of stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 
 from weft.describe.plan import RECOMPUTES, Recompute
 
-# Of an order of devices, in words.
+# Number of runs in the text of an order of devices.
 _RUNS_SHOWN = 6
 
 
@@ -23,19 +23,19 @@ def decision_text(name: str, value: object) -> str:
 
 
 def counts_text(counts: Sequence[int]) -> str:
-    """Counts in their order, such as ``5+6+6+5``; three or more equal ones as ``6x3``."""
+    """Return counts in their order, such as ``5+6+6+5``; three or more equal counts as ``6x3``."""
     return "+".join(_repeated(count, len(list(equal))) for count, equal in groupby(counts))
 
 
 def order_text(rank_order: Sequence[int]) -> str:
-    """Devices in their order, such as ``4-7 0-3``; long orders are cut."""
+    """Return devices in their order, such as ``4-7 0-3``; long orders are truncated."""
     runs = _runs(rank_order)
     more = f" and {len(runs) - _RUNS_SHOWN} runs more" if len(runs) > _RUNS_SHOWN else ""
     return " ".join(runs[:_RUNS_SHOWN]) + more
 
 
 def recomputes_text(recomputes: Sequence[Recompute]) -> str:
-    """What stages recompute that recompute anything, such as ``full in stages 0-2, selective in stage 3``."""
+    """Return the recomputation of stages, such as ``full in stages 0-2, selective in stage 3``."""
     parts = []
     for word in RECOMPUTES[:0:-1]:
         stages = [stage for stage, one in enumerate(recomputes) if one == word]
@@ -53,7 +53,7 @@ def _repeated(count: int, times: int) -> str:
 
 
 def _rising(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of every run in which each number is one more than the one before."""
+    """Yield first and last of every run of consecutive rising numbers."""
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
         yield members[0], members[-1]

@@ -1,4 +1,4 @@
-"""The loggers that weft knows by name, and what each needs to be installed."""
+"""The loggers that weft knows by name, and their required packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from weft.errors import InputError, Violation, nearest
 
-# To a logger's name the packages that can do its work; one of them is enough, and none means none is needed.
+# For each logger, the packages that can do its work; one of them is enough. Empty: no package is needed.
 KNOWN_LOGGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"csv": (), "tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
 )
@@ -16,7 +16,7 @@ _OWN = re.compile(r"wandb:([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)"
 
 
 def wandb_module(name: str) -> str | None:
-    """Return the module with wandb's interface that `wandb` or `wandb:package.module` names, if it does."""
+    """Return the module named by `wandb` or `wandb:package.module`, with wandb's interface; else None."""
     if name == "wandb":
         return "wandb"
     own = _OWN.fullmatch(name)
@@ -24,13 +24,13 @@ def wandb_module(name: str) -> str | None:
 
 
 def logger_packages(name: str) -> tuple[str, ...]:
-    """Return the packages of which a logger needs one; empty when it needs none."""
+    """Return the packages that can do a logger's work; empty when it needs none."""
     module = wandb_module(name)
     return (module,) if module is not None else KNOWN_LOGGERS[name]
 
 
 def require_logger(name: str) -> str:
-    """Refuse what names no logger.
+    """Refuse a name without a logger, else return it.
 
     Raises:
         InputError: with the nearest name.

@@ -1,6 +1,6 @@
 """`ModelConfig`: the sizes of a model of a known family, from a preset, a run file or a `config.json`.
 
-The planner reads the `LayerGraph` built from it, the runtime builds the real `transformers` class from it.
+The planner reads a `LayerGraph` built from it; the runtime builds the real `transformers` class from it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Convolutions:
     """Sizes of a convolutional network.
 
     Attributes:
-        widths: channels of every group of layers; AlexNet: of every convolution.
-        depths: layers of every group; none for AlexNet.
-        bottleneck: whether a residual block narrows its channels to a quarter inside.
-        pooled_size: maps are averaged to this size before the first fully connected layer.
-        dropout: probability with which the fully connected layers drop an element while they train.
+        widths: channels of every group of layers; for AlexNet, of every convolution.
+        depths: layers of every group; empty for AlexNet.
+        bottleneck: True if a residual block narrows its channels to a quarter inside.
+        pooled_size: the size of maps after the average before the first fully connected layer.
+        dropout: probability that a fully connected layer drops an element in training.
     """
 
     widths: tuple[int, ...]
@@ -38,13 +38,13 @@ class Convolutions:
 class ModelConfig:
     """Sizes of a transformer of family `gpt` (GPT-2), `llama`, `bert` or `vit`, or a convolutional network.
 
-    `sequence` is the longest sequence the model accepts, and the default one. A model of images reads
-    `channels` x `image_size` x `image_size` pixels in patches of `patch_size` squared; its sequence is fixed,
-    its `vocabulary` are the classes. The three are 0 for a model of text.
-    `norm_epsilon` and `rotary_base` are None where the family's own hold.
+    `sequence` is the longest sequence that the model accepts, and the default. A model of images reads
+    `channels` x `image_size` x `image_size` pixels in patches of `patch_size` squared. Its sequence is fixed,
+    and its `vocabulary` is the number of classes. The three sizes are 0 for a model of text.
+    `norm_epsilon` and `rotary_base` are None for the family's own values.
     `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
-    heads and a sequence of 1; `hidden` are the channels of a first layer outside the groups, `feed_forward`
-    is the width of its fully connected layers, and `layers` counts all but its first and its last.
+    heads and a sequence of 1. Its `hidden` are the channels of a first layer outside the groups.
+    `feed_forward` is the width of its fully connected layers; `layers` omits the first and the last layer.
     """
 
     name: str
@@ -74,14 +74,14 @@ class ModelConfig:
 
 
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
-    """Return the model that `dataclasses.asdict` made a record of, also after a way through JSON."""
+    """Build the model from its `dataclasses.asdict` record, also after a JSON round trip."""
     sizes = dict(record["convolutions"] or {})
     sizes |= {key: tuple(value) for key, value in sizes.items() if isinstance(value, list)}
     return ModelConfig(**{**record, "convolutions": Convolutions(**sizes) if sizes else None})
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:
-    """Return tokens of an image: its patches and the class token."""
+    """Return the tokens of an image: its patches and the class token."""
     return (image_size // patch_size) ** 2 + 1
 
 
@@ -92,14 +92,14 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "bert": {"norm_epsilon": "layer_norm_eps"},
     "vit": {"norm_epsilon": "layer_norm_eps"},
 }
-# Where newer versions of `transformers` keep the keys of rotary positions.
+# The table with the keys of rotary positions in newer versions of `transformers`.
 _ROTARY = "rope_parameters"
 
 
 def read_constants(
     record: Mapping[str, Any], family: str, where: str
 ) -> tuple[dict[str, float], list[Violation]]:
-    """Return the constants that a model configuration gives, and what is wrong with them."""
+    """Return the constants of a model configuration, and the mistakes in them."""
     constants: dict[str, float] = {}
     problems: list[Violation] = []
     rotary = record.get(_ROTARY)

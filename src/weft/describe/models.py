@@ -1,4 +1,4 @@
-"""Models by name: presets shipped with weft, and `config.json` files as Hugging Face writes them."""
+"""Models by name: weft's presets, and Hugging Face's `config.json` files."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def _load_presets() -> Mapping[str, ModelConfig]:
     return MappingProxyType({name: _preset(name, record) for name, record in records.items()})
 
 
-# The models weft knows by name, in the order of `presets.toml`.
+# The models that weft knows by name, in the order of `presets.toml`.
 PRESETS: Mapping[str, ModelConfig] = _load_presets()
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
-    """Return the sizes of a model: a preset's name, a folder that holds a `config.json`, such a file, or a
-    model of one's own, `package.module:function`.
+    """Return the sizes of a model.
 
-    `sequence` replaces the longest sequence. A `config.json` of a model with learned positions has one per
-    token, so a longer sequence than it has is refused; a preset is only sizes and takes any. A model of
-    images has one token per patch and the class token, and no other sequence.
+    The name is a preset, a folder with a `config.json`, the path of a `config.json`, or a user-defined model
+    `package.module:function`. `sequence` replaces the longest sequence. A `config.json` with learned
+    positions accepts no longer sequence than its own; a preset accepts any. Images have one token per patch
+    and the class token, and no other sequence.
 
     Raises:
-        InputError: for an unknown preset, naming the nearest; for a missing file; for a `config.json` of
-            another family or with missing, invalid or unsupported keys, listing all of them.
+        InputError: for an unknown preset, with the nearest name; for a missing file; for a `config.json` of
+            another family, or with missing, invalid or unsupported keys, with all of them.
     """
     if sequence is not None and (isinstance(sequence, bool) or sequence < 1):
         raise InputError(Violation("sequence", f"{shown(sequence)}: at least 1 token is needed", "1"))
@@ -73,10 +73,10 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Return the sizes in a `config.json`; the model is called after its folder.
+    """Read the sizes in a `config.json`; the model gets its folder's name.
 
     Raises:
-        InputError: listing everything that is wrong with it.
+        InputError: with all mistakes of the file.
     """
     record = read_json(path)
     if not isinstance(record, dict):
@@ -97,11 +97,11 @@ def read_config(path: Path) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How one model type spells its sizes.
+    """The keys of one model type's sizes.
 
-    `optional` sizes may be absent or null. `tied` is what an absent `tie_word_embeddings` means.
-    `unsupported` maps keys to the values (absent or null included) that the family's layers stand for.
-    Models of `images` are sized by image, patch and labels instead of sequence and vocabulary.
+    `optional` sizes may be absent or null. `tied` is the default of `tie_word_embeddings`. `unsupported` maps
+    keys to the only supported values (also absent or null), which the family's layers implement. Models of
+    `images` have sizes of image, patch and labels instead of sequence and vocabulary.
     """
 
     family: str
@@ -167,7 +167,7 @@ _FORMATS: Mapping[str, _Format] = {
     ),
 }
 
-# What an absent `num_channels` and absent labels mean to `transformers`.
+# Defaults of `num_channels` and of the labels in `transformers`.
 _CHANNELS = 3
 _LABELS = 2
 
@@ -180,7 +180,7 @@ def _config_path(name_or_path: str) -> Path:
         if path.is_file():
             return path
     except (OSError, ValueError):
-        pass  # too long or malformed for a path, so it can only be a wrong name
+        pass  # too long or malformed for a path, so it is a wrong name
     known = PRESETS
     problem = f"{shown(name_or_path)} is neither a preset ({', '.join(known)}) nor a folder or {CONFIG_FILE}"
     raise InputError(Violation("model", problem, nearest(name_or_path.lower(), known)))
@@ -246,14 +246,14 @@ def _image_problems(sizes: Mapping[str, int], record: Mapping[str, Any], where: 
     return problems
 
 
-# Larger than any size of any model, small enough that all amounts stay exact integers in a float.
+# Larger than any size of any model; all amounts are still exact integers in a float.
 _LARGEST_SIZE = 10**8
 
 
 def _size_problems(
     sizes: Mapping[str, int], record: Mapping[str, Any], form: _Format, where: str
 ) -> list[Violation]:
-    """Sizes that are valid alone but not together."""
+    """Return the violations of sizes that are valid alone but not together."""
     problems = []
     keys = form.keys
     hidden, heads = sizes.get("hidden"), sizes.get("heads")

@@ -1,4 +1,4 @@
-"""How objects show themselves to people: one line, the class first, never longer than a terminal or two."""
+"""Short texts of objects for people: the class first, at most `LONGEST` characters in one line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _VALUES.maxlevel, _VALUES.maxstring, _VALUES.maxother = 2, 60, 60
 
 
 def one_line(thing: object, words: str = "") -> str:
-    """The class of a thing and what is worth knowing of it: `words`, or its fields, long ones cut short."""
+    """Return the class of a thing with `words`, or with its fields; long texts are truncated."""
     name = type(thing).__name__
     return _cut(f"<{name} {words}", ">") if words else _cut(f"{name}({_fields(thing)}", ")")
 
 
 def _fields(thing: object) -> str:
-    """Enough of them to fill the line; a field may hold more than anybody wants to see printed."""
+    """Return the text of enough fields to fill the line; long values are truncated."""
     names = [one.name for one in fields(thing)] if is_dataclass(thing) else list(vars(thing))
     shown, length = [], 0
     for name in names:

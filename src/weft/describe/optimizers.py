@@ -1,8 +1,8 @@
-"""What an optimizer keeps of every parameter and moves at every step, by its name in a run file.
+"""Memory and traffic per parameter of optimizers, by their names in run files.
 
-A run file names one of `KNOWN_OPTIMIZERS`, one that a package registers in the entry-point group
-`weft.optimizers`, or `package.module:Optimizer`. A package's optimizer is called with parameter groups and
-`lr`, and says what it keeps in an attribute `weft_work`: an `OptimizerWork`, or a mapping with its fields.
+A run file names one of `KNOWN_OPTIMIZERS`, an optimizer from the entry-point group `weft.optimizers`, or
+`package.module:Optimizer`. weft calls a package's optimizer with parameter groups and `lr`. Its attribute
+`weft_work` states its states: an `OptimizerWork`, or a mapping with its fields.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ GROUP = "weft.optimizers"
 WORK = "weft_work"
 _WHERE = "optimizer.name"
 
-# Beyond any optimizer; keeps products with parameter counts 64-bit integers.
+# Above any optimizer's counts; products with parameter counts are still 64-bit integers.
 _Few = Annotated[int, Field(ge=0, le=1000)]
 
 
 class OptimizerWork(BaseModel):
-    """What an optimizer keeps between steps and moves in one, per parameter that a rank steps.
+    """An optimizer's kept states and its traffic in one step, per parameter that a rank steps.
 
     Attributes:
-        states: tensors as large as the parameters, in the precision that is stepped.
-        state_bytes: bytes kept beside them, whatever the precision.
-        moved_bytes: bytes of all that is kept which one update reads and writes; None: each byte of it is
-            read once and written once.
-        elementwise: every element is stepped by itself, so that ranks may step a share each.
+        states: tensors as large as the parameters, in the precision of the stepped parameters.
+        state_bytes: additional kept bytes, independent of the precision.
+        moved_bytes: bytes of kept states that one update reads and writes; None: each byte is read once and
+            written once.
+        elementwise: each element is stepped independently, so that ranks may step one shard each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,17 +46,17 @@ class OptimizerWork(BaseModel):
     elementwise: bool = False
 
     def kept_bytes(self, element_bytes: int) -> int:
-        """Return bytes kept per parameter, where an element that is stepped has so many."""
+        """Return the kept bytes per parameter; a stepped element has `element_bytes`."""
         return self.states * element_bytes + self.state_bytes
 
     def touched_bytes(self, element_bytes: int) -> int:
-        """Return bytes of them that one update reads and writes."""
+        """Return the bytes of kept states per parameter that one update reads and writes."""
         return 2 * self.kept_bytes(element_bytes) if self.moved_bytes is None else self.moved_bytes
 
 
-# Two moments (Kingma and Ba, arXiv 1412.6980), however weights decay.
+# Two moments (Kingma and Ba, arXiv 1412.6980), for every kind of weight decay.
 ADAMW = OptimizerWork(states=2, elementwise=True)
-# The sum of gradients that fades with the momentum; without one nothing is kept.
+# The sum of gradients that decays with the momentum; nothing is kept without momentum.
 MOMENTUM_SGD = OptimizerWork(states=1, elementwise=True)
 PLAIN_SGD = OptimizerWork(elementwise=True)
 
@@ -66,17 +66,17 @@ KNOWN_OPTIMIZERS: Mapping[str, OptimizerWork] = MappingProxyType(
 
 
 class Counted(NamedTuple):
-    """What is counted of an optimizer, and in words what was assumed because nobody says it."""
+    """The work of an optimizer, and in words the assumption about it; empty without an assumption."""
 
     work: OptimizerWork
     assumed: str = ""
 
 
 def counted_work(name: str, *, momentum: float | None = None, state_bytes: int | None = None) -> Counted:
-    """Return the work of the optimizer that a run file's `[optimizer]` table names, by its keys.
+    """Return the work of the optimizer with these keys of a run file's `[optimizer]` table.
 
     Raises:
-        InputError: when another package's optimizer cannot be imported or says what makes no sense.
+        InputError: when a package's optimizer cannot be imported, or its `weft_work` is invalid.
     """
     if name in KNOWN_OPTIMIZERS:
         return Counted(PLAIN_SGD if name == "sgd" and momentum == 0.0 else KNOWN_OPTIMIZERS[name])
@@ -93,10 +93,10 @@ def counted_work(name: str, *, momentum: float | None = None, state_bytes: int |
 
 
 def declared_work(optimizer: object, name: str) -> OptimizerWork | None:
-    """What an optimizer, or what makes it, says of itself; None where it says nothing.
+    """Return the `weft_work` of an optimizer or its maker; None without this attribute.
 
     Raises:
-        InputError: when that is no `OptimizerWork`.
+        InputError: when the attribute is not an `OptimizerWork`.
     """
     said = getattr(optimizer, WORK, None)
     if said is None or isinstance(said, OptimizerWork):
@@ -108,7 +108,7 @@ def declared_work(optimizer: object, name: str) -> OptimizerWork | None:
 
 
 def own_optimizer(name: str) -> Any:
-    """What makes an optimizer of another package: registered under a name, or `package.module:Optimizer`.
+    """Import the maker of a package's optimizer, by a registered name or by `package.module:Optimizer`.
 
     Raises:
         InputError: when it cannot be imported or called.
@@ -124,12 +124,12 @@ def own_optimizer(name: str) -> Any:
 
 
 def require_optimizer(name: str, where: str = "") -> str:
-    """Refuse what names no optimizer; nothing is imported for it.
+    """Refuse a name without an optimizer, else return it; nothing is imported.
 
     Raises:
         InputError: with the nearest name.
     """
-    # Installed packages are only searched for names that are not weft's own.
+    # Installed packages are searched only for names other than weft's own.
     if name in KNOWN_OPTIMIZERS or is_importable(name) or name in (registered := _registered()):
         return name
     names = [*KNOWN_OPTIMIZERS, *registered]

@@ -1,7 +1,7 @@
 """`Plan`: the decisions and nothing else.
 
-A Plan is data at the bottom of the house because everything above reads it: cost model, moves, compiler,
-planners and runtime. `plan_id` hashes it. The prediction that a plan was chosen for stands beside it.
+A Plan is data in the lowest room because all others read it: cost model, moves, compiler, planners and
+runtime. `plan_id` hashes it. The plan's prediction is a separate object.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
-# From the fastest to the smallest.
+# From the fastest to the one with the smallest memory.
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed"]
-# The method that clipping, and leaving out what is not finite, ask for: steps wait for the norm of the whole
+# The method that clipping and skipping non-finite gradients request: steps wait for the norm of the whole
 # gradient.
 GRADIENT_NORM = "gradient-norm"
-# The method that a report of the norms of micro-batches asks for.
+# The method that a report of the norms of micro-batches requests.
 MICRO_BATCH_NORMS = "micro-batch-norms"
 
 
@@ -49,12 +49,12 @@ class _Record(BaseModel):
         return repr(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy in which `update` replaces fields, checked as a plan file is.
+        """Return a copy with the fields of `update`, checked like a plan file.
 
-        Parts that are records were checked when they were made, and are taken as they are.
+        Parts that are records were checked at their construction, and are not checked again.
 
         Raises:
-            InputError: listing everything in it that is not such a record.
+            InputError: with all invalid fields of the copy.
         """
         copied = super().model_copy(deep=deep)
         if not update:
@@ -73,7 +73,7 @@ class Choice(_Record):
 
 
 class LayerChoice(_Record):
-    """What a method is told of some layers, by position in the LayerGraph: a window, bits, an algorithm."""
+    """A method's option for some layers, by position in the LayerGraph: a window, bits, an algorithm."""
 
     name: str
     layers: tuple[Rank, ...] = Field(min_length=1)
@@ -91,9 +91,9 @@ class Replica(_Record):
 class Stage(_Record):
     """A convex set of layers that runs as one unit, by position in the LayerGraph.
 
-    With `recompute` "full" a micro-batch keeps the inputs of the layers only, and its backward pass runs them
-    forward again; with "selective" it also keeps what their products leave, which are not called again. It
-    runs each micro-batch of the plan as `splits` equal ones of its own.
+    With `recompute` "full" a micro-batch keeps only the inputs of layers, and its backward pass recomputes
+    the layers. With "selective" it also keeps the results of products, which are not recomputed. The stage
+    runs each micro-batch of the plan as `splits` smaller ones of equal size.
     """
 
     layers: tuple[Rank, ...] = Field(min_length=1)
@@ -109,18 +109,17 @@ class Stage(_Record):
 class Plan(_Record):
     """A complete layout of one training job.
 
-    Micro-batches of a step are numbered globally; replica j of a stage runs the next
-    `replicas[j].micro_batches` of them, so the replicas of each stage cover the global batch exactly once.
-    `mesh` keeps the order of the axes, outermost first. `sharding` says what the replicas of a stage share
-    out instead of each holding all of it: nothing, optimizer states, gradients too, weights too (Rajbhandari
-    et al., ZeRO, arXiv 1910.02054). `island` is how many replicas share it out among themselves, and add each
-    share up with those of the other islands (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2); None:
-    all of them. The axis `cp` of the mesh is how many groups of a replica's ranks divide the tokens of its
-    samples among them (Llama 3, arXiv 2407.21783, section 3.3.2); the ranks of a group divide the layers.
-    `blocking` names communication that is not overlapped with computation, as other frameworks ship it:
-    messages that a device waits for, gradients reduced at the step's end. `stack` says whose program runs the
-    plan, which decides what it holds besides. `methods` are those that the job asks for by name.
-    `layer_choices` say what it asks of single layers. `optimizer` is the job's, too: what it keeps and moves.
+    Micro-batches of a step are numbered globally. Replica j of a stage runs the next
+    `replicas[j].micro_batches` of them. So the replicas of each stage cover the global batch exactly once.
+    `mesh` keeps the order of the axes, outermost first. `sharding` names the tensors that a stage's replicas
+    shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+    `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
+    with the other groups (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2). The mesh's `cp` counts
+    groups of a replica's ranks, which divide its samples' tokens (Llama 3, arXiv 2407.21783, section 3.3.2).
+    The ranks of a group divide the layers. `blocking` names communication without overlap, as in other
+    frameworks: messages that a device waits for, reductions at the step's end.
+    `stack` is the framework that runs the plan, which decides its other memory. `methods` are the job's
+    requests by name, `layer_choices` its requests for single layers. `optimizer` is the job's optimizer work.
     """
 
     version: Literal[2] = 2
@@ -151,16 +150,16 @@ class Plan(_Record):
 
     @property
     def ranks(self) -> int:
-        """Ranks the plan uses: one more than the highest."""
+        """The number of the plan's ranks: the highest rank plus one."""
         return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
 
     @property
     def cp(self) -> int:
-        """Groups of a replica's ranks that divide the tokens of its samples."""
+        """The number of groups of a replica's ranks that divide the tokens of its samples."""
         return self.mesh.get("cp", 1)
 
     def method(self, name: str) -> Choice | None:
-        """What the job asks of a method; None where it does not ask for it."""
+        """Return the job's choice of a method by name; None without a choice."""
         return next((one for one in self.methods if one.name == name), None)
 
     @property
@@ -169,7 +168,7 @@ class Plan(_Record):
 
     @property
     def words(self) -> str:
-        """The plan in a line, for tables and messages."""
+        """The plan in one line, for tables and messages."""
         axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
         shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
@@ -178,28 +177,28 @@ class Plan(_Record):
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"
 
     def grid(self, stage: int) -> ReplicaGrid:
-        """How the ranks of each replica of a stage divide it among them."""
+        """Return the degrees inside each replica of a stage."""
         return ReplicaGrid(len(self.stages[stage].replicas[0].ranks) // self.cp, self.cp)
 
     def stages_of(self, rank: int) -> dict[int, tuple[int, ...]]:
-        """Return the numbers of a rank's stages, with the ranks of the replica that it is in."""
+        """Return the numbers of a rank's stages, each with the ranks of the rank's replica."""
         replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
         return {index: ranks for index, ranks in replicas if rank in ranks}
 
     def size_of(self, stage: int) -> int:
-        """Samples of one of a stage's own micro-batches."""
+        """Return the samples of one of a stage's split micro-batches."""
         return self.micro_batch_size // self.stages[stage].splits
 
     def shape(self, stage: int) -> Shape:
-        """What one rank of a stage computes of one of its own micro-batches."""
+        """Return the shape of one rank's part of one of a stage's split micro-batches."""
         return Shape(self.size_of(stage), self.sequence, *self.grid(stage))
 
     def sharers(self, stage: int) -> int:
-        """How many replicas share the states of a stage out among themselves; 1 where each holds all."""
+        """Return the number of replicas that shard a stage's states among themselves; 1 without sharding."""
         return 1 if self.sharding == "zero-0" else self.reducers(stage)
 
     def reducers(self, stage: int) -> int:
-        """How many replicas reduce a stage's gradient together; what is shared out, they share."""
+        """Return the number of replicas that reduce a stage's gradient together, and perhaps shard it."""
         return self.island or len(self.stages[stage].replicas)
 
     def __repr__(self) -> str:
@@ -218,8 +217,8 @@ class Plan(_Record):
         return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """The fields but islands, methods, choices of layers, stacks, optimizers and splits that are not
-        given, so that plans without them keep the id they had."""
+        """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers and
+        splits. So plans without these keep the ids of earlier versions."""
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
             if stage["splits"] == 1:
@@ -238,13 +237,13 @@ class Plan(_Record):
 
 
 def id_of(record: Mapping[str, Any]) -> str:
-    """Sixteen hex digits of the hash of a record's canonical JSON."""
+    """Return sixteen hex digits of the SHA-256 hash of a record's canonical JSON."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def shared_out(decided: Plan | Layout) -> str:
-    """What replicas share out, and among how many of them, in words."""
+    """Return the sharding and its islands in words."""
     return (
         decided.sharding if decided.island is None else f"{decided.sharding} in islands of {decided.island}"
     )

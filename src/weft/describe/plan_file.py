@@ -1,8 +1,8 @@
-"""PLAN.json: reading a plan that a person may have edited, and checking it against its model and cluster.
+"""PLAN.json: reading of a plan, perhaps edited by a person, and checks against its model and cluster.
 
-The file holds the decisions and, beside them, the prediction that they were chosen for. The `plan_id` in it
-informs readers. It is not compared when a plan is read, because an edited plan is a legal plan; it is then
-another plan with another id. Files of earlier versions are converted (`weft.describe.plan_versions`).
+The file holds the decisions and, separately, their prediction. The `plan_id` in it informs readers. The
+reader does not compare it, because an edited plan is a legal plan: another plan with another id. Files of
+earlier versions are converted (`weft.describe.plan_versions`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from weft.describe.reading import read_json, violations_of
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-# Long lists of ranks and layers are cut in messages.
+# Messages truncate longer lists of ranks and layers.
 _SHOWN = 6
 
 
 class PlanKeys(Plan):
-    """The keys of a plan file that are read: the decisions, and a prediction that is none of them."""
+    """The keys of a plan file: the decisions, and a prediction, which is not a decision."""
 
     prediction: Prediction | None = Field(default=None, description="what the plan was chosen for")
 
 
 class PlanFile(NamedTuple):
-    """What a plan file holds: a plan, and what was predicted of it, if anything."""
+    """The content of a plan file: a plan, and its prediction, if any."""
 
     plan: Plan
     prediction: Prediction | None = None
@@ -50,7 +50,7 @@ class PlanFile(NamedTuple):
         return one_line(self, repr(self.plan))
 
     def to_json(self) -> str:
-        """Return the file: canonical keys, one stage per line so that people can read and edit it."""
+        """Return the file's text: canonical keys, one stage per line so that people can edit it."""
         record = self.plan.record()
         stages = record.pop("stages")
         lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
@@ -63,7 +63,7 @@ class PlanFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRule:
-    """What a method asks of every plan: `refuse` gives everything in a plan of this model that breaks it."""
+    """A method's rule for every plan: `refuse` yields all violations of a plan for this model."""
 
     refuse: Callable[[Plan, LayerGraph], Iterable[Violation]]
 
@@ -72,34 +72,34 @@ def load_plan(path: Path | str) -> Plan:
     """Read the plan of a PLAN.json; `check_plan` then checks it against a model and a cluster.
 
     Raises:
-        InputError: listing everything in it that is not a plan.
+        InputError: with all mistakes of the file.
     """
     return load_plan_file(path).plan
 
 
 def load_plan_file(path: Path | str) -> PlanFile:
-    """Read a PLAN.json with the prediction that its plan was chosen for.
+    """Read a PLAN.json with the prediction of its plan.
 
     Raises:
-        InputError: listing everything in it that is not a plan.
+        InputError: with all mistakes of the file.
     """
     return parse_plan_file(read_json(path), str(path))
 
 
 def parse_plan(record: object, where: str = "plan") -> Plan:
-    """Return the plan in the JSON value of a plan file.
+    """Parse the plan in the JSON value of a plan file.
 
     Raises:
-        InputError: listing everything in it that is not a plan.
+        InputError: with all mistakes of the value.
     """
     return parse_plan_file(record, where).plan
 
 
 def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
-    """Return everything in the JSON value of a plan file.
+    """Parse the plan and the prediction in the JSON value of a plan file.
 
     Raises:
-        InputError: listing everything in it that is not a plan.
+        InputError: with all mistakes of the value.
     """
     if not isinstance(record, Mapping):
         raise InputError(Violation(where, "a plan is a JSON object"))
@@ -115,7 +115,7 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:
-    """Return everything that keeps `plan` from training this model on this cluster; empty when it can."""
+    """Return all reasons why `plan` cannot train this model on this cluster; empty if it can."""
     return [
         *_identity(plan, graph, cluster),
         *_layers(plan, graph),
@@ -159,7 +159,7 @@ def _layers(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
 
 
 def _order(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
-    """Stages must form a DAG; a stage that is not convex is part of a circle of stages."""
+    """Check that stages form a DAG; a stage that is not convex is part of a cycle of stages."""
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     stages = rustworkx.PyDiGraph(multigraph=False)
     stages.add_nodes_from(range(len(plan.stages)))
@@ -186,7 +186,7 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
         if beyond:
             problem = f"ranks {listed(beyond)}: {cluster.name!r} has ranks 0 to {cluster.ranks - 1}"
             yield Violation(place, problem, str(cluster.ranks - 1))
-    # Ranks number processes: world size is one more than the highest, so a hole would be an idle process.
+    # Ranks number processes: the world size is the highest rank plus one, so a gap is an idle process.
     idle = []
     for rank in range(max(used)):
         if rank not in used:
@@ -248,7 +248,7 @@ def _blocking(plan: Plan) -> Iterable[Violation]:
 
 
 def unknown_methods(plan: Plan) -> Iterable[Violation]:
-    """Methods that the plan names and this installation lacks, or that it names twice."""
+    """Yield violations for methods that this installation lacks, or that the plan names twice."""
     known = sorted(bundles())
     for name, count in Counter(one.name for one in plan.methods).items():
         if name not in known:
@@ -279,6 +279,6 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def listed(numbers: list[int]) -> str:
-    """Return ranks, layers or stages in a message; long lists are cut."""
+    """Return the text of ranks, layers or stages for a message; long lists are truncated."""
     text = ", ".join(shown(number) for number in numbers[:_SHOWN])
     return f"{text}, ..." if len(numbers) > _SHOWN else text

@@ -1,7 +1,7 @@
-"""Plans as earlier versions of weft wrote them: what they are today, and the ids that they had.
+"""Plans of earlier versions of weft: their conversion, and their former ids.
 
-Version 1 had a field `context_parallel` beside the mesh, which said the same, and a field `gradient_norm`
-where plans now name the methods that their jobs ask for.
+Version 1 had a field `context_parallel`, which repeated the mesh. Its field `gradient_norm` is now one of
+the plan's `methods`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from weft.errors import InputError, Violation
 
 
 class _Version1(BaseModel):
-    """The fields of version 1 that are no more."""
+    """The removed fields of version 1."""
 
     gradient_norm: bool = False
     context_parallel: Annotated[int, Field(ge=1)] = 1
 
 
 def in_this_version(record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the keys of a plan file as this version names them; those of version 1 are converted.
+    """Return the keys of a plan file in this version; keys of version 1 are converted.
 
     Raises:
-        InputError: when what version 1 says twice differs, or has no such value.
+        InputError: when a removed field of version 1 is invalid or differs from the mesh.
     """
     if record.get("version") != 1:
         return record
@@ -49,12 +49,12 @@ def in_this_version(record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def current_id(plan_id: str, plan: Plan) -> str:
-    """Return the id of `plan` where an earlier version gave it `plan_id`; any other `plan_id` as it is."""
+    """Return the id of `plan` if `plan_id` is its id in an earlier version; else return `plan_id`."""
     return plan.plan_id if plan_id in former_ids(plan) else plan_id
 
 
 def former_ids(plan: Plan) -> frozenset[str]:
-    """Return the ids that earlier versions gave a plan."""
+    """Return a plan's ids in earlier versions."""
     if plan.methods not in ((), (Choice(name=GRADIENT_NORM),)):
         return frozenset()
     record = {key: value for key, value in plan.record().items() if key != "methods"}

@@ -1,4 +1,4 @@
-"""`Prediction`: what is expected of a plan's step. It stands beside the plan and is no part of it."""
+"""`Prediction`: the expected step of a plan. It is separate from the plan."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from weft.describe.one_line import one_line
 from weft.describe.units import format_bytes, format_seconds
 
-# Share of the variance of a prediction's error that all plans of one model on one machine have in common, as
-# long as nobody has measured it.
+# Default share of the variance of a prediction's error that all plans of one model on one machine have in
+# common; measurements replace it.
 SHARED = 0.9
 
 
 class Prediction(BaseModel):
-    """What the planner expected; times with a 90 % interval.
+    """The planner's expectation of a step: seconds with a 90 % interval, and each rank's peak bytes.
 
-    `shared` is the part of the variance of the step's error (of its logarithm) that other plans of the job
-    have in common with it.
+    `shared` is the part of the variance of the logarithm of the step's error common to the job's plans.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

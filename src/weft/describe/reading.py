@@ -1,4 +1,4 @@
-"""Reading files that people write: every problem becomes one violation, never a traceback."""
+"""Readers of files that people write: every problem becomes one violation, never a traceback."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from weft.errors import InputError, Violation, nearest
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Return the tables of a TOML file.
+    """Read the tables of a TOML file.
 
     Raises:
-        InputError: when it cannot be read, or naming line and column where it is not TOML.
+        InputError: when the file cannot be read, or is not TOML, with line and column.
     """
     return parse_toml(read_text(path), str(path))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; `where` names it in the refusal.
+    """Parse the tables of a TOML text; `where` names it in messages.
 
     Raises:
-        InputError: naming line and column where it is not TOML.
+        InputError: when the text is not TOML, with line and column.
     """
     try:
         return tomllib.loads(text)
@@ -39,10 +39,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return the value of a JSON file; infinite and undefined numbers are refused.
+    """Read the value of a JSON file; infinite and undefined numbers are refused.
 
     Raises:
-        InputError: when it cannot be read, or naming line and column where it is not JSON.
+        InputError: when the file cannot be read, or is not JSON, with line and column.
     """
     try:
         return json.loads(read_text(path), parse_constant=_finite, parse_float=_finite)
@@ -53,10 +53,10 @@ def read_json(path: Path | str) -> Any:
 
 
 def read_text(path: Path | str) -> str:
-    """Return the text of a UTF-8 file.
+    """Read the text of a UTF-8 file.
 
     Raises:
-        InputError: when it does not exist, is not a file or is not text.
+        InputError: when it does not exist, is not a file, is not text, or cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_text(path: Path | str) -> str:
 
 
 def violations_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Violation]:
-    """Return one violation per problem pydantic found; unknown keys and values get the nearest valid one."""
+    """Return a violation for each of pydantic's errors; unknown keys and values get the nearest valid one."""
     violations: list[Violation] = []
     for item in error.errors(include_url=False):
         location = item["loc"]
@@ -102,7 +102,7 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
     return list(dict.fromkeys(violations))
 
 
-# What pydantic adds to a location for the alternatives of a plain value, and for a key instead of its value.
+# pydantic's additions to a location: for the alternatives of a plain value, and for a key.
 _ALTERNATIVES = (("int",), ("float",), ("str",), ("bool",))
 _NO_KEYS = (*_ALTERNATIVES, ("[key]",))
 
@@ -120,14 +120,14 @@ def _wrong_value(place: str, given: object, message: str, context: Mapping[str, 
 
 
 def _in_words(message: str) -> str:
-    """pydantic's message in the words of the people who write the files."""
+    """Return pydantic's message in the words of TOML instead of Python."""
     message = re.sub(r"^(Input|String|Tuple|List|Dictionary) should", "must", message)
     message = re.sub(r" (after validation, not|, not) \d+$", "", message)
     return re.sub(r"(an? valid dictionary or instance of \w+|an? valid dictionary)$", "a table", message)
 
 
 def key_path(location: tuple[int | str, ...]) -> str:
-    """``stages[2].replicas`` for the location of a value in nested tables."""
+    """Return the path of a value in nested tables, such as ``stages[2].replicas``."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -142,7 +142,7 @@ def _join(where: str, key: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Keys of the table at `location` inside `model`, as files write them."""
+    """Return the keys of the table at `location` inside `model`, with their names in files."""
     for part in location:
         if isinstance(part, int) or part not in {name for name, _ in _aliases(model)}:
             continue
@@ -159,7 +159,7 @@ def _aliases(model: type[BaseModel]) -> list[tuple[str, Any]]:
 
 
 def _types_in(annotation: Any) -> list[type]:
-    """Return all classes that occur in a type such as ``Mapping[str, Table] | None``."""
+    """Return all classes in a type such as ``Mapping[str, Table] | None``."""
     arguments = typing.get_args(annotation)
     if not arguments:
         return [annotation] if isinstance(annotation, type) else []

@@ -1,4 +1,4 @@
-"""`ReplicaGrid`: how the ranks of one replica of a stage divide its layers and its tokens among them."""
+"""`ReplicaGrid`: the division of a stage's layers and tokens over the ranks of one replica."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ReplicaGrid(NamedTuple):
     """Degrees of the axes inside one replica, innermost first: ranks along the first axis are neighbours.
 
     Attributes:
-        tensor: how many ranks divide the layers.
-        context: how many ranks divide the tokens of a sample.
+        tensor: number of ranks that divide the layers.
+        context: number of ranks that divide the tokens of a sample.
     """
 
     tensor: int = 1
@@ -25,19 +25,19 @@ class ReplicaGrid(NamedTuple):
         return prod(self)
 
     def shares(self, place: int) -> tuple[tuple[int, int], ...]:
-        """By axis which share of how many the rank at a place in its replica has."""
+        """Return for each axis (shard index, number of shards) of the rank at a place in its replica."""
         return tuple((place // prod(self[:axis]) % size, size) for axis, size in enumerate(self))
 
     def groups(self, ranks: Sequence[int]) -> tuple[Groups, ...]:
-        """By axis those of a replica's ranks, in order, whose shares differ along it alone."""
+        """Return for each axis the groups of a replica's ranks, in order, that differ only along it."""
         return tuple(self._along(axis, ranks) for axis in range(len(self)))
 
     def tensor_groups(self, ranks: Sequence[int]) -> Groups:
-        """Of a replica's ranks those that divide layers among them, by their place in the tokens."""
+        """Return the groups of a replica's ranks that divide layers, by their place in the tokens."""
         return self._along(0, ranks)
 
     def context_groups(self, ranks: Sequence[int]) -> Groups:
-        """Of a replica's ranks those that divide tokens among them, by their share of the layers."""
+        """Return the groups of a replica's ranks that divide tokens, by their shard of the layers."""
         return self._along(1, ranks)
 
     def _along(self, axis: int, ranks: Sequence[int]) -> Groups:

@@ -1,7 +1,7 @@
-"""RUN.toml: what a user asks for.
+"""RUN.toml: the user's request.
 
-A key that is left out is decided by the planner (None here) or has the default stated in its description;
-a given key is pinned. Unknown keys are refused with the nearest valid one.
+The planner decides a missing key (None here), or the key has the default in its description. A given key is
+pinned. Unknown keys are refused with the nearest valid key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weft.errors import InputError, Violation
 
 
 class RunFile(TomlTable):
-    """A RUN.toml, checked."""
+    """A checked RUN.toml."""
 
     model: ModelTable
     task: TaskTable = TaskTable()
@@ -47,7 +47,7 @@ class RunFile(TomlTable):
     sync: SyncTable = SyncTable()
     checkpoint: CheckpointTable = CheckpointTable()
     report: ReportTable = ReportTable()
-    # Of methods, by name; in a file they stand beside the others.
+    # Tables of methods, by name; in a file they are next to the other tables.
     methods: SkipJsonSchema[dict[str, SerializeAsAny[TomlTable]]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -86,7 +86,7 @@ class RunFile(TomlTable):
         return one_line(self, f"{model} on {self.cluster.use}: {data}")
 
     def to_toml(self) -> str:
-        """Return the run file with every default written out; keys left to the planner stay absent."""
+        """Write the run file with all defaults; the planner's keys stay absent."""
         names = [name for name in type(self).model_fields if name != "methods"]
         given = {**{name: getattr(self, name) for name in names}, **self.methods}
         records = {name: table.model_dump(exclude_none=True) for name, table in given.items()}
@@ -97,11 +97,11 @@ class RunFile(TomlTable):
 def load_run(path: Path | str) -> RunFile:
     """Read and check a RUN.toml.
 
-    Relative paths of model, data and cluster that exist beside the file become absolute, so that the run
-    means the same from every folder; all other text is left as it is.
+    Relative paths of model, data and cluster that exist in the file's folder become absolute. So the run is
+    the same from every folder. All other text is unchanged.
 
     Raises:
-        InputError: listing everything that is wrong with it, one line each.
+        InputError: with all mistakes of the file, one line each.
     """
     run = parse_run(read_toml(path), str(path))
     folder = Path(path).parent.resolve()
@@ -120,10 +120,10 @@ def load_run(path: Path | str) -> RunFile:
 
 
 def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
-    """Check the tables of a run file; `where` names it in refusals.
+    """Check the tables of a run file; `where` names it in messages.
 
     Raises:
-        InputError: listing everything that is wrong with them, one line each.
+        InputError: with all mistakes of the tables, one line each.
     """
     try:
         return RunFile.model_validate(dict(record))
@@ -141,7 +141,7 @@ def parse_run_text(text: str, where: str = "run") -> RunFile:
 
 
 def _data_beside(folder: Path, data: str) -> str:
-    """`data` with its path in `folder` when that is there, also in `hf:PATH@SPLIT#COLUMN`."""
+    """Return `data` with its path in `folder` if the path exists, also in `hf:PATH@SPLIT#COLUMN`."""
     prefix, text = ("hf:", data[3:]) if data.startswith("hf:") else ("", data)
     path = re.split("[#@:]", text, maxsplit=1)[0]
     for name in (text, path):
@@ -155,14 +155,14 @@ def _tokenizer_beside(folder: Path, name: str) -> str | None:
 
 
 def _beside(folder: Path, name: str | None) -> str | None:
-    """`name` in `folder` when it is the relative path or pattern of something there, else `name` itself."""
+    """Return the path of `name` in `folder` if this path or pattern exists there, else `name` itself."""
     if name is None or Path(name).is_absolute() or not any(iglob(name, root_dir=folder)):
         return name
     return str(folder / name)
 
 
 def commented_run_file() -> str:
-    """Return a RUN.toml that runs as it is and says what else can be written."""
+    """Return the text of a valid RUN.toml with comments on its other keys."""
     return files("weft.describe").joinpath("commented_run.toml").read_text(encoding="utf-8")
 
 

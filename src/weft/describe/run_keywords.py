@@ -1,4 +1,4 @@
-"""Run files made of a few keywords, as commands and `weft.plan` take them."""
+"""Run files from the keywords of commands and of `weft.plan`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def run_of_keywords(
     precision: str | None,
     pins: Mapping[str, Any],
 ) -> RunFile:
-    """Return the run file that says the same, with defaults for all else."""
+    """Return the run file of these keywords, with defaults for all other keys.
+
+    Raises:
+        InputError: with all mistakes in the keywords.
+    """
     known = model if model is not None and (model in PRESETS or Path(model).exists()) else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
@@ -38,7 +42,7 @@ def run_of_keywords(
 
 
 def _model_key(model: str | None) -> str:
-    """Return the key of the run file's [model] table that a name belongs to."""
+    """Return the key of the run file's [model] table for a name."""
     if model is not None and Path(model).exists():
         return "hf"
     return "build" if model is not None and is_importable(model) else "preset"

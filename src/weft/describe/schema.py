@@ -1,4 +1,4 @@
-"""JSON Schema of the files that people and tools write and read; `Summary`, the outcome of a run, is one."""
+"""JSON Schemas of files for people and tools, such as `Summary`, the results of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Summary(BaseModel):
-    """What `summary.json` of a run directory holds."""
+    """The content of `summary.json` in a run directory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,7 +73,7 @@ def json_schema(kind: str) -> dict[str, Any]:
             schema["$defs"] |= table.pop("$defs", {})
             schema["properties"][name] = table
     if kind == "plan":
-        # Written for people and tools; read back from the decisions, not from here.
+        # For people and tools; the reader computes the id from the decisions.
         schema["properties"] = {
             "plan_id": {"type": "string", "description": "hash of the decisions; ignored when read"},
             **schema["properties"],

@@ -1,4 +1,4 @@
-"""How replicas agree: what a plan's `sync` can say; methods contribute it."""
+"""Synchronisation of replicas: the possible methods of a plan's `sync`, which methods contribute."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from weft.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What replicas send and compute to agree, for each byte that they agree on.
+    """The communication and computation of replicas for each synchronised byte.
 
     Attributes:
         inside, between: bytes on links inside nodes, and between them.
-        passes: how many bytes each rank reads or writes for it.
+        passes: bytes that each rank reads or writes for it.
     """
 
     inside: float = 1.0
@@ -29,7 +29,7 @@ class Wire:
     passes: float = 0.0
 
 
-# Everything is sent as it is.
+# All bytes are sent uncompressed.
 AS_IT_IS = Wire()
 
 
@@ -39,9 +39,9 @@ class SyncMethod:
 
     Attributes:
         name: the word.
-        table: the keys that it adds to `[sync]`, which are the options of a plan's `sync`.
-        wire: what is sent and computed, from its options.
-        local_gradients: each replica steps with its own gradient, which is not added to those of others.
+        table: its additional keys of `[sync]`, which are the options of a plan's `sync`.
+        wire: returns the communication and computation for its options.
+        local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
     """
 
     name: str
@@ -51,24 +51,24 @@ class SyncMethod:
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
-    """By name; a way to agree that takes no options need not be among them."""
+    """Return synchronisation methods by name; methods without options may be missing."""
     return {one.name: one for one in parts(SyncMethod)}
 
 
 def keeps_gradients_local(sync: Choice) -> bool:
-    """Return whether each replica steps with its own gradient."""
+    """Return True if each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
 
 
 def sync_words(sync: Choice) -> str:
-    """How replicas agree, in words."""
+    """Return a synchronisation method with its options in words."""
     options = (f"{name.replace('_', ' ')} {value}" for name, value in sync.options.items())
     return ", ".join([sync.name, *options])
 
 
 def wire_of(sync: Choice) -> Wire:
-    """What replicas send and compute to agree.
+    """Return the communication and computation of a synchronisation method.
 
     Raises:
         InputError: as `sync_options` does.
@@ -78,10 +78,10 @@ def wire_of(sync: Choice) -> Wire:
 
 
 def sync_options(name: str, given: Mapping[str, Any], where: str = "sync") -> TomlTable:
-    """Return the options of a way to agree that takes some, checked.
+    """Check and return the options of a synchronisation method that has options.
 
     Raises:
-        InputError: listing everything that is wrong with the options.
+        InputError: with all mistakes in the options.
     """
     table = sync_methods()[name].table
     try:

@@ -1,4 +1,4 @@
-"""The tasks that weft knows by name: which families of models they train, and on which data by default."""
+"""The tasks that weft knows by name: their families of models, and their default data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.errors import Violation
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """`families` are those whose inputs and outputs the task's batches and loss are made for.
+    """A task; its batches and loss suit the inputs and outputs of models in `families`.
 
     `language`: the targets are tokens, and the exponential of the loss is a perplexity.
     """
@@ -35,12 +35,12 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
 
 
 def default_task(model: ModelConfig) -> str:
-    """Return the task that a model is made for, where nobody says otherwise."""
+    """Return the default task of a model."""
     return next(name for name, known in KNOWN_TASKS.items() if model.family in known.families)
 
 
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
-    """Return one line when a known task cannot train the model; what is one's own is taken at its word."""
+    """Return one violation if a known task cannot train the model; user-defined tasks are not checked."""
     task = KNOWN_TASKS.get(kind)
     if task is None or model.family in (*task.families, FAMILY):
         return []

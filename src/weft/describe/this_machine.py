@@ -1,7 +1,7 @@
-"""The machine weft runs on as a Cluster, found without torch.
+"""This machine as a Cluster, found without torch.
 
-NVIDIA devices are asked of the driver's own tool and looked up in the catalogue. Without any, every usable
-core is a device of its own: a run starts one process per core, and each computes with one thread.
+The driver's own tool lists NVIDIA devices, and the catalogue describes them. Without any, every usable core
+is a device. Then a run starts one process per core, each with one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.errors import InputError, Violation
 
 THIS_MACHINE = "this-machine"
 
-# More processes than this start slowly and win nothing on one host.
+# More processes than this start slowly and gain nothing on one host.
 MOST_CORES = 8
 
-# Defaults until `weft measure` has looked: messages through the loopback interface, memory of one channel.
+# Defaults before `weft measure`: messages through the loopback interface, memory of one channel.
 _LOOPBACK = Link(1e9, 50e-6)
 _MEMORY_BYTES_PER_S = 10e9
 _CPU_KERNEL_S = 5e-6
@@ -32,10 +32,10 @@ _NVIDIA_SMI_TIMEOUT_S = 20
 
 
 def this_machine() -> Cluster:
-    """This host as one node: its NVIDIA devices if there are any, else its usable cores (at most 8).
+    """Return this host as one node: its NVIDIA devices if there are any, else its usable cores (at most 8).
 
     Raises:
-        InputError: when it has a device that the catalogue does not know.
+        InputError: when it has a device that is not in the catalogue.
     """
     try:
         answer = subprocess.run(
@@ -43,7 +43,7 @@ def this_machine() -> Cluster:
         )
         groups = nvidia_groups(answer.stdout) if answer.returncode == 0 else ()
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        groups = ()  # no driver, or one that does not answer: the processor remains
+        groups = ()  # no driver, or a driver without an answer: use the processor
     if not groups:
         groups = (cpu_group(_usable_cores(), _read("/proc/cpuinfo"), _total_memory_bytes()),)
     links = {
@@ -57,11 +57,11 @@ def this_machine() -> Cluster:
 def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
     """Return one group per kind of device from lines such as ``NVIDIA H200, 143771 MiB``.
 
-    Different kinds in one host become groups of one node each. The memory is the driver's, not the data
-    sheet's; the order of the kinds is the driver's.
+    Different kinds in one host become groups of one node each. Memory sizes and the order of kinds come from
+    the driver, not from the data sheet.
 
     Raises:
-        InputError: for a device that the catalogue does not know, with the remedy.
+        InputError: for a device that is not in the catalogue, with the remedy.
     """
     found: dict[str, list[tuple[CatalogueEntry, int]]] = {}
     problems: list[Violation] = []
@@ -94,8 +94,8 @@ def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
 def cpu_group(cores: int, cpuinfo: str, memory_bytes: int) -> NodeGroup:
     """Return one node of `cores` devices, one per core, which share the memory equally.
 
-    The peak is clock x two fused multiply-add units x vector width, with 2 GHz and the narrowest width
-    where `/proc/cpuinfo` (its text is given) does not say more. bf16 runs at the speed of fp32.
+    The peak is clock x two fused multiply-add units x vector width. If `cpuinfo`, the text of
+    `/proc/cpuinfo`, lacks values, the clock is 2 GHz and the width the narrowest. BF16 has the speed of fp32.
     """
     flags = _field(cpuinfo, "flags").split()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
@@ -116,7 +116,7 @@ def cpu_group(cores: int, cpuinfo: str, memory_bytes: int) -> NodeGroup:
 
 
 def _entry_of(driver_name: str, memory_bytes: int) -> CatalogueEntry | None:
-    """Return the catalogue's device of this driver name; memory tells variants of one name apart."""
+    """Return the catalogue's device of this driver name; memory distinguishes variants of one name."""
     matches = [entry for entry in catalogue().values() if driver_name in entry.driver_names]
     return min(matches, key=lambda entry: abs(entry.device.memory_bytes - memory_bytes), default=None)
 

@@ -1,4 +1,4 @@
-"""What the tables of RUN.toml and CLUSTER.toml have in common, and how they are written."""
+"""Common types and text of the tables of RUN.toml and CLUSTER.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
 
 def table_text(header: str, values: Mapping[str, Value]) -> str:
-    """Return a table: its header (``[train]``, ``[[node]]`` or empty) and one line per key."""
+    """Return a table's text: its header (``[train]``, ``[[node]]`` or empty) and one line per key."""
     lines = [header] if header else []
     lines += [f"{key_text(key)} = {value_text(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
@@ -32,7 +32,7 @@ def value_text(value: Value) -> str:
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, Sequence):
         return f"[{', '.join(value_text(item) for item in value)}]"
-    # repr of a float is the shortest text that reads back exactly.
+    # repr of a float is the shortest text with the exact value.
     return repr(value)
 
 
@@ -46,16 +46,16 @@ def _string_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# Steps, samples and tokens are 64-bit integers whose products must stay so.
+# Products of steps, samples and tokens must remain 64-bit integers.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Word = Annotated[str, Field(min_length=1)]
-# TOML has no tuples; strictness inside them is kept.
+# TOML has no tuples; values inside them are still checked strictly.
 TOML_ARRAY = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 IMPORTABLE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class TomlTable(BaseModel):
-    """Unknown keys are refused, and so are values of another type, infinite and undefined numbers."""
+    """A table that refuses unknown keys, values of another type, and infinite and undefined numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -67,5 +67,5 @@ class TomlTable(BaseModel):
 
 
 def is_importable(name: str) -> bool:
-    """Return whether a name has the form `package.module:function`."""
+    """Return True if a name has the form `package.module:function`."""
     return re.fullmatch(IMPORTABLE, name) is not None

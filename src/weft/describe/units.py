@@ -1,4 +1,4 @@
-"""Quantities with units, as people write them: ``"80 GB"``, ``"25 Gbit/s"``, ``"3 us"``, ``"312 TFLOP/s"``.
+"""Quantities with units in files of people: ``"80 GB"``, ``"25 Gbit/s"``, ``"3 us"``, ``"312 TFLOP/s"``.
 
 A number without quotes is in SI base units (bytes, bytes/s, seconds, flop/s); a string needs its unit.
 Unit names are case-sensitive, because ``Gbit/s`` and ``GB/s`` differ by eight.
@@ -28,12 +28,12 @@ FLOPS_PER_SECOND: Mapping[str, float] = {
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", re.ASCII)
 
-# Beyond any machine; keeps sums and products of quantities far from overflow.
+# Above any machine's quantities; their sums and products do not overflow.
 _LARGEST = 1e30
 
 
 def parse_bytes(value: object, where: str = "") -> int:
-    """Return a positive count of bytes, from ``"80 GB"`` (decimal), ``"80 GiB"`` (binary) or a number.
+    """Parse a positive count of bytes: ``"80 GB"`` (decimal), ``"80 GiB"`` (binary) or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -41,12 +41,12 @@ def parse_bytes(value: object, where: str = "") -> int:
     number = _parse(value, where, BYTES, "80 GB")
     if number < 1:
         raise _refusal(where, value, "at least 1 byte is needed")
-    # A float has no room for all integers beyond 2**53.
+    # A float cannot represent all integers above 2**53.
     return value if isinstance(value, int) else round(number)
 
 
 def parse_bytes_per_second(value: object, where: str = "") -> float:
-    """Return a positive bandwidth in bytes/s, from ``"300 GB/s"``, ``"25 Gbit/s"`` or a number.
+    """Parse a positive bandwidth in bytes/s: ``"300 GB/s"``, ``"25 Gbit/s"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -55,7 +55,7 @@ def parse_bytes_per_second(value: object, where: str = "") -> float:
 
 
 def parse_seconds(value: object, where: str = "") -> float:
-    """Return a time in seconds, zero allowed, from ``"3 us"``, ``"5 ms"`` or a number.
+    """Parse a time in seconds, zero allowed: ``"3 us"``, ``"5 ms"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -64,7 +64,7 @@ def parse_seconds(value: object, where: str = "") -> float:
 
 
 def parse_flops_per_second(value: object, where: str = "") -> float:
-    """Return a positive speed in flop/s, from ``"312 TFLOP/s"`` or a number.
+    """Parse a positive speed in flop/s: ``"312 TFLOP/s"`` or a number.
 
     Raises:
         InputError: for anything else, naming `where`.
@@ -73,7 +73,7 @@ def parse_flops_per_second(value: object, where: str = "") -> float:
 
 
 def format_bytes(count: float) -> str:
-    """Decimal bytes for people: ``79.2 GB``."""
+    """Return decimal bytes for people: ``79.2 GB``."""
     return _format(count, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -91,21 +91,21 @@ def format_seconds(seconds: float) -> str:
     if magnitude >= 300:
         return f"{seconds / 60:.1f} min"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        # 0.9995 of a unit prints as "1.00" of it, not as "1000" of the next.
+        # 0.9995 of a unit prints as "1.00" of it, not as "1000" of the next smaller unit.
         if magnitude >= 0.9995 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 
 
 def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str | float:
-    """Return the shortest ``"number unit"`` that `parse` reads back to exactly `value`, or `value` itself."""
+    """Return the shortest ``"number unit"`` that `parse` reads as exactly `value`, else `value` itself."""
     written = []
     for unit, scale in units.items():
         number = float(f"{value / scale:.10g}")
         if number < 1 and unit != "ns":
             continue
         text = f"{number:.10g} {unit}"
-        # Rounding to ten digits may leave what can be read back.
+        # Rounding to ten digits may still give the exact value.
         if number * scale <= _LARGEST and parse(text) == value:
             written.append(text)
     return min(written, key=len, default=value)
@@ -122,13 +122,13 @@ def _parse(value: object, where: str, units: Mapping[str, float], example: str) 
         if unit not in units:
             allowed = ", ".join(units)
             problem = f"{unit!r} is not a unit; {allowed}" if unit else f"the unit is missing; {allowed}"
-            # Capitals are the usual mistake, so they count least.
+            # Capitals are the most common mistake, so prefer units that differ only in capitals.
             same = [known for known in units if known.lower() == unit.lower()]
             suggestion = same[0] if same else nearest(unit, units)
             raise _refusal(where, value, problem, f"{digits} {suggestion}" if suggestion else "")
         number = float(digits)
         if math.isfinite(number):
-            # Decimal arithmetic, so that "10 us" is the float nearest to 1e-5.
+            # Decimal arithmetic: "10 us" becomes the float nearest to 1e-5.
             number = float(Decimal(digits) * Decimal(repr(units[unit])))
     else:
         number = float(value) if abs(value) <= _LARGEST else math.inf
@@ -148,7 +148,7 @@ def _refusal(where: str, value: object, problem: str, nearest_valid: str = "") -
 
 
 def shown(value: object) -> str:
-    """`value` as people typed it, cut where it is long."""
+    """Return the original text of `value`; long texts are truncated."""
     try:
         text = repr(value)
     except ValueError:  # an integer with more digits than Python prints

@@ -1,6 +1,6 @@
 """Control groups with a quota of processor time: one for each rank, and for the commands of a lab.
 
-Version 1 (`cpu.cfs_quota_us`) where the `cpu` controller is mounted so, else version 2 (`cpu.max`).
+Version 1 (`cpu.cfs_quota_us`) where the `cpu` controller is mounted as version 1, else version 2 (`cpu.max`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ENDING_S, POLL_S = 5.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Where control groups with quotas are made; `version` 1 or 2."""
+    """The root folder of control groups with quotas; `version` is 1 or 2."""
 
     root: Path
     version: int
 
     def make(self, lab: str, name: str, quota: float | None) -> Path:
-        """Return a group of a lab, with a quota in cores; None for no limit.
+        """Make a group of a lab with a quota in cores (None: no limit) and return its folder.
 
         Raises:
             InputError: when the kernel refuses.
@@ -48,14 +48,14 @@ class Controller:
         return path
 
     def labs(self) -> list[str]:
-        """Return names of all groups that are a lab's."""
+        """Return the sorted names of all labs with control groups."""
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and pid_of(path.name))
 
     def remove(self, lab: str) -> None:
-        """Kill what is in a lab's groups, and remove them.
+        """Kill the processes in a lab's groups, and remove the groups.
 
         Raises:
-            RunError: when a process does not die.
+            RunError: when processes have not ended after `ENDING_S`.
         """
         groups = [path for path in (self.root / lab).glob("*") if path.is_dir()]
         deadline = time.monotonic() + ENDING_S
@@ -71,10 +71,10 @@ class Controller:
 
 
 def find_controller(mounts: str | None = None) -> Controller:
-    """Where this system has the `cpu` controller; `mounts` in place of /proc/mounts.
+    """Find this system's `cpu` controller; `mounts` replaces the text of /proc/mounts.
 
     Raises:
-        InputError: when it has none.
+        InputError: when the system has none.
     """
     for kind, root, options in _mounts(MOUNTS.read_text() if mounts is None else mounts):
         if kind == "cgroup" and "cpu" in options:
@@ -87,7 +87,7 @@ def find_controller(mounts: str | None = None) -> Controller:
 
 
 def quota_files(version: int, quota: float) -> Iterator[tuple[str, str]]:
-    """(file, content) pairs that give a group that part of a core."""
+    """Yield the (file, content) pairs that limit a group to `quota` cores."""
     quota_us, period_us = quota_and_period_us(quota)
     if version == 2:
         yield "cpu.max", f"{quota_us} {period_us}"
@@ -103,7 +103,7 @@ def _mounts(text: str) -> Iterator[tuple[str, Path, list[str]]]:
 
 
 def _removed(path: Path) -> bool:
-    """Return whether a group is gone; one whose last process has just ended may not be ready to go."""
+    """Remove a group and return True if it is gone; removal can fail just after its last process ended."""
     try:
         path.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Running commands inside a lab: one for weft's own launcher, or one on every node."""
+"""Commands inside a lab: one for weft's own launcher, or one on every node."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from weft.lab.lab import Lab
 from weft.lab.place import Place
 
 POLL_S = 0.05
-# What a stopped command may take: a training run saves a checkpoint first.
+# Time limit of a stopped command: a training run saves a checkpoint first.
 STOP_S = 120.0
 
 
 def run_launcher(lab: Lab, command: Sequence[str]) -> int:
-    """Run a command once, beside the nodes; ranks that weft starts inside it go to their nodes.
+    """Run a command once, outside the nodes; ranks that weft starts inside it move to their nodes.
 
-    Returns its exit code, 128 plus a signal's number when one ended it.
+    Return its exit code, or 128 plus the number of the signal that ended it.
 
     Raises:
-        InputError: when it cannot be started.
-        KeyboardInterrupt: after Ctrl-C, when it has ended.
-        SystemExit: after SIGTERM in `terminable`, when it has ended.
+        InputError: when the command cannot be started.
+        KeyboardInterrupt: after Ctrl-C, when the command has ended.
+        SystemExit: after SIGTERM in `terminable`, when the command has ended.
     """
     return _run([(lab.launcher, lab.launcher_environment())], command)
 
 
 def run_on_nodes(lab: Lab, command: Sequence[str]) -> int:
-    """Run a command once on every node, at the same time; one that fails ends the others.
+    """Run a command on every node at the same time; a failure on one node ends the others.
 
-    Returns 0, or the exit code of the first that failed.
+    Return 0, or the exit code of the first failed command.
 
     Raises:
         As `run_launcher`.
@@ -61,7 +61,7 @@ def _run(starts: Sequence[tuple[Place, Mapping[str, str]]], command: Sequence[st
 
 
 def _start(place: Place, variables: Mapping[str, str], command: Sequence[str]) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C in the terminal must reach it once, through this process.
+    # In its own session: Ctrl-C in the terminal must reach it once, through this process.
     try:
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
@@ -85,7 +85,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], signal_number: int) -> None:
-    """Pass a signal on and wait; a second one of Ctrl-C or SIGTERM ends the wait."""
+    """Forward a signal and wait; a second Ctrl-C or SIGTERM ends the wait."""
     for process in processes:
         process.send_signal(signal_number)
     deadline = time.monotonic() + STOP_S

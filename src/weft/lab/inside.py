@@ -1,4 +1,4 @@
-"""The cluster that is emulated around this process, if any."""
+"""The cluster that a lab emulates around this process, if any."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from weft.lab.place import VARIABLE, current_lab
 
 
 def lab_cluster() -> Cluster | None:
-    """Return the cluster of the lab that this process runs in.
+    """Return the cluster of the lab around this process, or None outside of labs.
 
     Raises:
-        InputError: when the variable is not one that a lab has set.
+        InputError: when a lab has not set the variable.
     """
     lab = current_lab()
     return None if lab is None else cluster_of(parse_toml(lab.cluster, VARIABLE), VARIABLE)
 
 
 def require_lab_devices(cluster: Cluster) -> None:
-    """Inside a lab, refuse a job that was planned for other devices; links may be as they were measured.
+    """Inside a lab, refuse a job planned for other devices; its links may have measured values.
 
     Raises:
-        InputError: naming the lab's cluster.
+        InputError: with the name of the lab's cluster.
     """
     lab = lab_cluster()
     if lab is not None and _devices(cluster) != _devices(lab):

@@ -1,4 +1,4 @@
-"""`open_lab`: make what a scheme says, hand out places, and remove everything, also what killed labs left."""
+"""`open_lab`: build a scheme's lab, assign places, and remove everything, also remains of killed labs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Lab:
     ranks: LabPlaces
 
     def launcher_environment(self) -> dict[str, str]:
-        """What a command needs so that weft's own launcher starts its ranks on the nodes."""
+        """Return the variables with which weft's own launcher starts its ranks on the nodes."""
         return {VARIABLE: self.ranks.to_text()}
 
     def node_environment(self, node: int) -> dict[str, str]:
-        """Return the variables of one node's command, as users of torchrun know them.
+        """Return the variables of one node's command, with torchrun's names.
 
-        Where every node has one device, also those of its only rank.
+        Where every node has one device, they include the variables of its only rank.
         """
         scheme = self.scheme
         local = scheme.ranks_on(node)
@@ -60,11 +60,11 @@ class Lab:
 
 @contextlib.contextmanager
 def open_lab(cluster: Cluster) -> Iterator[Lab]:
-    """Yield a lab of this process; one at a time. It is gone when this returns, with all processes in it.
+    """Open the lab of this process, one at a time. At the block's end, remove it with all its processes.
 
     Raises:
-        InputError: when the cluster cannot be emulated, or not on this system.
-        RunError: when a process of it does not end.
+        InputError: when no lab can emulate the cluster, or this system cannot run a lab.
+        RunError: when a process of the lab does not end.
     """
     controller = require_system()
     scheme = scheme_of(cluster, sorted(os.sched_getaffinity(0)), os.getpid())
@@ -78,10 +78,10 @@ def open_lab(cluster: Cluster) -> Iterator[Lab]:
 
 
 def require_system() -> Controller:
-    """Refuse a system on which no lab can be made.
+    """Refuse a system without the requirements of a lab; return its controller of quotas.
 
     Raises:
-        InputError: naming what is missing, with the remedy.
+        InputError: with the missing requirements and the remedy.
     """
     if sys.platform != "linux":
         raise InputError(Violation("lab", f"needs Linux, and this is {sys.platform}"))
@@ -97,12 +97,12 @@ def require_system() -> Controller:
 
 
 def sweep(controller: Controller) -> list[str]:
-    """Remove what labs have left whose process is gone, or was another one with this one's number.
+    """Remove the remains of dead labs, also of an earlier process with this process's number.
 
-    Call it while this process has no lab. Returns their names.
+    Call it while this process has no lab. Return the names of the removed labs.
 
     Raises:
-        RunError: when a process of theirs does not end.
+        RunError: when a process in such a lab does not end.
     """
     found = {pid_of(name) for name in (*lab_namespaces(), *controller.labs())}
     names = []

@@ -1,7 +1,7 @@
-"""The network of a lab: a namespace per node, each joined to a bridge that has a namespace of its own.
+"""The network of a lab: a namespace per node, each joined to a bridge in a separate namespace.
 
-What leaves a node is limited link by link (htb, a class per destination), what enters it as a whole (tbf).
-Nothing of the host's network is touched.
+Outgoing traffic of a node is limited per link (htb, a class per destination), incoming traffic as a whole
+(tbf). The host's own network does not change.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from weft.lab.scheme import HUB_ADDRESS, INTERFACE, NETWORK_BITS, Scheme, least_
 
 NAMESPACES = Path("/run/netns")
 BRIDGE = "bridge0"
-# Large packets cost little, but a message may overtake a limit by one burst: this is about one millisecond.
+# Large packets cost little, but a message may exceed a limit by one burst: about one millisecond.
 PACKET_BYTES = 9000
 LEAST_BURST_BYTES, BURST_S = 2 * PACKET_BYTES, 1e-3
 QUEUE_BYTES = 2**22
-# For what is no node's: the launcher's side in the bridge's namespace.
+# For traffic outside the nodes: the launcher's side in the bridge's namespace.
 UNLIMITED = "40gbit"
-# Of the kernel, as they are named in commands.
+# Parts of the kernel, by their names in commands.
 PARTS = ("u32", "htb", "tbf", "veth", "bridge")
 
 
 def make_network(scheme: Scheme) -> None:
-    """Make all namespaces and interfaces; what fails leaves part of them behind for `remove_namespaces`.
+    """Make all namespaces and interfaces; after a failure, `remove_namespaces` removes the part that exists.
 
     Raises:
-        InputError: when this kernel lacks a part of it.
+        InputError: when this kernel lacks a required part.
     """
     for namespace in (scheme.hub, *(node.namespace for node in scheme.nodes)):
         _run("ip", "netns", "add", namespace)
@@ -42,20 +42,20 @@ def make_network(scheme: Scheme) -> None:
 
 
 def remove_namespaces(pid: int) -> None:
-    """Remove every namespace of the lab of that process; interfaces in them go with them."""
+    """Remove every namespace, with its interfaces, of the lab of process `pid`."""
     for namespace in lab_namespaces():
         if pid_of(namespace) == pid:
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
 
 
 def lab_namespaces() -> list[str]:
-    """Return names of all namespaces that are a lab's."""
+    """Return the sorted names of all labs' namespaces."""
     names = (path.name for path in NAMESPACES.iterdir()) if NAMESPACES.is_dir() else ()
     return sorted(name for name in names if pid_of(name) is not None)
 
 
 def hub_commands(scheme: Scheme) -> Iterator[str]:
-    """`ip` commands in the bridge's namespace."""
+    """Yield the `ip` commands for the bridge's namespace."""
     yield f"link add {BRIDGE} mtu {PACKET_BYTES} type bridge"
     yield f"address add {HUB_ADDRESS}/{NETWORK_BITS} dev {BRIDGE}"
     yield "link set lo up"
@@ -69,14 +69,14 @@ def hub_commands(scheme: Scheme) -> Iterator[str]:
 
 
 def node_commands(scheme: Scheme, index: int) -> Iterator[str]:
-    """`ip` commands in a node's namespace."""
+    """Yield the `ip` commands for a node's namespace."""
     yield f"address add {scheme.nodes[index].address}/{NETWORK_BITS} dev {INTERFACE}"
     yield "link set lo up"
     yield f"link set {INTERFACE} gso_max_size {LEAST_BURST_BYTES} up"
 
 
 def limits_out(scheme: Scheme, index: int) -> Iterator[str]:
-    """`tc` commands in a node's namespace: one class for each other node, under one for them all."""
+    """Yield the `tc` commands for a node's namespace: a class per other node, under a common class."""
     node = scheme.nodes[index]
     yield f"qdisc add dev {INTERFACE} root handle 1: htb default 2"
     yield f"class add dev {INTERFACE} parent 1: classid 1:2 htb rate {UNLIMITED} quantum {PACKET_BYTES}"
@@ -93,7 +93,7 @@ def limits_out(scheme: Scheme, index: int) -> Iterator[str]:
 
 
 def limits_in(scheme: Scheme) -> Iterator[str]:
-    """`tc` commands in the bridge's namespace: what enters each node."""
+    """Yield the `tc` commands for the bridge's namespace: limits of each node's incoming traffic."""
     for index, node in enumerate(scheme.nodes):
         if node.rate:
             limit = f"rate {_bits(node.rate)} burst {_burst(node.rate)} limit {QUEUE_BYTES}"
@@ -129,7 +129,7 @@ def _run(*command: str, commands: Sequence[str] = ()) -> None:
 
 
 def _why(command: Sequence[str], said: str, commands: Sequence[str]) -> Violation:
-    """What this kernel lacks, from the complaint of `ip` or `tc` and the line of its input that failed."""
+    """Find the kernel part that is missing, from the error of `ip` or `tc` and the failed line of input."""
     first = (said.strip().splitlines() or ["no reason given"])[0]
     failed = re.search(r"-:(\d+)", said)
     line = commands[int(failed[1]) - 1] if failed else ""

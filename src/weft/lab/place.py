@@ -1,6 +1,6 @@
-"""Where a process of a lab belongs, and how the launcher inside a lab learns of it: one variable, in JSON.
+"""The places of a lab's processes. The launcher inside a lab reads them from one variable, in JSON.
 
-Nothing slow is imported here: workers enter their places before anything else.
+This module imports nothing slow: workers enter their places before anything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Place:
     cores: tuple[int, ...]
 
     def enter(self) -> None:
-        """Move this process there; it must have one thread. Threads and children it starts later follow.
+        """Move this process to the place; it must have one thread. Its later threads and children follow.
 
         Raises:
             OSError: when the kernel refuses, or the lab is gone.
@@ -42,7 +42,7 @@ def enter_namespace(path: Path) -> None:
     """Move this process into a network namespace.
 
     Raises:
-        OSError: when the kernel refuses, or there is no such namespace.
+        OSError: when the kernel refuses, or the namespace does not exist.
     """
     library = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(path, os.O_RDONLY)
@@ -55,8 +55,8 @@ def enter_namespace(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LabPlaces:
-    """What a launcher inside a lab needs: the bridge's namespace and address, the nodes' interface, a place
-    for every rank, and the text of the cluster's file."""
+    """A lab's data for launchers inside it: the bridge's namespace and address, and the nodes' interface.
+    Also a place for every rank, and the text of the cluster's file."""
 
     hub: str
     hub_address: str
@@ -65,14 +65,14 @@ class LabPlaces:
     cluster: str
 
     def to_text(self) -> str:
-        """Return the content of the variable."""
+        """Return the content of the variable, in JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def require_ranks(self, ranks: int) -> None:
-        """Refuse a lab that is gone, and a job of more ranks than it has.
+        """Refuse a lab that is gone, and a job with more ranks than the lab.
 
         Raises:
-            InputError: with what to do, or how many there are.
+            InputError: with the remedy, or the number of the lab's ranks.
         """
         if not Path(self.hub).exists():
             raise InputError(Violation("lab", "it has ended; start this command with weft lab"))
@@ -82,10 +82,10 @@ class LabPlaces:
 
 
 def current_lab(environment: Mapping[str, str] | None = None) -> LabPlaces | None:
-    """Return the lab inside of which this process runs, or None.
+    """Return the lab around this process, or None.
 
     Raises:
-        InputError: when the variable is not one that a lab has set.
+        InputError: when a lab has not set the variable.
     """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     if text is None:
@@ -103,7 +103,7 @@ def current_lab(environment: Mapping[str, str] | None = None) -> LabPlaces | Non
 
 
 def enter_rank(rank: int) -> None:
-    """Move this process to where a rank belongs, if it runs inside a lab, and tell gloo of the interface.
+    """Move this process to a rank's place, if it runs inside a lab, and set gloo's interface.
 
     Raises:
         RunError: when the lab is gone.

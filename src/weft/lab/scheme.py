@@ -1,8 +1,8 @@
-"""`Scheme`: what a lab makes of a cluster, as plain numbers; nothing here touches the system.
+"""`Scheme`: a lab's emulation of a cluster, as plain numbers; this module does not touch the system.
 
-Every rank is one process of one thread on one core. A device as fast as the fastest of the file gets `share`
-of a core, a slower one its part of that, and the devices of a core together never more than `CORE_LOAD` of
-it: the rest is left to the kernel's network, the agent and the launcher.
+Every rank is one process of one thread on one core. The fastest devices of the file get `share` of a core,
+slower devices get `share` times their relative speed. The devices of a core together get at most `CORE_LOAD`
+of it. The kernel's network, the agent and the launcher use the rest.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NETWORK_BITS = 24
 
 CORE_LOAD = 0.9
 MOST_RANKS = 16
-# Only rates are emulated: a longer latency than this would not be what the file says.
+# Only rates are emulated: latencies above this would differ from the file.
 LONGEST_LATENCY_S = 1e-3
-# The kernel takes no quota under a millisecond; short periods keep steps even.
+# The kernel accepts no quota under a millisecond; short periods keep steps even.
 PERIOD_US, LEAST_QUOTA_US, LONGEST_PERIOD_US = 5_000, 1_000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RankScheme:
-    """One device: its node, its speed relative to the fastest, its part of a core, and which core."""
+    """One device: its node, its speed relative to the fastest, its part of a core, and its core."""
 
     node: int
     relative_speed: float
@@ -42,7 +42,7 @@ class RankScheme:
 
 @dataclass(frozen=True, slots=True)
 class NodeScheme:
-    """One node. `rates` are bytes/s to each node in one direction, 0.0 to itself."""
+    """One node; `rates` are bytes/s to each node in one direction, 0.0 to itself."""
 
     name: str
     namespace: str
@@ -51,7 +51,7 @@ class NodeScheme:
 
     @property
     def rate(self) -> float:
-        """Bytes/s of the node's interface in one direction: that of its fastest link."""
+        """Bytes/s of the node's interface in one direction: the rate of its fastest link."""
         return max(self.rates)
 
 
@@ -78,10 +78,10 @@ class Scheme:
 
 
 def scheme_of(cluster: Cluster, cores: Sequence[int], pid: int) -> Scheme:
-    """How to emulate a cluster on these cores, under names that carry `pid`.
+    """Build the scheme that emulates a cluster on these cores, under names with `pid`.
 
     Raises:
-        InputError: listing what cannot be emulated.
+        InputError: with all properties that a lab cannot emulate.
     """
     if problems := _problems(cluster):
         raise InputError(problems)
@@ -110,7 +110,7 @@ def scheme_of(cluster: Cluster, cores: Sequence[int], pid: int) -> Scheme:
 
 
 def relative_speeds(cluster: Cluster) -> list[float]:
-    """Of every rank: fp32 flops of its device times its own speed, relative to the fastest."""
+    """Return every rank's fp32 flops of its device times its own speed, relative to the fastest rank."""
     flops = [
         cluster.device_of(rank).flops_per_s["fp32"] * cluster.speed_of(rank) for rank in range(cluster.ranks)
     ]
@@ -118,10 +118,10 @@ def relative_speeds(cluster: Cluster) -> list[float]:
 
 
 def shared_cores(speeds: Sequence[float], cores: int) -> tuple[float, list[int]]:
-    """Return the part of a core that speed 1 gets, and the core of each rank.
+    """Return the part of a core for speed 1, and the core of each rank.
 
-    The fastest go first, each to the core with the least on it; then all are slowed down alike until the
-    fullest core holds `CORE_LOAD`. No quota is above `CORE_LOAD` of a core: a rank has one thread.
+    The fastest ranks go first, each to the core with the smallest load. Then one factor slows all ranks down
+    until the fullest core has `CORE_LOAD`. No quota is above `CORE_LOAD` of a core: a rank has one thread.
     """
     loads = [0.0] * cores
     core_of = [0] * len(speeds)
@@ -133,22 +133,22 @@ def shared_cores(speeds: Sequence[float], cores: int) -> tuple[float, list[int]]
 
 
 def quota_and_period_us(quota: float) -> tuple[int, int]:
-    """The kernel's numbers for a part of a core: the period is 5 ms, longer only for very small quotas."""
+    """Return the kernel's quota and period (us) for a part of a core; small quotas have periods over 5 ms."""
     period_us = max(PERIOD_US, ceil(LEAST_QUOTA_US / quota))
     return max(LEAST_QUOTA_US, round(quota * period_us)), period_us
 
 
 def least_rates(rates: Sequence[float]) -> list[float]:
-    """What each of a node's links is sure of when all are busy: together as much as the interface carries.
+    """Return the guaranteed bytes/s of each of a node's links when all are busy.
 
-    A link takes what others leave, up to its own rate.
+    Their sum is the interface's rate. A link also uses the rest that other links leave, up to its own rate.
     """
     total = sum(rates)
     return [max(rates) * rate / total if total else 0.0 for rate in rates]
 
 
 def pid_of(name: str) -> int | None:
-    """The process of which a namespace or control group is, by its name, or None when it is no lab's."""
+    """Return the process number in the name of a lab's namespace or control group; None for other names."""
     found = re.fullmatch(rf"{PREFIX}(\d+)(-\w+)?", name)
     return int(found[1]) if found else None
 

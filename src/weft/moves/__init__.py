@@ -1,1 +1,1 @@
-"""The pure half of every method: its card and what it adds to a plan or program."""
+"""Moves, without torch: cards of methods, and edits of plans and layouts."""

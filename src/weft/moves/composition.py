@@ -1,4 +1,4 @@
-"""How methods compose: what does not go together, and why. Methods contribute it; the rest goes together."""
+"""Incompatible methods, with reasons. Methods contribute them; all other combinations are allowed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """A method beside another decision that it does not always go with.
+    """A method and another decision with which it is incompatible, always or in some layouts.
 
     Attributes:
-        method, other: names for the table of the documentation.
-        reason: why they do not go together, as far as they do not.
-        refuse: why this layout of this job is refused (given, nearest), or None.
+        method, other: names for the table in the documentation.
+        reason: the reason for the incompatibility, and its extent.
+        refuse: returns the reason to refuse this layout of this job (given, nearest), or None.
     """
 
     method: str
@@ -30,7 +30,7 @@ class Composition:
 
 
 def refuse_composition(job: Job, layout: Layout) -> str | None:
-    """Why the methods of a layout do not go together, or None."""
+    """Return the reason why the methods of a layout are incompatible, or None."""
     return next(
         (reason for one in parts(Composition) if (reason := one.refuse(job, layout)) is not None), None
     )

@@ -1,4 +1,4 @@
-"""Moves that edit layouts: `layout_move` makes the card of one, which edits plans through their layouts."""
+"""Moves that edit layouts: `layout_move` makes a card that edits plans through their layouts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def layout_move(
     contract: Contract = Contract.EXACT,
     asked_by: tuple[str, str] | None = None,
 ) -> Move:
-    """Return the card of a move that edits layouts; its fields are those of `Move`.
+    """Build the card of a move that edits layouts; the arguments are fields of `Move`.
 
-    `otherwise`: why the move does not apply where there are no edits.
+    `otherwise`: the reason why the move does not apply when there are no edits.
     """
 
     def made(context: Context) -> Edit | str:
-        """Return the first legal edit, or why there is none."""
+        """Return the first legal edit, or the reason why there is none."""
         job = job_of(context)
         try:
             layout = layout_of(context.plan)

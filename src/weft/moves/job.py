@@ -1,4 +1,4 @@
-"""`Job`: what planners plan."""
+"""`Job`: the input of planners."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weft.moves.move import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What must be computed, whatever the layout: model, cluster, batch, sequence and precision.
+    """A training job without its layout: model, cluster, batch, sequence and precision.
 
-    `methods`: those that it asks for by name. `optimizer`: what steps keep and move. `sync_options`: those
-    of the way in which replicas agree, where the job says which. `layer_choices`: what it asks of single
-    layers, which those of `graph` are with.
+    `methods`: methods that the job requests by name. `optimizer`: the memory and traffic of optimizer steps.
+    `sync_options`: options of the synchronisation, if the job chooses one. `layer_choices`: requests for
+    single layers; the layers of `graph` include them.
     """
 
     graph: LayerGraph
@@ -41,7 +41,7 @@ class Job:
 
 
 def job_of(context: Context) -> Job:
-    """Return the job that the context's plan does."""
+    """Return the job of the context's plan."""
     plan = context.plan
     return Job(
         graph=context.graph,

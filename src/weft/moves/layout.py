@@ -1,6 +1,6 @@
-"""From a `Layout` to a Plan: `build_plan` makes stages, ranks and shares of it.
+"""From a `Layout` to a Plan: `build_plan` makes stages, ranks and shares.
 
-`refuse` says why a layout cannot run a job.
+`refuse` returns the reason why a layout cannot run a job.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 
-# Axes that a mesh names even where they have one rank.
+# Axes that a mesh names even if they have one rank.
 _ALWAYS = ("pp", "dp")
 
 
 def flops_per_layer(job: Job) -> list[float]:
-    """Weights for balancing stages when nothing has been measured."""
+    """Return every layer's flops for one sample: the weights that balance stages without measurements."""
     shape = Shape(1, job.sequence)
     return [layer.flops(shape) for layer in job.graph.layers]
 
 
 def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
-    """Micro-batches per step of each of the layout's `dp` pipelines."""
+    """Return the micro-batches per step of each of the layout's `dp` pipelines."""
     if layout.micro_batches_per_replica is not None:
         return layout.micro_batches_per_replica
     share = job.global_batch // (layout.dp * layout.micro_batch_size)
@@ -38,12 +38,12 @@ def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
 
 
 def pipeline_of(job: Job, layout: Layout) -> Pipeline:
-    """Return the abstract pipeline of the replica that runs most micro-batches."""
+    """Return the abstract pipeline of the replica with the most micro-batches."""
     return Pipeline(layout.pp, layout.stages, max(shares_of(job, layout)))
 
 
 def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
-    """Positions of each stage's layers; balanced by `layer_seconds` unless the layout cuts them itself.
+    """Return positions of each stage's layers, balanced by `layer_seconds` unless the layout has cuts.
 
     Raises:
         InputError: when there are fewer layers than stages.
@@ -55,7 +55,7 @@ def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
 
 
 def refuse(job: Job, layout: Layout) -> str | None:
-    """Why this layout cannot run this job (given, allowed, nearest), or None."""
+    """Return the reason why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
         return f"{' x '.join(_mesh(layout))} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
     layers = len(job.graph.layers)
@@ -71,7 +71,7 @@ def refuse(job: Job, layout: Layout) -> str | None:
 
 
 def _refuse_shared(job: Job, layout: Layout) -> str | None:
-    """Why the batch, the layers or the devices cannot be shared out like this."""
+    """Return the reason why the layout cannot divide the batch, the layers or the devices, or None."""
     batch, size, given = job.global_batch, layout.micro_batch_size, layout.micro_batches_per_replica
     if given is None:
         reason = uneven.refuse_batch(batch, layout.dp, size)
@@ -89,7 +89,7 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
 
 
 def _refuse_share(job: Job, layout: Layout) -> str | None:
-    """Why ranks cannot step a share of a parameter each."""
+    """Return the reason why ranks cannot step one shard of a parameter each, or None."""
     if job.optimizer.elementwise:
         return None
     reason = "the optimizer is not known to step every element by itself"
@@ -101,7 +101,7 @@ def _refuse_share(job: Job, layout: Layout) -> str | None:
 
 
 def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
-    """Why the schedule cannot run the pipeline of one of the replicas."""
+    """Return the reason why the schedule cannot run the pipeline of one of the replicas, or None."""
     schedule = get_schedule(layout.schedule)
     for share in dict.fromkeys(shares_of(job, layout)):
         pipeline = Pipeline(layout.pp, layout.stages, share)
@@ -112,11 +112,11 @@ def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
 
 
 def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan:
-    """Return the Plan of a layout: contiguous stages, balanced by `layer_seconds` (one weight per layer)
-    unless the layout cuts them itself.
+    """Build the Plan of a layout with contiguous stages.
 
-    Ranks are numbered with the tensor- and context-parallel axes innermost, whose ranks meet in every layer,
-    then the replicas of a stage, whose gradients are large.
+    `layer_seconds` (one weight per layer) balances the stages unless the layout has cuts. Tensor- and
+    context-parallel axes are innermost in the numbering of ranks, as their ranks communicate in every layer.
+    The replicas of a stage come next, as their gradients are large.
 
     Raises:
         InputError: when the layout cannot run the job.
@@ -165,7 +165,7 @@ def _stages_of(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> tupl
 
 
 def _mesh(layout: Layout) -> dict[str, int]:
-    """Sizes of the axes; those inside a replica of a stage only where they are several."""
+    """Return the sizes of the axes; axes inside a replica of a stage only if they have several ranks."""
     sizes = {axis: getattr(layout, axis) for axis in AXES}
     return {axis: size for axis, size in sizes.items() if axis in _ALWAYS or size > 1}
 

@@ -1,4 +1,4 @@
-"""The layout that a plan was built from, or the nearest that a layout can say."""
+"""The layout from which a plan was built, or the nearest layout."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from weft.program.schedules.base import Pipeline, paths_of, placements
 
 
 def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layout:
-    """Return the layout that `plan` was built from.
+    """Return the layout from which `plan` was built.
 
-    A plan does not say why its stages are cut as they are: `layers_per_stage` is None where `layer_seconds`
-    are given and balance them like this.
+    A plan does not contain the reason for its cuts. So `layers_per_stage` is None if `layer_seconds` are
+    given and balance the stages with the same cuts.
 
     Raises:
-        InputError: when the plan's stages or replicas differ in what a layout says of all of them.
+        InputError: when stages or replicas differ in a decision that a layout has once for all of them.
     """
     shares = {tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages}
     widths = {len(copy.ranks) for stage in plan.stages for copy in stage.replicas}
@@ -48,7 +48,7 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
 
 
 def usual_layout_of(plan: Plan) -> Layout:
-    """Return the layout with equal stages and replicas that is nearest to a plan: what most of them have."""
+    """Return a plan's nearest layout with equal stages: most frequent sizes, heaviest recomputation."""
     paths = paths_of(get_schedule(plan.schedule.name))
     copies = _usual([len(stage.replicas) for stage in plan.stages])
     width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
@@ -57,8 +57,8 @@ def usual_layout_of(plan: Plan) -> Layout:
 
 
 def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
-    """What a plan says of all stages, with so many pipelines whose replicas have `width` ranks."""
-    # Tensor ranks are what the other axes leave of a replica, in stages of every width.
+    """Return the layout of a plan's common decisions, with `dp` pipelines and replicas of `width` ranks."""
+    # The tensor-parallel degree is `width` divided by the other axes, in stages of every width.
     degrees: dict[str, Any] = {axis: plan.mesh.get(axis, 1) for axis in AXES} | {"dp": dp, "tp": 1}
     layout = Layout(
         **degrees,
@@ -72,16 +72,16 @@ def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
 
 
 def _usual(values: Sequence[int]) -> int:
-    """Return the value that most have, the smaller of equals."""
+    """Return the most frequent value, the smaller of equals."""
     counts = Counter(values)
     return min(counts, key=lambda value: (-counts[value], value))
 
 
 def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
-    """Return the devices that take the ranks of the mesh; None where each takes the rank of its number.
+    """Return the devices of the mesh's ranks in order; None if each rank is on the device of its number.
 
     Raises:
-        InputError: when the stages of a device of the pipeline lie on different ranks.
+        InputError: when the stages of a pipeline's device are on different ranks.
     """
     pipeline = Pipeline(layout.pp, layout.stages, plan.micro_batches // layout.dp)
     placement = placements(get_schedule(layout.schedule), pipeline)

@@ -1,4 +1,4 @@
-"""`Move`: a typed edit of a plan, with a card that says what it promises.
+"""`Move`: a typed edit of a plan, with a card that states its contract.
 
 Every method of weft is a move: schedules, data parallelism, synchronisation, later clipping, growth, pruning.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Purpose(StrEnum):
-    """What a planner wants when it asks for neighbours of a layout."""
+    """The purpose of a planner that requests neighbours of a layout."""
 
     FASTER = "faster"  # a small change of a layout that fits
     SMALLER = "smaller"  # one notch less memory
@@ -30,7 +30,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change in words, such as ``zero-1 -> zero-2``, and the layout it leads to, which may be illegal."""
+    """A change in words, such as ``zero-1 -> zero-2``, and the resulting layout, which may be illegal."""
 
     words: str
     layout: Layout
@@ -38,7 +38,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a move may look at to decide whether it applies."""
+    """The inputs for a move's decision to apply."""
 
     plan: Plan
     graph: LayerGraph
@@ -50,20 +50,20 @@ class Move:
     """One method's card.
 
     Attributes:
-        name: how users and tables call it.
-        contract: what it keeps.
+        name: the name for users and tables.
+        contract: the properties of the training that it preserves.
         summary: one sentence.
         source: the paper or system it comes from.
-        verify: how the contract is tested.
-        applies: None, or the reason why the move cannot be applied.
-        apply: the edited plan. Nothing is claimed of its step: effects are the difference of two
-            simulations.
-        edits: what it makes of a layout, the whole move first, then parts of it; None where it edits plans
-            only. A move that has edits is best made by `weft.moves.edits.layout_move`.
-        purposes: what planners try it for; none where their spaces hold it, or where it is the training
-            itself, such as clipping.
-        asked_by: a key of the run file and the word that asks for the move, such as ("sync.method", "dense");
-            None where users cannot ask for it.
+        verify: the test of the contract.
+        applies: returns None, or the reason why the move cannot be applied.
+        apply: returns the edited plan. The card claims nothing about its step: effects are the difference of
+            two simulations.
+        edits: yields edits of a layout, the whole move first, then parts of it; None if it edits plans only.
+            `weft.moves.edits.layout_move` makes moves with edits.
+        purposes: the purposes for which planners try it; empty if their search spaces contain it, or if it
+            defines the training, such as clipping.
+        asked_by: the run-file key and the word that request the move, such as ("sync.method", "dense"); None
+            if users cannot request it.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Exact moves along the mesh axes, loops and micro-batches: the same job on another layout of the same ranks.
 
-Where a move changes the mesh, stages are balanced anew, ranks are in order and shares are equal.
+If a move changes the mesh, stages are balanced again, ranks are in order and shares are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LLAMA_3 = "Grattafiori et al., Llama 3, arXiv 2407.21783"
 
 
 def _fewer_replicas(layout: Layout) -> Layout | None:
-    """Half the replicas, sharing states out among those that are left."""
+    """Halve the replicas, which shard states among the remaining ones; return None for an odd `dp`."""
     return None if layout.dp % 2 else among_replicas(replace(layout.regular, dp=layout.dp // 2))
 
 
@@ -34,7 +34,7 @@ def _edit(layout: Layout, axis: str, changed: Layout) -> Edit:
 
 
 def _doubled(axis: str) -> Edits:
-    """Twice the degree, half the replicas; of more stages all recompute like the one that did most."""
+    """Return edits to twice the degree and half the replicas; all stages get the heaviest recomputation."""
 
     def edits(_: Job, layout: Layout) -> Iterator[Edit]:
         if (fewer := _fewer_replicas(layout)) is not None:
@@ -45,7 +45,7 @@ def _doubled(axis: str) -> Edits:
 
 
 def _halved(axis: str) -> Edits:
-    """Half the degree, twice the replicas."""
+    """Return edits to half the degree and twice the replicas."""
 
     def edits(_: Job, layout: Layout) -> Iterator[Edit]:
         degree = getattr(layout, axis)
@@ -57,7 +57,7 @@ def _halved(axis: str) -> Edits:
 
 
 def _more_tensor(job: Job, layout: Layout) -> Iterator[Edit]:
-    """Tensor ranks stay on a node, and stages recompute what they did."""
+    """Double `tp` while tensor ranks fit on a node; stages keep their recomputation."""
     width = 2 * layout.width
     if all(group.devices % width == 0 for group in job.cluster.groups):
         for edit in _doubled("tp")(job, layout):
@@ -173,7 +173,7 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
 
 
 def _layers(_: Job, layout: Layout) -> Iterator[Edit]:
-    """Where the layout cuts its stages itself."""
+    """Move one layer to a neighbour stage, if the layout has cuts."""
     counts = layout.layers_per_stage or ()
     for giver in range(len(counts)):
         for taker in (giver - 1, giver + 1):
@@ -183,7 +183,7 @@ def _layers(_: Job, layout: Layout) -> Iterator[Edit]:
 
 
 def _micro_batches(job: Job, layout: Layout) -> Iterator[Edit]:
-    """Where the layout deals them out itself. Replicas with equal shares are alike: one stands for all."""
+    """Move a micro-batch to another replica, if the layout has shares; try one replica per equal share."""
     if layout.micro_batches_per_replica is None:
         return
     shares = shares_of(job, layout)

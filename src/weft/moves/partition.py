@@ -1,4 +1,4 @@
-"""Cutting a chain of layers into contiguous stages of nearly equal weight."""
+"""Partition of a chain of layers into contiguous stages of nearly equal weight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from weft.errors import InputError, Violation
 
 
 def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]:
-    """Contiguous groups of positions, none empty, with the smallest possible heaviest group.
+    """Return contiguous groups of positions, none empty, with the smallest possible heaviest group.
 
-    Among all partitions with that bottleneck, the later choice is made group by group for the least sum of
-    squares, so that ties are broken towards even groups. Exact dynamic program in O(stages * layers^2).
+    Among partitions with the same bottleneck, the least sum of squares decides, group by group: ties go to
+    even groups. Exact dynamic program in O(stages * layers^2).
 
     Raises:
         InputError: when there are fewer layers than stages.
@@ -52,11 +52,11 @@ def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]
 def uniform_partition(
     layers: int, stages: int, leading: int = 0, trailing: int = 0, *, ends_last: bool = False
 ) -> tuple[int, ...] | None:
-    """Layers of each stage when they are shared out by count; None when a stage would have none.
+    """Distribute layers over stages by count; return None if a stage would have no layer.
 
-    All layers but the first `leading` and the last `trailing` ones are shared out equally. Where the count is
-    not a multiple, the first stages take one more, or, with `ends_last`, those between the first and the
-    last. Then the first stage takes those that lead and the last one those that trail.
+    All layers but the first `leading` and the last `trailing` ones are distributed equally. The first stages
+    take one extra layer each; with `ends_last`, the stages between the ends come first.
+    Then the first stage adds the leading layers and the last stage the trailing layers.
     """
     each, more = divmod(layers - leading - trailing, stages)
     counts = [each] * stages

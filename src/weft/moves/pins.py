@@ -1,4 +1,4 @@
-"""What a run file pins, held against the moves of this installation."""
+"""The check of a run file's pins against the moves of this installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METHOD = "sync.method"
 
 
 def refused_pins(run: RunFile) -> list[Violation]:
-    """One violation for each pin that no move makes, or whose move keeps less than the goal's contract."""
+    """Return violations for pins without a move, and for moves and tables outside the goal's contract."""
     asked = [(move, *move.asked_by) for move in all_moves().values() if move.asked_by is not None]
     problems = [
         _kept_out(move, key, word, run.goal.contract)
@@ -40,7 +40,7 @@ def _kept_out(move: Move, key: str, word: str, contract: str) -> Violation:
 
 
 def _pinned(run: RunFile, key: str) -> tuple[str, ...]:
-    """Return the words that the run file has under `TABLE.KEY`."""
+    """Return the run file's words under `TABLE.KEY`."""
     table, _, name = key.partition(".")
     given = getattr(getattr(run, table), name)
     if given is None:

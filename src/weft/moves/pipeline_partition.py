@@ -1,4 +1,4 @@
-"""Cutting a chain of layers into the stages of a pipeline, exactly, with what crossing the cuts costs."""
+"""Exact partition of a chain of layers into pipeline stages, with the cost of communication at the cuts."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from weft.program.arrays import Floats
 
 # Sums of the same layers that differ only in their rounding are equal.
 ROUNDING = 1e-12
-# How many limits of the longest stage are tried at once.
+# Number of limits of the longest stage that are tried at once.
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePartition:
-    """Layers of each stage, and the seconds of the pipeline with them."""
+    """Layers of each stage, and the seconds of the resulting pipeline."""
 
     layers_per_stage: tuple[int, ...]
     seconds: float
 
 
 def pipeline_partition(work_s: Floats, cut_s: Floats, micro_batches: int) -> PipelinePartition:
-    """Contiguous stages, none empty, with the least
+    """Return contiguous stages, none empty, with the least
 
         sum of stages + sum of cuts + (micro_batches - 1) x longest stage
 
-    (Li et al., AMP, arXiv 2210.07297). Exact: for every length that the longest stage can have,
-    shortest first, a dynamic program finds the best stages that are no longer, until no longer stage can pay.
-    Of equal ones the one with the shortest longest stage is taken, then the one with the earliest cuts.
+    (Li et al., AMP, arXiv 2210.07297). The result is exact. For every limit of the longest stage, shortest
+    first, a dynamic program finds the best stages within it. It stops when longer limits cannot improve.
+    Ties go to the partition with the shortest longest stage, then to the earliest cuts.
 
     Args:
         work_s: seconds of one micro-batch in each layer on each stage's devices, shape (stages, layers).
-        cut_s: seconds of the cut behind each layer between each stage and the next, shape
+        cut_s: seconds of the cut after each layer between each stage and the next, shape
             (stages - 1, layers).
         micro_batches: of one step.
 
@@ -63,8 +63,8 @@ def pipeline_partition(work_s: Floats, cut_s: Floats, micro_batches: int) -> Pip
 
 
 def _lengths(work_s: Floats) -> Floats:
-    """Seconds of a stage from layer i up to layer j, shape (stages, layers + 1, layers + 1); infinite where
-    j <= i."""
+    """Return seconds of a stage with layers i to j - 1, shape (stages, layers + 1, layers + 1).
+    They are infinite where j <= i."""
     stages, layers = work_s.shape
     sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(work_s, axis=1)], axis=1)
     empty = np.tril(np.ones((layers + 1, layers + 1), dtype=np.bool_))
@@ -73,16 +73,16 @@ def _lengths(work_s: Floats) -> Floats:
 
 
 def _limits(lengths: Floats) -> Floats:
-    """Return the lengths that a stage can have, rising."""
+    """Return the possible lengths of a stage in rising order."""
     found = np.unique(lengths[np.isfinite(lengths)])
-    # Of lengths that rounding alone tells apart the longest stays.
+    # Keep the longest of lengths that differ only by rounding.
     apart = np.append(np.diff(found) > ROUNDING * found[-1], True)
     kept: Floats = found[apart]
     return kept
 
 
 def _first_possible(lengths: Floats, costs: Floats, limits: Floats) -> int:
-    """Position of the shortest limit that all stages can keep."""
+    """Return the position of the shortest limit that all stages can keep."""
     low, high = 0, len(limits) - 1
     while low < high:
         middle = (low + high) // 2
@@ -94,7 +94,7 @@ def _first_possible(lengths: Floats, costs: Floats, limits: Floats) -> int:
 
 
 def _least_costs(lengths: Floats, costs: Floats, limits: Floats) -> Floats:
-    """Least cost of all stages from one on, with the layers from i on, shape (stages, limits, layers + 1)."""
+    """Return the least costs of layers from i on in all later stages, (stages + 1, limits, layers + 1)."""
     stages, borders = len(lengths), lengths.shape[1]
     least = np.full((stages + 1, len(limits), borders), np.inf)
     least[stages, :, -1] = 0.0
@@ -106,7 +106,7 @@ def _least_costs(lengths: Floats, costs: Floats, limits: Floats) -> Floats:
 
 
 def _cut(lengths: Floats, costs: Floats, limit: float) -> tuple[int, ...]:
-    """Layers of each stage of the best cuts with no stage longer than the limit, early cuts first."""
+    """Return layers per stage of the best cuts with no stage longer than the limit, early cuts first."""
     least = _least_costs(lengths, costs, np.array([limit]))[:, 0]
     counts, start = [], 0
     for stage in range(len(lengths)):

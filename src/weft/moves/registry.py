@@ -1,7 +1,7 @@
 """All moves of this installation, by name: weft's own and those of third parties.
 
 A method contributes its moves (`weft.bundles`). A third party adds moves alone through the entry-point group
-`weft.moves`: the entry point names a function that takes nothing and returns a sequence of moves.
+`weft.moves`. The entry point names a function without arguments that returns a sequence of moves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SYNCHRONISATION_MOVES: tuple[Move, ...] = (
 
 
 def moves_for(purpose: Purpose, contract: Contract) -> tuple[Move, ...]:
-    """What planners try for a purpose within a goal's contract; moves of other packages first."""
+    """Return the moves for a purpose within a goal's contract; moves of other packages come first."""
     moves = (*_of_others(), *_own())
     return tuple(move for move in moves if purpose in move.purposes and move.contract <= contract)
 
@@ -67,7 +67,7 @@ def all_moves() -> Mapping[str, Move]:
 
 
 def _own() -> Iterator[Move]:
-    """Weft's, and one for each schedule of anybody."""
+    """Yield weft's own moves, and one move for each registered schedule."""
     foreign = parts_of(Move, others())
     yield from schedule_moves()
     yield from (*PARALLELISM_MOVES, *SYNCHRONISATION_MOVES)
@@ -76,7 +76,7 @@ def _own() -> Iterator[Move]:
 
 
 def _of_others() -> Iterator[Move]:
-    """Those of other packages: with their methods, and alone."""
+    """Yield the moves of other packages: from their methods, and from the group `weft.moves`."""
     yield from parts_of(Move, others())
     for _, named in installed("weft.moves"):
         yield from named()

@@ -31,7 +31,7 @@ def schedule_moves() -> tuple[Move, ...]:
 
 
 def schedules_within(contract: Contract) -> Sequence[Schedule]:
-    """Return the registered schedules that keep at least so much."""
+    """Return the registered schedules within a contract."""
     return [schedule for schedule in all_schedules().values() if contract_of(schedule) <= contract]
 
 

@@ -1,4 +1,4 @@
-"""Which replicas of a stage share its states out among themselves, and what there is to choose from."""
+"""Sharding groups: the replicas of a stage that shard its states, and the possible choices."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from weft.program.schedules.base import paths_of
 
 
 def replicas_of(layout: Layout) -> int:
-    """Copies of every stage: one for each path of each pipeline."""
+    """Return the number of copies of every stage: one for each path of each pipeline."""
     return layout.dp * paths_of(get_schedule(layout.schedule))
 
 
 def sharers_of(layout: Layout) -> int:
-    """Replicas that share the states of a stage out among themselves."""
+    """Return the number of replicas that shard the states of a stage among themselves."""
     return layout.island or replicas_of(layout)
 
 
 def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
-    """Return the most replicas to an island that lies on one node, where nodes hold several and not all."""
+    """Return the most replicas of an island inside one node; None unless nodes hold several but not all."""
     width = layout.width
     devices = [group.devices for group in cluster.groups]
     # Paths run a stage on several devices of a pipeline.
@@ -39,12 +39,11 @@ def island_on_nodes(cluster: Cluster, layout: Layout) -> int | None:
 def sharings(
     cluster: Cluster, layout: Layout, pins: PartialLayout, *, opened: bool, lightest: bool
 ) -> Iterator[Layout]:
-    """Yield the layout with everything that its replicas may share out, and among how many of them.
+    """Yield the layout with each choice of sharding and island.
 
-    What is pinned is as pinned. Else nothing is shared out unless `opened`, nor by one replica alone. Those
-    of a node that share among themselves hold more than all replicas together, and never less: they are left
-    out where the `lightest` are asked for. Only gathers that come again and again, those of zero-3, are worth
-    an all-reduce across nodes.
+    Pins are kept. Otherwise nothing is sharded unless `opened`, nor for a single replica. Islands inside
+    nodes need at least the memory of sharding over all replicas, so `lightest` leaves them out. Only for the
+    repeated gathers of zero-3 are islands worth their all-reduce across nodes.
     """
     levels = SHARDINGS
     if pins.sharding is not None:
@@ -62,12 +61,12 @@ def sharings(
 
 
 def unshared(layout: Layout) -> Layout:
-    """Return the layout whose replicas share nothing out."""
+    """Return the layout without sharding."""
     return replace(layout, sharding="zero-0", island=None)
 
 
 def among_replicas(layout: Layout) -> Layout:
-    """Return the layout with islands smaller than all its replicas, and nothing shared out by one alone."""
+    """Return the layout without islands of one or of all replicas, and without sharding for one replica."""
     if layout.sharding == "zero-0" or replicas_of(layout) == 1:
         return unshared(layout)
     if layout.island is not None and not 1 < layout.island < replicas_of(layout):

@@ -1,4 +1,4 @@
-"""Why the batch, the layers and the devices of a layout cannot be shared out as it says."""
+"""Reasons why a layout's division of the batch, the layers or the devices is impossible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.describe.plan import Recompute
 
 
 def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:
-    """Why a chain of `layers` cannot be cut into `stages` of so many layers each, or None."""
+    """Return the reason why a chain of `layers` cannot be cut into `stages` with these counts, or None."""
     if len(layers_per_stage) != stages:
         return f"layers for {len(layers_per_stage)} stages are given, pp x loops = {stages} stages"
     if min(layers_per_stage) < 1:
@@ -23,14 +23,14 @@ def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> 
 
 
 def refuse_recomputes(recomputes: Sequence[Recompute], stages: int) -> str | None:
-    """Why so many stages cannot recompute like this, one word for each, or None."""
+    """Return the reason why one `recompute` word per stage does not fit the number of stages, or None."""
     if len(recomputes) == stages:
         return None
     return f"recompute of {len(recomputes)} stages is given, pp x loops = {stages} stages"
 
 
 def refuse_splits(splits: Sequence[int], stages: int, micro_batch_size: int) -> str | None:
-    """Why so many stages cannot each run a micro-batch as so many of their own, or None."""
+    """Return the reason why stages cannot split micro-batches into these numbers of parts, or None."""
     if len(splits) != stages:
         return f"splits of {len(splits)} stages are given, pp x loops = {stages} stages"
     odd = next((count for count in splits if micro_batch_size % count), None)
@@ -41,7 +41,7 @@ def refuse_splits(splits: Sequence[int], stages: int, micro_batch_size: int) -> 
 
 
 def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | None:
-    """Why the ranks of a layout, of which `width` share a replica of a stage, cannot sit there, or None."""
+    """Return the reason why a rank order is illegal for replicas of `width` ranks, or None."""
     if len(rank_order) != ranks:
         return f"the rank order has {len(rank_order)} devices, the layout has {ranks} ranks"
     missing = sorted(set(range(ranks)) - set(rank_order))
@@ -56,7 +56,7 @@ def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | Non
 
 
 def refuse_batch(global_batch: int, dp: int, micro_batch_size: int) -> str | None:
-    """Why replicas cannot have equal shares of the batch, or None."""
+    """Return the reason why replicas cannot have equal shares of the batch, or None."""
     samples = dp * micro_batch_size
     if global_batch % samples == 0:
         return None
@@ -70,7 +70,7 @@ def refuse_batch(global_batch: int, dp: int, micro_batch_size: int) -> str | Non
 def refuse_shares(
     micro_batches: Sequence[int], global_batch: int, dp: int, micro_batch_size: int
 ) -> str | None:
-    """Why replicas cannot run so many micro-batches each, or None."""
+    """Return the reason why replicas cannot run these numbers of micro-batches, or None."""
     if len(micro_batches) != dp:
         return f"shares for {len(micro_batches)} replicas are given, dp is {dp}"
     if min(micro_batches) < 1:

@@ -1,1 +1,1 @@
-"""How good the cost model is: its predictions of other people's runs beside what they measured."""
+"""The quality of the cost model: its predictions of other people's runs compared with their measurements."""

@@ -1,6 +1,6 @@
-"""CSV files of measured training steps: one row says what ran, where, and how long its step took.
+"""CSV files of measured training steps: a row holds a model, its layout, its cluster and its step time.
 
-The columns are those of `Measurement`; a column that is missing, or a cell that is empty, takes the default.
+The columns are the fields of `Measurement`; a missing column or an empty cell takes the default.
 Rows are numbered from 1, without the heading.
 """
 
@@ -27,13 +27,13 @@ Status = Literal["ok", "oom", "other"]
 
 
 class Measurement(PartialLayout):
-    """One row: a training run of somebody's.
+    """One row: a measured training run.
 
-    The model is a file with a LayerGraph, or sizes of a family. The layout is a Plan file, or what is decided
-    of it. The cluster is a file or expression, or a device and how many there are.
+    The model is a file with a LayerGraph, or the sizes of a family. The layout is a Plan file, or a partial
+    layout. The cluster is a file, an expression, or a device with counts of devices and nodes.
     """
 
-    # Cells are text.
+    # Cells are text, so pydantic converts them.
     model_config = ConfigDict(extra="ignore", strict=False)
 
     name: str = ""
@@ -70,9 +70,9 @@ class Measurement(PartialLayout):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFile:
-    """The rows of a file by number, what is wrong with the others, and columns that say nothing to weft.
+    """The valid rows of a file by number, the problems of the other rows, and the columns that weft ignores.
 
-    `cells` are all rows as they were written.
+    `cells` are all rows with their original text.
     """
 
     path: Path
@@ -84,10 +84,10 @@ class MeasurementFile:
 
 
 def read_measurements(path: Path) -> MeasurementFile:
-    """Read a file; rows that are wrong are reported and the others kept.
+    """Read a file of measurements; keep the valid rows and report the others in `problems`.
 
     Raises:
-        InputError: when the file cannot be read, or has no heading or no row.
+        InputError: when the file cannot be read, has no valid heading, or has no row.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
     columns = [(column or "").strip() for column in reader.fieldnames or ()]

@@ -1,7 +1,7 @@
-"""Figures that say how good predictions are: of times, of rankings, and of what fits.
+"""Figures of the quality of predictions: of times, of rankings, and of memory fit.
 
-Spearman's and Kendall's correlations take ties as `scipy.stats` does (average ranks; tau-b). Fractions, not
-percents. A figure that no row can answer is None.
+Spearman's and Kendall's correlations treat ties like `scipy.stats` (average ranks; tau-b). All figures are
+fractions, not percents. A figure without any suitable row is None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.timeline.figures import prediction_error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One scored row: seconds measured (None: it ran out of memory) and predicted, with the interval."""
+    """One scored row: seconds measured (None: out of memory) and predicted, with the predicted interval."""
 
     measured_s: float | None
     predicted_s: float
@@ -30,16 +30,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How a set of points was predicted.
+    """The figures of the predictions of a set of points.
 
     Attributes:
         n: points with a measured time.
         mape, median_ape, max_ape: mean, median and largest absolute relative error of the time.
-        mape_scaled: the mean when all predictions are multiplied by the median of measured over predicted.
+        mape_scaled: `mape` after all predictions are multiplied by the median of measured / predicted.
         spearman, kendall: correlation of the ranks of predicted and measured times.
-        regret: time of the point predicted to be fastest over the fastest, minus 1.
-        oom_accuracy: share of all points of which it was said rightly whether they fit.
-        oom_missed, oom_false: points that were to fit and did not, and the other way round.
+        regret: measured time of the point with the shortest prediction / shortest measured time - 1.
+        oom_accuracy: share of all points with a right prediction of memory fit.
+        oom_missed: points predicted to fit that did not; oom_false: points predicted not to fit that did.
         coverage: share of the measured times inside the predicted interval.
         half_width: median relative half-width of that interval.
     """
@@ -67,7 +67,7 @@ _SCALED = "mape_scaled"
 
 
 def figures_of(points: Sequence[Point]) -> Figures:
-    """Return the figures of one group of points that belong together, such as all layouts of one model."""
+    """Compute the figures of one group of points, such as all layouts of one model."""
     timed = [point for point in points if point.measured_s is not None]
     measured = np.array([point.measured_s for point in timed], dtype=np.float64)
     predicted = np.array([point.predicted_s for point in timed], dtype=np.float64)
@@ -102,7 +102,7 @@ def figures_of(points: Sequence[Point]) -> Figures:
 
 
 def pooled_figures(groups: Mapping[str, Sequence[Point]]) -> Figures:
-    """The figures of all points together; what compares points is taken in each group, and weighted by n."""
+    """Pool all points; figures that compare points, and `mape_scaled`, are group means weighted by n."""
     every = figures_of([point for points in groups.values() for point in points])
     parts = [figures_of(points) for points in groups.values()]
     weighted: dict[str, float | None] = {}
@@ -114,7 +114,7 @@ def pooled_figures(groups: Mapping[str, Sequence[Point]]) -> Figures:
 
 
 def spearman(left: Floats, right: Floats) -> float | None:
-    """Spearman's rank correlation; None where there are fewer than two points, or all are equal."""
+    """Return Spearman's rank correlation; None for fewer than two points, or if all on a side are equal."""
     if len(left) < 2:
         return None
     ranks = [_average_ranks(values) for values in (left, right)]
@@ -124,7 +124,7 @@ def spearman(left: Floats, right: Floats) -> float | None:
 
 
 def kendall(left: Floats, right: Floats) -> float | None:
-    """Kendall's tau-b; None as `spearman`. Takes memory in the square of the points."""
+    """Return Kendall's tau-b; None like `spearman`. Its memory grows with the square of the points."""
     if len(left) < 2:
         return None
     upper = np.triu_indices(len(left), 1)

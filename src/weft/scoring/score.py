@@ -1,4 +1,4 @@
-"""`score`: predict every row of a file of measurements, and say how good that was."""
+"""`score`: predict every row of a file of measurements, and compute the quality of the predictions."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from weft.scoring.measurements import Measurement, MeasurementFile, read_measure
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
 from weft.scoring.subject import Subject, Subjects
 
-# A prediction that knows nothing of layouts, which a cost model has to beat: a step takes
-# 6 operations per parameter and token at 45 % of the peaks of all devices, as people reckon on paper.
+# The baseline for the cost model, a prediction on paper that ignores layouts: a step takes
+# 6 operations per parameter and token at 45 % of the peaks of all devices.
 BASELINE = "6N at 45 %"
 FLOPS_PER_PARAMETER = 6
 UTILISATION = 0.45
 
 
 def plain_step_s(plan: Plan, graph: LayerGraph, cluster: Cluster) -> float:
-    """Return seconds of a step whose devices have the plan's precision."""
+    """Return the baseline's seconds of a step; all devices must have the plan's precision."""
     flops = FLOPS_PER_PARAMETER * graph.parameters() * plan.global_batch * plan.sequence
     peak = sum(cluster.device_of(rank).flops_per_s[plan.precision] for rank in range(plan.ranks))
     return flops / (UTILISATION * peak)
 
 
 UNGROUPED = "all"
-# From so many rows on the compiled engine is worth loading.
+# From this number of rows on, loading the compiled engine saves time.
 _MANY = 20
 PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """What weft says of a row; seconds of a step with the ends of the 90 % interval, bytes of a rank's peak.
+    """The prediction for a row: seconds of a step with the ends of the 90 % interval, and bytes of memory.
 
-    `room_bytes` is the memory of the device that has the least left, `plain_s` is what
-    `plain_step_s` says of the step.
+    `peak_bytes` and `room_bytes` are the peak and the usable memory of the rank with the least memory left.
+    `plain_s` is the result of `plain_step_s`.
     """
 
     row: Measurement
@@ -75,14 +75,14 @@ class ScoredRow:
 
     @property
     def plain_point(self) -> Point:
-        """Everything fits as far as the baseline knows, and of its errors it knows nothing."""
+        """The baseline's point: it always predicts a fit, and its interval is empty."""
         plain_s = self.plain_s
         return replace(self.point, predicted_s=plain_s, low_s=plain_s, high_s=plain_s, fits=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """All rows of a file by number: what was predicted, and why not."""
+    """All rows of a file by number: the predictions, and the problems of rows without a prediction."""
 
     file: MeasurementFile
     rows: Mapping[int, ScoredRow]
@@ -90,7 +90,7 @@ class Scores:
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[ScoredRow, ...]]:
-        """Rows that count, by group; those whose status is `other` do not."""
+        """The scored rows by group, without rows of status `other`."""
         groups: dict[str, list[ScoredRow]] = defaultdict(list)
         for scored in self.rows.values():
             if scored.row.status != "other":
@@ -99,7 +99,7 @@ class Scores:
 
     @cached_property
     def figures(self) -> Mapping[str, Figures]:
-        """By group."""
+        """The figures by group."""
         return {name: figures_of([one.point for one in rows]) for name, rows in self.groups.items()}
 
     @cached_property
@@ -108,12 +108,12 @@ class Scores:
 
     @cached_property
     def plain(self) -> Figures:
-        """Of the baseline, pooled."""
+        """The pooled figures of the baseline."""
         groups = {name: [one.plain_point for one in rows] for name, rows in self.groups.items()}
         return replace(pooled_figures(groups), coverage=None, half_width=None)
 
     def as_record(self) -> dict[str, Any]:
-        """Return the JSON answer."""
+        """Return the record for the JSON output."""
         return {
             "pooled": self.pooled.as_record(),
             "baseline": self.plain.as_record(),
@@ -123,7 +123,7 @@ class Scores:
         }
 
     def to_csv(self) -> str:
-        """Return the file again with `PREDICTED_COLUMNS`; those of rows with errors are empty."""
+        """Return the file's CSV text with `PREDICTED_COLUMNS` added; their cells are empty after an error."""
         text = io.StringIO()
         columns = [column for column in self.file.columns if column not in PREDICTED_COLUMNS]
         writer = csv.DictWriter(
@@ -141,12 +141,12 @@ class Scores:
 
 
 def score(path: Path, *, cluster: str | None = None, profile: Path | None = None) -> Scores:
-    """Predict every row of a file; rows that cannot be are reported by number, and the others scored.
+    """Predict and score every row of a file; report rows without a prediction by number.
 
-    `cluster` and `profile` take the place of those of all rows.
+    `cluster` and `profile` replace the cluster and the profile of every row.
 
     Raises:
-        InputError: when the file cannot be read, or no row of it can be predicted.
+        InputError: when the file cannot be read, or no row can be predicted.
     """
     file = read_measurements(path)
     subjects = Subjects(folder=path.parent, cluster=cluster, profile=profile)
@@ -168,7 +168,7 @@ def score(path: Path, *, cluster: str | None = None, profile: Path | None = None
 
 def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]) -> ScoredRow:
     subject = subjects.of(row)
-    # Rows that differ in what was measured only, such as repeated runs, are predicted once.
+    # Rows that differ only in their measurement, such as repeated runs, are predicted once.
     key = (subject.plan.plan_id, id(subject.cost_model))
     if key not in known:
         known[key] = _predicted(row, subject)

@@ -1,8 +1,8 @@
-"""From a measured row to what weft predicts: a model, a cluster and a plan.
+"""The conversion of a measured row to the inputs of a prediction: a model, a cluster and a plan.
 
-Rows describe programs of other people. Their kernels are the row's; their layers are dealt out by count, with
-the embedding before the first block and the head after the last; they reduce gradients at a step's end. Where
-states are sharded they are held as by DeepSpeed, else as by Megatron-LM.
+Rows describe other frameworks' programs. A row names its kernels. The layers are distributed by count, with
+the embedding before the first block and the head after the last. Gradients are reduced at a step's end,
+unless the row or its sharding says otherwise. Sharded states are those of DeepSpeed, others of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.cost_model import CostModel
 from weft.scoring.measurements import Measurement
 
-# What a family has where a row does not say: Llama's feed-forward is gated and 8/3 as wide as the stream.
+# A family's defaults for empty cells. Llama's feed-forward is gated and 8/3 as wide as the stream.
 _VOCABULARY = {"gpt": 50257, "llama": 32000, "bert": 30522}
 _TIED = {"gpt": True, "llama": False, "bert": True}
 _SEQUENCE = {"gpt": 1024, "llama": 2048, "bert": 512}
 _FFN_MULTIPLE = 256
-# The ends of a model, which go to the first and the last stage on top of their share.
+# The ends of a model, which the first and the last stage hold on top of their share.
 _ENDS = ("embedding", "head")
 # Axes of one replica of a model.
 _INSIDE = tuple(axis for axis in AXES if axis != "dp")
@@ -48,7 +48,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is predicted of a row; rows of one model, cluster and profile share a cost model."""
+    """The plan and cost model of a row; rows with the same model, cluster and profile share a cost model."""
 
     plan: Plan
     cost_model: CostModel
@@ -64,9 +64,9 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """Makes subjects of the rows of one file, reading every other file once.
+    """The maker of subjects for the rows of one file; it reads every other file once.
 
-    `folder` is where the rows' relative paths begin; `cluster` and `profile` replace those of all rows.
+    The rows' paths are relative to `folder`; `cluster` and `profile` replace the values of every row.
     """
 
     folder: Path
@@ -75,10 +75,10 @@ class Subjects:
     _known: dict[object, object] = field(default_factory=dict, repr=False)
 
     def of(self, row: Measurement) -> Subject:
-        """Return the subject of a row.
+        """Build the subject of a row.
 
         Raises:
-            InputError: when the row does not say enough, or says what cannot be.
+            InputError: when a required cell of the row is missing, or the row is impossible.
         """
         config = None if row.model is not None else _config(row)
         graph = self._graph(row, config)
@@ -154,7 +154,7 @@ def _config(row: Measurement) -> ModelConfig:
     if gated:
         wide = -(-8 * row.hidden // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE
     return ModelConfig(
-        # Rows of one model share one graph, whatever they are called.
+        # Rows of one model share one graph under any row name.
         name=f"{family}-{row.layers}x{row.hidden}",
         family=family,
         layers=row.layers,
@@ -197,7 +197,7 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
             raise InputError(Violation("dp", f"missing, and {words} do not divide {cluster.ranks} devices"))
         dp = cluster.ranks // each
     plain = Layout(pp=1, dp=dp, loops=1, micro_batch_size=1, schedule="1f1b")
-    # Nobody shares with a replica that does not exist.
+    # An island must not have more replicas than exist.
     layout = among_replicas(row.complete(plain))
     if row.blocking is None and layout.sharding not in ("zero-2", "zero-3"):
         layout = replace(layout, blocking=("reductions",))
@@ -216,7 +216,7 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
 
 
 def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
-    """Layers of each stage, dealt out by count; what is left over goes to the stages between the ends first.
+    """Distribute layers over stages by count; extra layers go first to the stages between the ends.
 
     Raises:
         InputError: when there are fewer layers than stages.

@@ -1,4 +1,4 @@
-"""Model families: each turns the sizes of a model into a graph of costed layers.
+"""Model families: each converts the sizes of a model to a graph of costed layers.
 
 A new family is one file with a function ``layer_graph(config) -> LayerGraph`` and one line here.
 """
@@ -27,15 +27,16 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a model: ``embedding``, ``block.0`` and so on, ``head`` (of VGG and AlexNet
-    ``convolution.0`` and so on, ``linear.0`` and so on).
+    """Return the costed layers of a model: ``embedding``, ``block.0`` and so on, ``head``.
+
+    VGG and AlexNet have ``convolution.0`` and so on, ``linear.0`` and so on.
 
     Raises:
         InputError: when the family is unknown.
     """
     require_choice("model family", config.family, FAMILIES)
     graph = FAMILIES[config.family](config)
-    # Equal layers share their passes, so that those who cost them know them by their identity.
+    # Equal layers share their passes, so that cost models recognise them by identity.
     shared: dict[tuple[int, ...], Layer] = {}
     known: dict[Layer, Layer] = {}
     for layer in graph.layers:

@@ -1,7 +1,7 @@
-"""AlexNet: five convolutions, three of them with a pool behind, and three linear layers.
+"""AlexNet: five convolutions, three of them followed by a pool, and three linear layers.
 
-The sizes of Krizhevsky, arXiv 1404.5997. A convolution with its activation, and the pool behind it, is one
-layer; so is a linear layer with the dropout before it and its activation.
+The sizes are from Krizhevsky, arXiv 1404.5997. A convolution with its activation and the pool after it is one
+layer. A linear layer with the dropout before it and its activation is also one layer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ WINDOWS = (
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of an AlexNet of these sizes."""
+    """Return the costed layers of an AlexNet with these sizes."""
     return convolutional_graph(config, _steps(config))
 
 
 def sample_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-    """See `borders`."""
+    """Return the shape of one sample at each border of layers; see `borders`."""
     return borders(config, _steps(config))
 
 

@@ -1,4 +1,4 @@
-"""BERT with its head for masked tokens: norms after each branch, learned positions, two kinds of segment.
+"""BERT with its head for masked tokens: norms after each branch, learned positions, two segment types.
 
 Equal to `transformers.BertForMaskedLM` in parameters (Devlin et al., arXiv 1810.04805).
 """
@@ -27,18 +27,18 @@ from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
-# One product each for queries, keys and values.
+# Separate products for queries, keys and values.
 _PROJECTIONS = 3
 SEGMENTS = 2
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a BERT of these sizes."""
+    """Return the costed layers of a BERT with these sizes."""
     return chain(
         config,
         _embedding(config),
         repeated(
-            # Gathered keys and values take the place of the own ones.
+            # Gathered keys and values replace the rank's own.
             over_context(
                 biased_block(config, projections=_PROJECTIONS, norms_last=True),
                 keys=config.hidden,
@@ -51,7 +51,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
 
 
 def _embedding(config: ModelConfig) -> Layer:
-    """Return tokens, positions and segments added up, and a norm; backward keeps the norm's input besides."""
+    """Build the sum of tokens, positions and segments, and a norm; backward also keeps the norm's input."""
     width = config.hidden
     tables = embedding(config, learned_positions=True)
     added = Amount.of(SEGMENTS * width + 2 * width)
@@ -72,11 +72,11 @@ def _embedding(config: ModelConfig) -> Layer:
 
 
 def _head(config: ModelConfig) -> Layer:
-    """Dense layer, activation and norm, then product with the vocabulary and cross entropy in fp32.
+    """Build dense layer, activation and norm, then product with the vocabulary and cross entropy in fp32.
 
     All tokens are multiplied with the vocabulary, masked or not, as in `transformers`. The bias of the
-    vocabulary is the head's own, also where the matrix is tied. `tensor_reduced` is half of
-    an all-reduce of the stream, and the loss's: maximum, sum and the target's logit per token.
+    vocabulary is the head's own, also if the matrix is tied. `tensor_reduced` is half of an all-reduce of the
+    stream plus the loss's maximum, sum and target logit per token.
     """
     width, vocabulary = config.hidden, config.vocabulary
     dense = replace(token_product(width, width, divided=""), rows=per_stream_token(1.0))

@@ -1,12 +1,12 @@
-"""What convolutional networks share: maps of channels, and a layer's work added up operator by operator.
+"""Common parts of convolutional networks: maps of channels, and a layer's work summed over its operators.
 
-A convolution counts as the product of its unfolded input and its weight (rows = samples x output positions,
-inner = input channels x kernel squared, columns = output channels; Chellapilla et al., 2006), whatever the
-kernel does. Pooling, batch norms and activations are memory-bound.
+A convolution counts as the product of its unfolded input and its weight, for every kernel. Rows: samples x
+output positions. Inner side: input channels x kernel squared. Columns: output channels (Chellapilla et al.,
+2006). Pooling, batch norms and activations are memory-bound.
 
-What backward needs is what torch's operators save, every tensor once. A layer counts its input and not its
-output, which the next layer counts; so the sum over a whole model is exact, and a stage that ends in an
-activation keeps its output on top.
+Kept tensors are the tensors that torch's operators save for backward, each once. A layer counts its input;
+the next layer counts its output. So the sum over a whole model is exact. A stage that ends in an activation
+additionally keeps its output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.errors import InputError, Violation
 
 # fp32 mean and inverse deviation of every channel of a micro-batch.
 BATCH_NORM_BYTES = 8.0
-# Places of the largest values are int64; a dropout's mask has a byte for every element.
+# Indices of the largest values are int64; a dropout's mask has a byte for every element.
 INDEX_BYTES = 8.0
 MASK_BYTES = 1.0
 # Elements moved per element: a batch norm reads twice and writes; see `transformer` for the others.
@@ -51,7 +51,7 @@ class Maps:
         return self.channels * self.size**2
 
     def after(self, channels: int, kernel: int, stride: int, padding: int) -> Maps:
-        """Return the maps that a window of that size, moved over these, gives.
+        """Return the output maps of a window that moves over these maps.
 
         Raises:
             InputError: when the window is larger than the maps.
@@ -64,9 +64,9 @@ class Maps:
 
 
 class LayerWork:
-    """The work of one layer, added up from its input to its output; methods are called in that order.
+    """The work of one layer, summed from its input to its output; call the methods in this order.
 
-    `maps` are those after what has been added so far, as `Layer.sent` counts them.
+    `maps` are the maps after the last added operator, as `Layer.sent` counts them.
     """
 
     def __init__(self, maps: Maps, *, is_kept: bool = False) -> None:
@@ -77,11 +77,11 @@ class LayerWork:
         self._kernels = 0
         self._kept = ZERO
         self._kept_bytes = ZERO
-        # Whether what made `maps` keeps them, too.
+        # True if the producer of `maps` also keeps them.
         self._is_kept = is_kept
 
     def following(self) -> LayerWork:
-        """Return the layer behind this one, with nothing in it yet."""
+        """Return the next layer, without any operator yet."""
         return LayerWork(self.maps, is_kept=self._is_kept)
 
     def convolution(self, channels: int, kernel: int, *, stride: int = 1, padding: int, bias: bool) -> None:
@@ -93,7 +93,7 @@ class LayerWork:
         self._normalised(self.maps)
 
     def activation(self) -> None:
-        """ReLU, which keeps what it gives."""
+        """Add a ReLU, which keeps its output."""
         self._take(keeps=False)
         self._move(ACTIVATION * self.maps.elements)
         self._is_kept = True
@@ -105,7 +105,7 @@ class LayerWork:
         self._kept_bytes += Amount.of(INDEX_BYTES * self.maps.elements, batch=1)
 
     def mean_pool(self, size: int) -> None:
-        """Means over windows; a mean of whole maps keeps nothing."""
+        """Add means over windows; a mean of whole maps keeps nothing."""
         self._take(keeps=size > 1)
         before, self.maps = self.maps, Maps(self.maps.channels, size)
         self._move(before.elements + self.maps.elements)
@@ -114,7 +114,7 @@ class LayerWork:
         self.maps = Maps(self.maps.elements, flat=True)
 
     def linear(self, columns: int) -> None:
-        """A product with a bias, of vectors."""
+        """Add a product of vectors with a weight, and a bias."""
         self._take(keeps=True)
         self.maps = replace(self._convolved(self.maps, columns, 1, 1, 0, bias=True), flat=True)
 
@@ -124,7 +124,7 @@ class LayerWork:
         self._kept_bytes += Amount.of(MASK_BYTES * self.maps.elements, batch=1)
 
     def add_shortcut(self, source: Maps, *, stride: int) -> None:
-        """Add what the layer began with, convolved and normalised where it has another shape."""
+        """Add the layer's input `source`, convolved and normalised if it has another shape."""
         if source.channels != self.maps.channels or stride != 1:
             projected = self._convolved(source, self.maps.channels, 1, stride, 0, bias=False)
             self._kept += Amount.of(projected.elements, batch=1)
@@ -132,11 +132,11 @@ class LayerWork:
         self._move(SUM * self.maps.elements)
 
     def layer(self, name: str, kind: str, *, first: bool = False, classifies: bool = False) -> Layer:
-        """Return the layer of all that was added.
+        """Build the layer of all added operators.
 
         Args:
-            first: whether it reads the images, which need no gradient.
-            classifies: whether its output are logits, of which it computes the loss.
+            first: True if it reads the images, which need no gradient.
+            classifies: True if its outputs are logits, for which it computes the loss.
         """
         kept, kept_bytes, memory, kernels = self._kept, self._kept_bytes, self._memory, self._kernels
         if classifies:
@@ -171,7 +171,7 @@ class LayerWork:
         )
 
     def _take(self, *, keeps: bool) -> None:
-        """The next operator reads what is there, which backward needs if it or its maker keeps it."""
+        """Let the next operator read `maps`; backward needs them if it or their producer keeps them."""
         if keeps or self._is_kept:
             self._kept += Amount.of(self.maps.elements, batch=1)
         self._is_kept = False
@@ -199,17 +199,17 @@ class LayerWork:
         self._kept_bytes += Amount.of(BATCH_NORM_BYTES * maps.channels)
 
 
-# A layer and what it gives.
+# A layer and its output.
 Step = tuple[Layer, Maps]
 
 
 def images(config: ModelConfig) -> Maps:
-    """What the first layer reads."""
+    """Return the maps of an image, the input of the first layer."""
     return Maps(config.channels, config.image_size)
 
 
 def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGraph:
-    """Return the graph of a chain of layers; an image counts as one token."""
+    """Build the graph of a chain of layers; an image counts as one token."""
     layers = tuple(layer for layer, _ in steps)
     return LayerGraph(
         name=config.name,
@@ -221,7 +221,7 @@ def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGrap
 
 
 class Window(NamedTuple):
-    """How one convolution moves, and whether a pool is behind it."""
+    """The window of one convolution, and `pooled`: a pool follows it."""
 
     kernel: int
     stride: int
@@ -236,9 +236,9 @@ def classifier_steps(
     pool: tuple[int, int],
     dropout_first: bool,
 ) -> Iterator[Step]:
-    """Convolutions of so many channels, each with its activation and pool, and three linear layers.
+    """Yield convolutions with these channels, each with its activation and pool, then three linear layers.
 
-    `pool` is its size and stride. A linear layer has its dropout before its product or behind its activation.
+    `pool` is its size and stride. Dropout is before a linear layer's product, or after its activation.
     """
     assert config.convolutions is not None, "the network has convolutions"
     work = LayerWork(images(config))
@@ -267,10 +267,10 @@ def classifier_steps(
 
 
 def borders(config: ModelConfig, steps: Iterable[Step]) -> list[tuple[int, ...]]:
-    """Return the shape of one sample before the first layer, between two layers, and after the last one."""
+    """Return the shape of one sample before the first layer, between two layers, and after the last layer."""
     return [images(config).shape, *(maps.shape for _, maps in steps)]
 
 
 def kind_of(what: str, before: Maps, after: Maps) -> str:
-    """Layers of one kind cost the same, so that a kind is measured once."""
+    """Return a layer's kind; layers of one kind cost the same, so that a kind is measured once."""
     return f"{what}.{before.channels}x{before.size}.{after.channels}x{after.size}"

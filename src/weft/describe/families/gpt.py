@@ -1,4 +1,4 @@
-"""GPT-2 and its sizes: layer norms and products with biases, learned positions, one wide feed-forward.
+"""GPT-2: layer norms and products with biases, learned positions, one wide feed-forward.
 
 Equal to `transformers.GPT2LMHeadModel` in parameters.
 """
@@ -19,12 +19,12 @@ from weft.describe.model import ModelConfig
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a GPT-2 of these sizes."""
+    """Return the costed layers of a GPT-2 with these sizes."""
     width = config.hidden
     return chain(
         config,
         embedding(config, learned_positions=True),
-        # What two chunks of queries give is joined; queries keep keys and values of the own tokens alive.
+        # The results of two query chunks are joined; queries keep their own tokens' keys and values alive.
         repeated(over_context(biased_block(config, causal=True), keys=width, kept=width), config.layers),
         head(config, norm_parameters=2 * width, norm_memory=LAYER_NORM * width, norm_kernels=1),
     )

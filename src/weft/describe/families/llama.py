@@ -1,4 +1,4 @@
-"""Llama and its sizes: RMS norms, rotary positions, grouped keys and values, a gated feed-forward, no biases.
+"""Llama: RMS norms, rotary positions, grouped keys and values, a gated feed-forward, no biases.
 
 Equal to `transformers.LlamaForCausalLM` in parameters.
 """
@@ -29,14 +29,14 @@ _NORM = 4.0
 _RESIDUAL = 3.0
 _ROTARY = 5.0
 _GATED_ACTIVATION = 5.0
-# Bytes per element that an RMS norm keeps of its input: it computes in fp32, whatever comes in.
+# Bytes per element of an RMS norm's kept input: it computes in fp32 for every input precision.
 _NORM_INPUT_BYTES = 4.0
-# And its inverse root mean square per token.
+# Bytes of its inverse root mean square per token.
 _ROOT_BYTES = 4.0
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a Llama of these sizes."""
+    """Return the costed layers of a Llama with these sizes."""
     width = config.hidden
     return chain(
         config,
@@ -67,7 +67,7 @@ def _block(config: ModelConfig) -> Layer:
         name="block",
         kind="block",
         parameters=parameters,
-        # What both norms have normalised and their scaled, gathered outputs; q, k, v and the attention's
+        # The normalised inputs and the scaled, gathered outputs of both norms; q, k, v and the attention's
         # output; gate, up, silu(gate) and their product.
         kept=per_stream_token(2.0 * width)
         + per_token(2.0 * width)
@@ -90,5 +90,5 @@ def _block(config: ModelConfig) -> Layer:
             parameters=parameters,
         ),
     )
-    # What two chunks of queries give is joined; gathered keys and values take the place of the own ones.
+    # The results of two chunks of queries are joined; gathered keys and values replace the rank's own.
     return over_context(block, keys=key_width, kept=width - 2.0 * key_width)

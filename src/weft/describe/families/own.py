@@ -1,6 +1,6 @@
-"""Models of one's own: named `package.module:function`, which returns what plans and runs them.
+"""User-defined models: `package.module:function` names a function that returns an `OwnModel`.
 
-`weft.BlockModel` is one, made of a list of layers; anything else with the same members serves as well.
+`weft.BlockModel` is one, made of a list of layers; any other object with the same members works, too.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ FAMILY = "own"
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """What a function named in a run file returns.
+    """The result of a function that a run file names.
 
     Attributes:
-        sample_shapes: the shape of one sample as it comes, and after each of the layers; one more than there
-            are layers.
+        sample_shapes: the shape of one input sample, and after each layer; one more than layers.
     """
 
     sample_shapes: Sequence[tuple[int, ...]]
 
     def layer_graph(self) -> LayerGraph:
-        """Return the costed layers; its name does not matter.
+        """Return the costed layers; the graph's name does not matter.
 
-        Layers that no other one sends to read samples. The last layer alone sends to no other one.
+        Layers without a producer read samples. Only the last layer has no consumer.
         """
         ...
 
     def layer(self, index: int) -> Any:
         """Return the torch module of one layer, with initial values drawn from torch's generator.
 
-        It is called with what the layers that send to it give, in their order.
+        Its arguments are the outputs of its producers, in their order.
         """
         ...
 
 
 def own_model(name: str) -> OwnModel:
-    """Return the model that `package.module:function` builds.
+    """Build the model of `package.module:function`.
 
     Raises:
-        InputError: when it cannot be imported or does not return a model.
+        InputError: when the function cannot be imported or does not return a model.
     """
     module_name, _, function_name = name.partition(":")
     try:
@@ -74,7 +73,7 @@ def own_model(name: str) -> OwnModel:
 
 
 def own_config(name: str) -> ModelConfig:
-    """What is known of a model of one's own besides its layers.
+    """Return the sizes of a user-defined model that do not need its layers.
 
     Samples of shape (channels, size, size) are images.
 
@@ -100,5 +99,5 @@ def own_config(name: str) -> ModelConfig:
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers, under the name of the function."""
+    """Return the costed layers, with the function's name as the graph's name."""
     return replace(own_model(config.name).layer_graph(), name=config.name)

@@ -1,4 +1,4 @@
-"""Residual networks: a wide first convolution, groups of residual blocks, means of maps to classes.
+"""Residual networks: a wide first convolution, groups of residual blocks, classes from means of maps.
 
 Equal to `transformers.ResNetForImageClassification` (He et al., arXiv 1512.03385; strides of the narrowed
 blocks in the 3 x 3 convolution). A residual block is one layer.
@@ -19,22 +19,22 @@ from weft.describe.families.convolution import (
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
-# A narrowed block has this share of its channels inside.
+# A narrowed block divides its channels by this inside.
 NARROWED = 4
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a residual network of these sizes."""
+    """Return the costed layers of a residual network with these sizes."""
     return convolutional_graph(config, _steps(config))
 
 
 def sample_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-    """See `borders`."""
+    """Return the shape of one sample at each border of layers; see `borders`."""
     return borders(config, _steps(config))
 
 
 def group_and_depth(config: ModelConfig, block: int) -> tuple[int, int]:
-    """In which group a block is, and how many of the group's blocks are before it."""
+    """Return the group of a block, and the number of the group's blocks before it."""
     assert config.convolutions is not None, "a residual network has convolutions"
     for group, depth in enumerate(config.convolutions.depths):
         if block < depth:
@@ -44,7 +44,7 @@ def group_and_depth(config: ModelConfig, block: int) -> tuple[int, int]:
 
 
 def stride_of(group: int, depth: int) -> int:
-    """Return every group but the first halves the maps in its first block."""
+    """Return the stride of a block: every group but the first halves the maps in its first block."""
     return 2 if depth == 0 and group > 0 else 1
 
 
@@ -70,7 +70,7 @@ def _steps(config: ModelConfig) -> Iterator[Step]:
 
 
 def _fill_block(work: LayerWork, width: int, stride: int, *, bottleneck: bool) -> None:
-    """Convolutions as (channels, kernel, stride), a batch norm after each, an activation between two."""
+    """Add a block's convolutions, a batch norm after each, and an activation between two."""
     inside = width // NARROWED
     convolutions = (
         ((inside, 1, 1), (inside, 3, stride), (width, 1, 1))

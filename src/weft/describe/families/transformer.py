@@ -1,13 +1,12 @@
-"""What all transformers share: token products, attention, embedding, head, and their passes.
+"""Common parts of transformers: token products, attention, embedding, head, and their passes.
 
-Elements are of the compute precision. Products are counted in full: scores of the whole square (the
-kernel may skip the masked half), and the matrix product of the head for tied embeddings too.
-Tensor parallelism is Megatron-LM's (arXiv 1909.08053): heads, feed-forward columns and vocabulary are
-divided by t, and where t divides s so are the tokens of norms and of the stream between divided products
-(arXiv 2205.05198). What backward needs follows the latter's section 4, with attention kernels that never
-store the s x s scores, without dropout's masks, because training starts without dropout, and with the
-gathered inputs of divided products, which are kept. Context ranks gather keys and values (Llama 3, arXiv
-2407.21783, section 3.3.2) and keep them.
+Elements have the compute precision. Scores count for the whole square, although the kernel may skip the
+masked half. The matrix product of the head also counts for tied embeddings. Tensor parallelism is
+Megatron-LM's (arXiv 1909.08053): t divides heads, feed-forward columns and vocabulary. If t divides s, it
+also divides the tokens of norms and of the stream between divided products (arXiv 2205.05198).
+Kept tensors follow the latter's section 4. Attention kernels never store the s x s scores. There are no
+dropout masks, because training starts without dropout. The gathered inputs of divided products are kept.
+Context ranks gather keys and values (Llama 3, arXiv 2407.21783, section 3.3.2) and keep them.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ ACTIVATION = 2.0
 
 
 def per_token(elements: float, *, divided: bool = False) -> Amount:
-    """`elements` for each token of a micro-batch, over the tensor ranks when `divided`."""
+    """Return `elements` for each token of a micro-batch; tensor ranks divide them when `divided`."""
     return Amount.of(elements, batch=1, sequence=1, tensor=int(divided))
 
 
 def per_stream_token(elements: float) -> Amount:
-    """`elements` for each token that a rank has of the stream between divided products."""
+    """Return `elements` for each of a rank's tokens of the stream between divided products."""
     return Amount.of(elements, batch=1, sequence=1, stream=1)
 
 
 def token_product(inner: float, columns: float, *, divided: str) -> Matmul:
-    """Return all tokens times a weight of (inner x columns), of which a rank holds a share of `divided`."""
+    """Return the product of all tokens and a weight (inner x columns); tensor ranks divide side `divided`."""
     return Matmul(
         count=ONE,
         rows=TOKENS,
@@ -58,7 +57,7 @@ def token_product(inner: float, columns: float, *, divided: str) -> Matmul:
 
 
 def attention_products(heads: int, head_size: int, *, causal: bool) -> tuple[Matmul, ...]:
-    """Scores and context of every head of every sample; keys shared by several heads count for each."""
+    """Return the scores' and context's products; keys shared by several heads count for each head."""
     count = Amount.of(heads, batch=1, tensor=1)
     size = Amount.of(head_size)
     kernel = "flash2-causal" if causal else "flash2"
@@ -69,7 +68,7 @@ def attention_products(heads: int, head_size: int, *, causal: bool) -> tuple[Mat
 
 
 class Passes(TypedDict):
-    """The work of a layer, as `Layer` takes it."""
+    """The passes of a layer, as keyword arguments of `Layer`."""
 
     forward: PassWork
     backward_input: PassWork
@@ -84,12 +83,12 @@ def passes(
     kernels: int,
     parameters: Amount,
 ) -> Passes:
-    """Return the three passes of a layer from its forward products and element-wise work.
+    """Build the three passes of a layer from its forward products and element-wise work.
 
     The gradient of a product with respect to the input, and to the weight, costs as much as the product.
-    Attention has no weight: the gradients of both of its operands belong to the input part. Element-wise
-    backward work moves about twice what forward does (saved value, incoming and outgoing gradient). Every
-    micro-batch adds its gradient to what has been accumulated: two reads and a write per parameter.
+    Attention has no weight: the gradients of both operands belong to the input part. Element-wise backward
+    work moves about twice the elements of forward (saved value, incoming and outgoing gradient). Every
+    micro-batch adds its gradient to the accumulated gradient: two reads and a write per parameter.
     """
     weights, attention = tuple(weights), tuple(attention)
     return {
@@ -110,20 +109,20 @@ def passes(
 
 
 def transposed_weight(product: Matmul) -> Matmul:
-    """Return the product that gives the gradient of the input."""
+    """Return the product that computes the gradient of the input."""
     return Matmul(count=product.count, rows=product.rows, inner=product.columns, columns=product.inner)
 
 
 def transposed_input(product: Matmul) -> Matmul:
-    """Return the product that gives the gradient of the weight."""
+    """Return the product that computes the gradient of the weight."""
     return Matmul(count=product.count, rows=product.inner, inner=product.rows, columns=product.columns)
 
 
 def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
-    """Token table, divided by vocabulary over the tensor ranks, and learned positions where there are any.
+    """Build the token table, divided by vocabulary over the tensor ranks, and learned positions if any.
 
-    Backward keeps the token numbers (int64) and has no input part; it fills a gradient as large as the
-    tables, scatters into it and adds it to what has been accumulated.
+    Backward keeps the token numbers (int64) and has no input part. It fills a gradient as large as the
+    tables, scatters into it and adds it to the accumulated gradient.
     """
     width = config.hidden
     positions = config.sequence * width if learned_positions else 0
@@ -151,10 +150,10 @@ def biased_block(
     projections: int = 1,
     norms_last: bool = False,
 ) -> Layer:
-    """Return a block of layer norms, attention and one wide feed-forward, all products with biases.
+    """Build a block of layer norms, attention and one wide feed-forward, all products with biases.
 
     Norms before or after their branch cost and keep the same. `projections`: kernels that compute queries,
-    keys and values; the splits of a joint one are views. `causal`: tokens attend to those before.
+    keys and values; the splits of a joint projection are views. `causal`: tokens attend to earlier tokens.
     `norms_last`: each norm follows its branch.
     """
     width, inner, heads = config.hidden, config.feed_forward, config.heads
@@ -179,8 +178,8 @@ def biased_block(
         + per_token(4.0 * width + 2.0 * inner, divided=True),
         # Mean and inverse deviation of two norms in fp32.
         kept_bytes=per_stream_token(16.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
-        # The attention's product; q, k, v, the attention and the first product of the feed-forward. What
-        # nothing follows but a residual is not needed; a norm after it needs it.
+        # The attention's product; q, k, v, the attention and the first product of the feed-forward. A
+        # product followed only by a residual is not needed; a norm after it needs it.
         products=per_token((2.0 if norms_last else 1.0) * width)
         + per_token(4.0 * width + inner, divided=True),
         product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
@@ -199,11 +198,11 @@ def biased_block(
 
 
 def over_context(block: Layer, *, keys: float, kept: float) -> Layer:
-    """Return the block with what it does where context ranks divide the tokens.
+    """Return the block with its gathered and kept elements when context ranks divide the tokens.
 
     Args:
-        keys: elements of a token's keys, as many as of its values; both are gathered.
-        kept: elements per own token that are then kept besides, and not kept where negative.
+        keys: elements of a token's keys, equal to those of its values; both are gathered.
+        kept: additional kept elements per own token; fewer elements are kept when it is negative.
     """
     gathered, more = (per_token(elements, divided=True) for elements in (2.0 * keys, kept))
     return replace(block, gathered=gathered, context_kept=more)
@@ -217,12 +216,11 @@ def head(
     norm_kernels: int,
     norm_kept_bytes: float = 0.0,
 ) -> Layer:
-    """Final norm, product with the vocabulary, and cross entropy computed in fp32 over divided logits.
+    """Build the final norm, the product with the vocabulary, and cross entropy in fp32 over divided logits.
 
-    Tied embeddings: the matrix is counted in the embedding, the product here.
-    `tensor_reduced` is half of an all-reduce of the stream, as in the embedding, and the loss's: maximum, sum
-    and the target's logit per token. `norm_kept_bytes`: per token, what the norm keeps beside one value per
-    element.
+    Tied embeddings: the matrix is counted in the embedding, the product here. `tensor_reduced` is half of an
+    all-reduce of the stream plus the loss's maximum, sum and target logit per token. `norm_kept_bytes`: bytes
+    per token that the norm keeps in addition to one value per element.
     """
     width, vocabulary = config.hidden, config.vocabulary
     product = token_product(width, vocabulary, divided="columns")
@@ -252,7 +250,7 @@ def head(
 
 
 def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Layer) -> LayerGraph:
-    """Return the graph of a transformer: embedding, blocks, head, one after the other."""
+    """Build the graph of a transformer: a chain of embedding, blocks and head."""
     layers = (first, *blocks, last)
     return LayerGraph(
         name=config.name,
@@ -266,12 +264,12 @@ def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Laye
 
 
 def repeated(block: Layer, count: int) -> Iterator[Layer]:
-    """So many of the block, called ``block.0`` and so on."""
+    """Yield `count` copies of the block, with names ``block.0`` and so on."""
     return (replace(block, name=f"block.{index}") for index in range(count))
 
 
 def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor ranks divide without a rest."""
+    """Return the names and sizes that the number of tensor ranks must divide without a remainder."""
     keys = config.key_value_heads
     return (
         ("heads", config.heads),
@@ -281,5 +279,5 @@ def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:
 
 
 def _tied(config: ModelConfig, layers: int) -> tuple[TiedParameters]:
-    """Return the matrix of the embedding, which the head multiplies with, too."""
+    """Return the matrix of the embedding, which the head also uses."""
     return (TiedParameters((0, layers - 1), Amount.of(config.hidden * config.vocabulary, tensor=1)),)

@@ -1,7 +1,7 @@
-"""VGG networks: groups of 3 x 3 convolutions with a pool behind each group, and three linear layers.
+"""VGG networks: groups of 3 x 3 convolutions with a pool after each group, and three linear layers.
 
-Simonyan and Zisserman, arXiv 1409.1556, without batch norms. A convolution with its activation, and the pool
-behind it, is one layer; so is a linear layer with its activation and dropout.
+Simonyan and Zisserman, arXiv 1409.1556, without batch norms. A convolution with its activation and the pool
+after it is one layer. A linear layer with its activation and dropout is also one layer.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from weft.describe.model import ModelConfig
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a VGG network of these sizes."""
+    """Return the costed layers of a VGG network with these sizes."""
     return convolutional_graph(config, _steps(config))
 
 
 def sample_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-    """See `borders`."""
+    """Return the shape of one sample at each border of layers; see `borders`."""
     return borders(config, _steps(config))
 
 
 def convolutions(config: ModelConfig) -> list[tuple[int, bool]]:
-    """Of every convolution its channels, and whether a pool is behind it."""
+    """Return each convolution's channels, and True if a pool follows it."""
     assert config.convolutions is not None, "a VGG network has convolutions"
     return [
         (width, place == depth - 1)

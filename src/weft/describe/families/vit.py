@@ -1,4 +1,4 @@
-"""Vision transformers: patches as tokens, blocks with norms in front, classes from the class token.
+"""Vision transformers: patches as tokens, blocks with norms before each branch, classes from the class token.
 
 Equal to `transformers.ViTForImageClassification` in parameters (Dosovitskiy et al., arXiv 2010.11929).
 """
@@ -24,14 +24,14 @@ from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
-# One product each for queries, keys and values.
+# Separate products for queries, keys and values.
 _PROJECTIONS = 3
 
 SAMPLES = Amount.of(1.0, batch=1)
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of a vision transformer of these sizes."""
+    """Return the costed layers of a vision transformer with these sizes."""
     return chain(
         config,
         _embedding(config),
@@ -41,7 +41,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
 
 
 def _embedding(config: ModelConfig) -> Layer:
-    """Return a product per patch, the class token in front, learned positions; no tensor rank divides it.
+    """Build a product per patch, the class token in front, learned positions; tensor ranks do not divide it.
 
     Backward keeps the pixels and has no input part.
     """
@@ -71,7 +71,7 @@ def _embedding(config: ModelConfig) -> Layer:
 
 
 def _head(config: ModelConfig) -> Layer:
-    """Final norm of all tokens, product of the class token with the classes, and cross entropy in fp32."""
+    """Build the final norm of all tokens, the class token's product to classes, and cross entropy in fp32."""
     width, classes = config.hidden, config.vocabulary
     product = Matmul(count=ONE, rows=SAMPLES, inner=Amount.of(width), columns=Amount.of(classes))
     parameters = Amount.of(2 * width + width * classes + classes)

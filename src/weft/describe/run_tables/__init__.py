@@ -1,1 +1,1 @@
-"""The tables of a RUN.toml: what is trained, and on what and how."""
+"""The tables of a RUN.toml: the training, its cluster and its plan."""

@@ -1,4 +1,4 @@
-"""Tables of a RUN.toml that ask for a method; methods contribute them."""
+"""Tables of a RUN.toml that request a method; methods contribute them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Options = Mapping[str, int | float | str | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class RunTable:
-    """A table of the run file, called like its method.
+    """A table of the run file with the name of its method.
 
     Attributes:
         method: the method's name.
-        table: the keys it has.
-        options: what a given table asks of the method, as a plan keeps it; None: nothing.
-        choices: what it asks of the layers of a model.
-        contract: what training with it keeps.
+        table: the table's keys.
+        options: returns a plan's options of the method for a given table; None: no request.
+        choices: returns the table's choices for the layers of a model.
+        contract: the properties of the training that the method preserves.
     """
 
     method: str
@@ -39,15 +39,15 @@ class RunTable:
 
 
 def run_tables() -> Mapping[str, RunTable]:
-    """By method."""
+    """Return the tables of all methods by method name."""
     return {one.method: one for one in parts(RunTable)}
 
 
 def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:
-    """Return the tables of a run file that are not of methods, and those that are, checked.
+    """Split the tables of a run file into weft's own tables and the checked tables of methods.
 
     Raises:
-        InputError: listing everything that is wrong with those of methods.
+        InputError: with all mistakes in the tables of methods.
     """
     known = run_tables()
     given = {**record.get("methods", {}), **{name: record[name] for name in record if name in known}}

@@ -1,6 +1,6 @@
-"""On what a run is trained, and how: `[cluster]`, `[goal]`, `[plan]` and `[sync]` of a RUN.toml.
+"""The cluster and plan of a run: `[cluster]`, `[goal]`, `[plan]` and `[sync]` of a RUN.toml.
 
-What is left out here is decided by the planner.
+The planner decides missing keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ClusterTable(TomlTable):
 
 
 class GoalTable(TomlTable):
-    """`[goal]`: what the planner minimises, and what it may change for that."""
+    """`[goal]`: the quantity that the planner minimises, and the changes that it may make."""
 
     minimise: Literal["time", "memory", "cost"] = "time"
     contract: Literal["exact", "function-preserving", "unbiased", "empirical"] = "exact"
@@ -34,13 +34,13 @@ class GoalTable(TomlTable):
 
 
 class ThenTable(PartialLayout):
-    """`then` of `[plan]`: decisions for the plan that takes over when so many steps are done."""
+    """`then` of `[plan]`: decisions for the next plan, from `at_step` on."""
 
     at_step: Count = Field(description="steps done before this plan takes over")
 
 
 class PlanTable(PartialLayout):
-    """`[plan]`: decisions taken away from the planner, and which planner makes the others."""
+    """`[plan]`: pinned decisions, and the planner of the others."""
 
     planner: Word | None = Field(
         default=None,
@@ -54,21 +54,21 @@ class PlanTable(PartialLayout):
 
 
 class SyncTable(TomlTable):
-    """`[sync]`: how replicas agree."""
+    """`[sync]`: the synchronisation of replicas."""
 
     method: Word | None = Field(
         default=None,
         description="dense; local-averaging, which steps replicas apart and averages their weights "
         "every so many steps; or what an installed package adds",
     )
-    # Of the method; in a file its keys stand beside it.
+    # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None
 
     @model_validator(mode="before")
     @classmethod
     def _keys_of_the_method(cls, record: Any) -> Any:
         method = record.get("method") if isinstance(record, Mapping) else None
-        # Who leaves it open needs no methods, which may import these tables themselves.
+        # An open method needs no list of methods, which may import these tables themselves.
         if not isinstance(method, str) or "options" in record or method not in sync_methods():
             return record
         keys = {key: value for key, value in record.items() if key != "method"}
@@ -82,7 +82,7 @@ class SyncTable(TomlTable):
 
     @property
     def choice(self) -> Choice | None:
-        """The method with the options that are not its usual ones; None where it is left open."""
+        """The method with its options that are not defaults; None if it is open."""
         if self.method is None:
             return None
         given = {} if self.options is None else self.options.model_dump(exclude_defaults=True)

@@ -1,5 +1,5 @@
-"""What is trained, and what is written meanwhile: the tables `[model]`, `[task]`, `[train]`, `[optimizer]`,
-`[checkpoint]` and `[report]` of a RUN.toml."""
+"""The training and its output: the tables `[model]`, `[task]`, `[train]`, `[optimizer]`, `[checkpoint]` and
+`[report]` of a RUN.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, W
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-# Words for tokenizers: one token per byte, and the tokenizer of the folder that the model comes from.
+# Words for tokenizers: one token per byte, and the tokenizer in the model's folder.
 BYTES = "bytes"
 MODEL = "model"
 ANY_PRECISION = "any"
@@ -30,7 +30,7 @@ def _require_task(kind: str) -> str:
 
 
 class ModelTable(TomlTable):
-    """`[model]`: exactly one of the three."""
+    """`[model]`: exactly one of preset, hf and build."""
 
     preset: Word | None = Field(default=None, description="a name that weft knows, such as gpt-10m")
     hf: Word | None = Field(default=None, description="a folder with a config.json, or such a file")
@@ -58,7 +58,7 @@ class ModelTable(TomlTable):
 
 
 class TaskTable(TomlTable):
-    """`[task]`: what is learned from which data."""
+    """`[task]`: the learning task and its data."""
 
     kind: Annotated[str, AfterValidator(_require_task)] = Field(
         default="causal-lm", description=f"{', '.join(KNOWN_TASKS)}, or package.module:Task"
@@ -77,7 +77,7 @@ class TaskTable(TomlTable):
     @model_validator(mode="before")
     @classmethod
     def _data_of_the_task(cls, table: Any) -> Any:
-        """Data left out is the task's default."""
+        """Fill in the task's default data if the key is missing."""
         kind = table.get("kind") if isinstance(table, dict) else None
         if not isinstance(kind, str) or kind not in KNOWN_TASKS:
             return table
@@ -140,7 +140,7 @@ class OptimizerTable(TomlTable):
 
     @model_validator(mode="after")
     def _keys_that_count(self) -> OptimizerTable:
-        """Return a key that would have no effect is refused."""
+        """Refuse keys without an effect."""
         constant = self.schedule == "constant"
         keys = (
             ("betas", self.name not in ("adamw", "adam"), "name"),
@@ -166,7 +166,7 @@ class OptimizerTable(TomlTable):
 
     @property
     def methods(self) -> tuple[Choice, ...]:
-        """The methods that the table asks for."""
+        """The methods that the table requests."""
         waits = self.clip_norm is not None or self.skip_non_finite
         return (Choice(name=GRADIENT_NORM),) if waits else ()
 
@@ -182,7 +182,7 @@ class CheckpointTable(TomlTable):
 
 
 class ReportTable(TomlTable):
-    """`[report]`: where the figures of every step go besides the run's own files, and what is told."""
+    """`[report]`: loggers for the figures of every step besides the run's own files, and their content."""
 
     log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
         default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
@@ -208,5 +208,5 @@ class ReportTable(TomlTable):
 
     @property
     def methods(self) -> tuple[Choice, ...]:
-        """The methods that the table asks for."""
+        """The methods that the table requests."""
         return (Choice(name=MICRO_BATCH_NORMS),) if self.micro_batch_norms else ()
