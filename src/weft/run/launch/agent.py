@@ -108,8 +108,7 @@ def _report(run_dir: Path, rank: int, lines: list[str] | tuple[str, ...], *, ref
 
 
 def _own_address() -> str:
-    """Return the address at which workers, and nobody else, reach this process; in a lab, join their network
-    first."""
+    """Return this process's address for workers only; inside a lab, first enter the lab's network."""
     lab = current_lab()
     if lab is None:
         return LOOPBACK

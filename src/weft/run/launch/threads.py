@@ -6,6 +6,5 @@ import os
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Return the threads that each of `local_ranks` processes may use: an equal part of this process's
-    cores."""
+    """Return the threads for each of `local_ranks` processes: an equal part of this process's cores."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
