@@ -65,8 +65,7 @@ class StepGate(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """The inputs from which a rank makes a method's state; `settings` are the job's settings of this
-    method."""
+    """The inputs of a method's state on one rank; `settings` are the job's settings of this method."""
 
     plan: Plan
     program: RankProgram
@@ -77,8 +76,7 @@ class Making:
 
 
 class MethodState:
-    """The state of a method on one rank, kept from step to step; each method overrides the functions it
-    needs."""
+    """A method's state on one rank, kept from step to step; a method overrides the functions it needs."""
 
     def apart(self, stage: int) -> tuple[nn.Parameter, ...]:
         """Return the parameters of a stage whose gradients the method keeps itself."""
@@ -112,10 +110,9 @@ class MethodState:
         return ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:
-        """Return this rank's shares of numbers of the ending step, by name; ranks' shares are added up.
+        """Return this rank's shares of numbers of the ending step, by name; all ranks' shares are added up.
 
-        Every rank of a program returns the same names, with 0 where it has no share. The call may wait for
-        values.
+        Every rank of a program returns the same names, 0 if it has no share. It may wait for values.
         """
         return {}
 

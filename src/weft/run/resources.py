@@ -52,16 +52,15 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(kw_only=True)
 class Resources:
-    """The objects that a rank keeps from step to step, shared by the programs it runs. Mappings by int are by
-    stage.
+    """The objects that a rank keeps from step to step, shared by the programs it runs. Integer keys are
+    stages.
 
     Attributes:
         layers: the positions of a stage's layers in the model.
         borders, statistics: the values that cross between stages, and those that stages collect in training.
         recompute: the part of a stage that its backward pass runs forward again.
-        shards: the stages whose weights or states the rank shards with other replicas.
+        shards, own_gradients: the stages that the rank shards, and the gradients that it steps.
         methods: the states of methods, by name.
-        own_gradients: the gradients that the rank steps.
         summed: the gradients that a replica's ranks add up before a stage's gradient is complete.
         taps, roots: the stages that methods observe, and those with more roots of backward than their
             outputs.

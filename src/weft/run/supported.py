@@ -1,5 +1,4 @@
-"""The decisions of plans that the runtime cannot execute. Imports no torch, so that launchers can ask
-first."""
+"""The decisions of plans that the runtime cannot execute. Imports no torch, for use in launchers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`Workspace`: the values of one rank's instructions: modules, gradients, messages and intermediate
-results."""
+"""`Workspace`: the values of one rank's instructions: modules, gradients, messages and results."""
 
 from __future__ import annotations
 

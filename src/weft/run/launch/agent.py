@@ -117,8 +117,7 @@ def _own_address() -> str:
 
 
 def _environments(world_size: int, address: str, port: int) -> list[dict[str, str]]:
-    """Return each rank's environment: the variables of torchrun, the threads, and the interface to listen
-    on."""
+    """Return each rank's environment: variables of torchrun, threads, and the interface to listen on."""
     shared = os.environ | {
         AGENT_PID: str(os.getpid()),
         "WORLD_SIZE": str(world_size),

@@ -1,7 +1,7 @@
 """`DividedLogits`: logits that tensor ranks divide, each with the columns of its share of the vocabulary.
 
-Their cross entropy needs three numbers per target from the other ranks: the largest logit, the sum of the
-exponentials and the target's logit (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
+Their cross entropy needs other ranks' largest logit, sum of exponentials and target's logit, three numbers
+per target (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class DividedLogits:
         return places.gather(0, values.argmax(0, keepdim=True)).squeeze(0)
 
     def whole(self) -> torch.Tensor:
-        """Return all logits, for a loss that every rank computes in full; gradients flow to the own
-        columns."""
+        """Return all logits, for a loss that every rank computes; gradients flow to the own columns."""
         logits: torch.Tensor = _Joined.apply(self.own, self.vocabulary, self.ranks)
         return logits
 

@@ -45,7 +45,7 @@ class ReplicaRanks:
         return self._group
 
     def add_up(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' values of one shape, in the order of the ranks, as a new tensor."""
+        """Return the sum of all ranks' values of one shape, in the ranks' order, as a new tensor."""
         flat = value.detach().contiguous().view(-1)
         total = flat.new_zeros(-(-len(flat) // self.size) * self.size)
         total[: len(flat)] = flat
@@ -62,8 +62,7 @@ class ReplicaRanks:
         return found
 
     def scatter_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the own part (...) of the sum of all ranks' values (size, ...), in the order of the
-        ranks."""
+        """Return the own part (...) of the sum of all ranks' values (size, ...), in the ranks' order."""
         shares = values.detach().contiguous()
         with self.meeting():
             own = reduce_scatter(shares.view(-1), self.group)
@@ -71,11 +70,7 @@ class ReplicaRanks:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Run an exchange; torch's errors in it mean that another rank is gone.
-
-        Raises:
-            PeerLostError: in place of torch's RuntimeError.
-        """
+        """Run an exchange; raise PeerLostError for torch's errors, which mean that another rank is gone."""
         try:
             yield
         except RuntimeError as error:

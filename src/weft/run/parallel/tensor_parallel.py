@@ -1,9 +1,9 @@
 """`TensorRanks`: the ranks that divide a stage's layers, and their exchanges inside a layer.
 
-A product divided by columns precedes a product divided by rows, so that the pair needs one exchange at its
-entry and one at its exit (Shoeybi et al., Megatron-LM, arXiv 1909.08053). The stream is everything between an
-exit and the next entry. If the ranks also divide the sequence, each keeps its own tokens of the stream. The
-entry gathers the tokens; the exit adds up the partial results and scatters them (Korthikanti et al., arXiv
+A product divided by columns precedes a product divided by rows. So the pair needs one exchange at its entry
+and one at its exit (Shoeybi et al., Megatron-LM, arXiv 1909.08053). The stream is everything between an exit
+and the next entry. If the ranks also divide the sequence, each keeps its own tokens of the stream. The entry
+gathers the tokens; the exit adds up the partial results and scatters them (Korthikanti et al., arXiv
 2205.05198). Otherwise the entry does nothing and the exit adds up. Backward the two change places.
 """
 
@@ -42,8 +42,7 @@ class TensorRanks(ReplicaRanks):
         self.elsewhere = False
 
     def share(self, length: int, place: int | None = None) -> range:
-        """Return the columns of `length` that a rank holds, by default this one; shares differ by at most
-        one."""
+        """Return a rank's columns of `length`, by default this rank's; shares differ by at most one."""
         place = self.place if place is None else place
         return range(length * place // self.size, length * (place + 1) // self.size)
 
@@ -63,8 +62,7 @@ class TensorRanks(ReplicaRanks):
 
     @contextmanager
     def exchanging_elsewhere(self) -> Iterator[None]:
-        """Exchange nothing within this block: the caller has gathered the input, and adds up the output
-        itself."""
+        """Exchange nothing within this block: the caller gathers the input and adds up the output."""
         self.elsewhere = True
         try:
             yield
@@ -82,7 +80,7 @@ class TensorRanks(ReplicaRanks):
         return self.gather_tokens(value) if enters != backward else self.scatter_tokens(value)
 
     def whole_stream(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return all tokens of the stream, for computations that every rank does in full."""
+        """Return all tokens of the stream, for computations that every rank repeats."""
         whole: torch.Tensor = _Whole.apply(stream, self) if self.divides_sequence else stream
         return whole
 

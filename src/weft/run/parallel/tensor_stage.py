@@ -159,8 +159,7 @@ def summed_gradients(
 def counted_once(
     module: nn.Module, layout: FlatLayout, flat: torch.Tensor, first: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return the parts of `flat` that this rank counts; `flat` begins at element `first` of the stage's
-    tensors.
+    """Return the parts of `flat`, elements from `first` on of a stage's flat tensors, that this rank counts.
 
     The first rank of a replica counts the elements that all its ranks have.
     """

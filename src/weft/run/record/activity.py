@@ -15,13 +15,12 @@ _DISK = "D"
 
 
 class Activity:
-    """The seconds for which some processes have been quiet: none of their threads computed, or waited for a
-    disk.
+    """The seconds for which some processes have been quiet: no thread computed, or waited for a disk.
 
     A thread's state at one look proves nothing: on a busy machine polling threads queue for a core, too.
 
     Args:
-        limit_s: the limit of `quiet_s` in seconds; a thread computes if it uses `WAITING_SHARE` of it.
+        limit_s: the limit of `quiet_s`; a thread computes if it uses `WAITING_SHARE` of these seconds.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -158,8 +158,7 @@ def collect_timeline(
 def _meeting_times(
     program: Program, records: npt.NDArray[np.void], position: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the start of every record, moved to when the other ends of its message or collective were
-    ready."""
+    """Return the start of every record, not before the other ends of its message or collective were ready."""
     start_ns = records["start_ns"].astype(np.int64)
     columns, step = program.columns, records["step"].astype(np.int64)
     edges = program.edges

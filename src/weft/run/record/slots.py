@@ -122,8 +122,7 @@ def read_pulse(path: Path) -> Pulse | None:
 
 
 def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of a rank's instructions of a step: True if ended, shape (rows,); the rank may be
-    running.
+    """Return a mask (rows,) of a rank's instructions: True if ended in this step; the rank may run.
 
     Raises:
         RunError: when the file is missing or not a slot file.

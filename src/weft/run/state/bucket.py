@@ -65,8 +65,8 @@ class FlatLayout:
         return slice(place * length, (place + 1) * length)
 
     def within(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Return the parameters from `first` to `last`: (index of a parameter, first element, one past its
-        last)."""
+        """Return (index of a parameter, first element, one past its last) for those from `first` to
+        `last`."""
         found = []
         for index, (parameter, begins) in enumerate(zip(self.parameters, self.starts, strict=True)):
             start, end = max(first - begins, 0), min(last - begins, parameter.numel())

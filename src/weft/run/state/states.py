@@ -78,8 +78,7 @@ def make_states(
 
 
 def _weight_buffers(layouts: Mapping[int, FlatLayout], dtype: torch.dtype) -> dict[int, WeightBuffer]:
-    """Return the buffer of each stage: the j-th stage uses buffer j mod `SHARDED_BUFFERS`, as in the
-    Program."""
+    """Return the buffer of each stage: the j-th uses buffer j mod `SHARDED_BUFFERS`, as in the Program."""
     stages, rooms = sorted(layouts), dict[int, WeightBuffer]()
     for first in range(min(SHARDED_BUFFERS, len(stages))):
         turns = stages[first::SHARDED_BUFFERS]

@@ -86,8 +86,7 @@ class SteppedWeights:
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The parameters that the group's ranks step together, and their own copies of other stages'
-        weights."""
+        """The parameters that the group's ranks step together, and own copies of other stages' weights."""
         return self._inside + tuple(piece.parameter for piece in self._outside)
 
     def publish(self) -> None:
@@ -102,8 +101,8 @@ class SteppedWeights:
         """Return the optimizer states of parameters that begin in this rank's range, in the parameters'
         shapes.
 
-        Other ranks send their parts of a parameter that reaches into their ranges. So besides its range a
-        rank holds at most one more parameter's states. Blocks; every rank of the group calls it.
+        Other ranks send their parts of a parameter that reaches into their ranges. So a rank holds at most
+        one more parameter's states than its range. Blocks; every rank of the group calls it.
         """
         found = {}
         for piece in self.pieces:
@@ -115,14 +114,12 @@ class SteppedWeights:
         return found
 
     def whole_weights(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Return masters of the parameters that begin in this rank's range, in their shapes; as
-        `whole_states`."""
+        """Return masters of parameters that begin in this range, in their shapes; as `whole_states`."""
         wholes = [(piece, self._completed(piece, piece.stepped.detach())) for piece in self.pieces]
         return {piece.parameter: whole for piece, whole in wholes if piece.start == 0}
 
     def _completed(self, piece: Piece, value: torch.Tensor) -> torch.Tensor:
-        """Return the whole value of a parameter that begins here; otherwise send the own piece and return
-        it."""
+        """Return the whole value of a parameter that begins here; otherwise send the own piece."""
         length, group = piece.parameter.numel(), self._own.group
         if value.ndim == 0 or group is None:
             return value

@@ -158,8 +158,7 @@ class SmallInbox:
     def read(self, wanted: Letter) -> None:
         """Read up to `wanted`; after a failure no later message can be read.
 
-        If another thread is reading, wait for its letter: `wanted` may come before the letter that thread
-        wants.
+        If another thread is reading, wait for `wanted`: it may come before that thread's own letter.
         """
         while wanted.times is None:
             with self._lock:

@@ -1,8 +1,7 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
-A rank opens its own groups only. All ranks open theirs in one order, so that no cycle of waits arises. First
-comes the group for losses, then the Program's groups by number, then those of each replica's tensor and
-context ranks.
+A rank opens its own groups only. All ranks open theirs in one order, so that no cycle of waits arises. The
+order is: the losses, the Program's groups by number, each replica's tensor and context ranks.
 
 Torch's `new_group` makes every rank open every group. Its `use_local_synchronization` avoids this, but names
 a group by the number of the rank's groups so far. Then ranks with different numbers of groups never meet. And

@@ -2,8 +2,8 @@
 
 Each rank gathers the keys and values of all, and reduces and scatters their gradients (all-gather form: Llama
 3, arXiv 2407.21783, section 3.3.2). A ring (Liu et al., arXiv 2310.01889) holds less memory and exchanges
-more often. With causal attention a chunk of queries reads no later keys. So a rank computes scores of its own
-tokens only, and wastes at most the masked part of one chunk's square.
+more often. With causal attention a chunk of queries reads no later keys. So a rank computes its own tokens'
+scores only, and wastes at most the masked part of one chunk's square.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class DividedTokens:
         return self.share.whole() if isinstance(self.share, DividedLogits) else self.share
 
     def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-        """Return the mean over the targets (b, all tokens) that are not `ignored`; the same number on all
-        ranks."""
+        """Return the mean over the targets (b, all tokens) that are not `ignored`, the same on all ranks."""
         own = self.ranks.own_tokens(targets).flatten()
         if isinstance(self.share, DividedLogits):
             total = self.share.total_cross_entropy(own, ignored)
@@ -48,8 +47,7 @@ class DividedTokens:
         return self.ranks.own_tokens(targets)
 
     def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a loss from this rank's sum over `count` targets; the same number on all
-        ranks."""
+        """Return the mean of a loss from this rank's sum over `count` targets, the same on all ranks."""
         return self.ranks.mean(total, count)
 
     def detach(self) -> DividedTokens:
@@ -69,7 +67,6 @@ class DividedTokens:
         return self.ranks.all_tokens(self.share)
 
     def whole(self) -> torch.Tensor:
-        """Return all logits, for a loss that every rank computes in full; gradients flow to the own
-        tokens."""
+        """Return all logits, for a loss that every rank computes; gradients flow to the own tokens."""
         logits = self.with_all_tokens()
         return logits.whole() if isinstance(logits, DividedLogits) else logits

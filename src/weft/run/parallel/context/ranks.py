@@ -1,8 +1,8 @@
 """`ContextRanks`: the ranks that divide the tokens of every sample.
 
 Every rank has the same weights (all of the stage's, or one tensor rank's share) and computes its own tokens.
-Only attention reads other tokens (`weft.run.parallel.context.attention`). A sample has 2c chunks, and rank r
-of c has the chunks r and 2c - 1 - r. So with causal attention all ranks have the same work (Llama 3, arXiv
+Only attention reads other tokens (`weft.run.parallel.context.attention`). A sample has 2c chunks; rank r of c
+has the chunks r and 2c - 1 - r. So with causal attention all ranks have the same work (Llama 3, arXiv
 2407.21783, section 3.3.2).
 """
 
@@ -40,14 +40,12 @@ class ContextRanks(ReplicaRanks):
         return torch.cat([*(one for one, _ in halves), *(one for _, one in reversed(halves))], dimension)
 
     def all_tokens(self, own: torch.Tensor) -> torch.Tensor:
-        """Return all tokens of a value (b, own tokens, ...), for computations that every rank does in
-        full."""
+        """Return all tokens of a value (b, own tokens, ...), for computations that every rank repeats."""
         whole: torch.Tensor = _AllTokens.apply(own, self) if self.size > 1 else own
         return whole
 
     def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' totals (scalars) over the sum of their counts; the same number on
-        all."""
+        """Return the sum of all ranks' totals (scalars) over the sum of their counts, the same on all."""
         mean: torch.Tensor = _Mean.apply(total, count, self)
         return mean
 

@@ -1,4 +1,4 @@
-"""Stages of a residual network, out of the blocks of `transformers`."""
+"""Stages of a residual network, made from the blocks of `transformers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.run.stage.submodules import Submodules
 
 
 def resnet_config(config: ModelConfig) -> ResNetConfig:
-    """The `transformers` configuration of a model; the size of the images is a key of weft's own."""
+    """Return the `transformers` configuration of a model; the size of the images is a key of weft's own."""
     sizes = config.convolutions
     assert sizes is not None, "a residual network has convolutions"
     return ResNetConfig(  # type: ignore[call-arg]  # keys of all families are not among its types
@@ -37,19 +37,19 @@ def resnet_config(config: ModelConfig) -> ResNetConfig:
 
 
 class _Group(nn.Module):
-    """What a stage has of one of `resnet.encoder.stages`."""
+    """A stage's part of one of `resnet.encoder.stages`."""
 
     layers: Submodules[ResNetBasicLayer | ResNetBottleNeckLayer]
 
 
 class _ResNetEncoder(nn.Module):
-    """What a stage has of `resnet.encoder`."""
+    """A stage's part of `resnet.encoder`."""
 
     stages: Submodules[_Group]
 
 
 class _ResNet(nn.Module):
-    """What a stage has of `resnet`."""
+    """A stage's part of `resnet`."""
 
     embedder: ResNetEmbeddings
     encoder: _ResNetEncoder
@@ -78,7 +78,7 @@ class ResNetStage(ConvolutionalStage):
         use_step_batch_norms(self)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
+        """Map pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         for group in self.resnet.encoder.stages.values():
             functions += group.layers.values()
