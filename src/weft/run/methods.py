@@ -79,7 +79,7 @@ class MethodState:
     """A method's state on one rank, kept from step to step; a method overrides the functions it needs."""
 
     def apart(self, stage: int) -> tuple[nn.Parameter, ...]:
-        """Return the parameters of a stage whose gradients the method keeps itself."""
+        """Return the parameters of a stage with gradients that the method keeps itself."""
         return ()
 
     def own_gradient(self, stage: int) -> OwnGradient:
@@ -106,7 +106,7 @@ class MethodState:
         return ()
 
     def roots(self, stage: int) -> Sequence[Root]:
-        """Return the roots of a stage's backward passes beside its output; called once, after `begin`."""
+        """Return the roots of a stage's backward passes besides its output; called once, after `begin`."""
         return ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:

@@ -224,7 +224,7 @@ def share_of(program: RankProgram, stage: int) -> float:
 
 
 def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]:
-    """Return the stages whose output the stage reads, and the stages that read its output, sorted."""
+    """Return the stages that produce the stage's inputs, and the stages that read its output, sorted."""
     edges = sorted(program.obligations.stage_edges)
     return [producer for producer, consumer in edges if consumer == stage], [
         consumer for producer, consumer in edges if producer == stage
@@ -232,7 +232,7 @@ def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]
 
 
 def gradient_weight(plan: Plan, program: RankProgram, stage: int) -> float:
-    """Return the factor of a stage's losses in the gradient, beside their weight in the global mean.
+    """Return the factor of a stage's losses in the gradient, on top of their weight in the global mean.
 
     It is one over the replica's share of the losses if the replica steps with its own mean alone.
     """

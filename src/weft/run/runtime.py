@@ -182,12 +182,12 @@ class RankRuntime:
 
     @property
     def shards(self) -> Mapping[int, StageShard]:
-        """The stages whose weights or states this rank shards with other replicas."""
+        """The stages with weights or states that this rank shards with other replicas."""
         return self._resources.shards
 
     @property
     def stepped(self) -> Mapping[int, SteppedWeights]:
-        """The stages whose optimizer steps a shard, or master copies of the parameters."""
+        """The stages with optimizers that step a shard, or master copies of the parameters."""
         return self._resources.stepped
 
     @property
@@ -207,8 +207,7 @@ class RankRuntime:
         self.average_statistics()
 
     def average_statistics(self) -> None:
-        """Average running statistics, such as those of batch norms, over replicas; every rank must call
-        it."""
+        """Average running statistics, such as batch norms', over replicas; every rank must call it."""
         self._catch_up()
         average_statistics(self._resources.statistics)
 

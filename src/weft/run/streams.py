@@ -39,7 +39,7 @@ class Completion(Protocol):
         ...
 
     def report_to(self, stamp: Stamp) -> None:
-        """Have `stamp` called once with the times, by whoever notices the end; never after a failure.
+        """Have `stamp` called once with the times when a thread notices the end; never after a failure.
 
         If the times are known, this call does it. Otherwise a working thread does, or the first `wait` that
         returns: an accelerator gives its times on request only.

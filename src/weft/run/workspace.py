@@ -32,7 +32,7 @@ class MicroBatch(NamedTuple):
         return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
 
 
-# A rank calls it only for micro-batches whose inputs or targets its stages need.
+# A rank calls it only for micro-batches with inputs or targets that its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -78,7 +78,7 @@ class Workspace:
         values: by (name, stage, micro-batch). The reader of a micro-batch's value removes it. A value of a
             whole stage stays until it is replaced.
         crossed: the values that cross between stages and have not been read.
-        segments: the stages whose passes are cut.
+        segments: the stages with cut passes.
         last_gradients: positions of the computations that complete a stage's gradient.
         step, batch: those of the step that is being issued.
         losses: this rank's shares of the step's loss, in order.

@@ -134,7 +134,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
+    """Accumulate a stage's weight gradients for one micro-batch after its input part."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     bucket, add_up = workspace.resources.buckets[stage], added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients

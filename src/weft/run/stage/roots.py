@@ -1,10 +1,10 @@
-"""Roots: further starts of a stage's backward passes, beside its output.
+"""Roots: starts of a stage's backward passes besides its output.
 
 A method names the roots of a stage. The forward pass makes each from a layer's output. The backward pass,
 whole or its input part, starts from the output and all roots at once. The gradient of a root, its
-coefficient, is read when the backward pass is issued. It is known from the beginning, or it is a value that
-other work makes. The method declares that value. So the verifier refuses a program with a backward pass that
-does not follow its maker. A stage without roots has no such code.
+coefficient, is looked up when the backward pass is issued. It is known from the beginning, or it is a value
+that other work makes. The method declares that value. So the verifier refuses a program with a backward pass
+that does not follow its maker. A stage without roots has no such code.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Root:
     """One more start of a stage's backward passes.
 
     Attributes:
-        layer: position in the model of the layer that gives the root's output.
+        layer: position in the model of the layer; the root is made from this layer's output.
         make: from the pass, that output and the targets to a tensor that depends on the output. If the layer
             runs again, so does this, with the same result; the first result is the root.
         coefficient: the gradient of the root: one number, or one per element. Called when the backward pass
-            is issued, after the work that makes the value.
+            is issued, after the issue of the work that makes the value.
         reads_targets: True passes the targets to `make`, False None.
-        left_as: the name, beside stage and micro-batch, under which the forward pass leaves the root; None
-            leaves nothing. The reader of the value takes it away.
+        left_as: the value's name, for a stage and micro-batch, under which the forward pass leaves the root;
+            None leaves nothing. The reader of the value takes it away.
     """
 
     layer: int

@@ -1,8 +1,8 @@
 """Segments of a stage's passes: pieces of its layers, with autograd cut at the borders between them.
 
-The outputs of a piece are leaves of the next piece's graph. Backward, the gradient of a leaf becomes that of
-the output, directly or after an exchange between ranks. A value that passes a piece unchanged stays the same
-leaf, and gradients of later pieces add up in it.
+The outputs of a piece are leaves of the next piece's graph. Backward, a leaf's gradient becomes that of the
+output before it, directly or after an exchange between ranks. A value that passes a piece unchanged stays the
+same leaf, and gradients of later pieces add up in it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StageRun:
 
 
 def _leaves(before: Ran, entered: torch.Tensor) -> State:
-    """Return a piece's inputs: the value across the border, and the values kept beside it."""
+    """Return a piece's inputs: the value across the border, and the values that stayed on the rank."""
     given = {id(one) for one in before.inputs}
     kept = (
         one if id(one) in given else one.detach().requires_grad_(one.requires_grad)

@@ -173,8 +173,7 @@ class StageModule(nn.Module, ABC):
 
     @property
     def borders(self) -> tuple[bool, ...]:
-        """The borders where tensor ranks exchange: True where a divided region begins, False where it
-        ends."""
+        """The borders where tensor ranks exchange: True if a divided region begins, False if it ends."""
         table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
         return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
 

@@ -105,7 +105,7 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
 
 
 def roots_of(workspace: Workspace, stage: int) -> StageRoots | None:
-    """Return the roots of a stage's backward passes beside its outputs, if it has any."""
+    """Return the roots of a stage's backward passes besides its outputs, if it has any."""
     return workspace.resources.roots.get(stage) if workspace.training else None
 
 

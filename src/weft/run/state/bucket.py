@@ -65,8 +65,7 @@ class FlatLayout:
         return slice(place * length, (place + 1) * length)
 
     def within(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Return (index of a parameter, first element, one past its last) for those from `first` to
-        `last`."""
+        """Return the pieces from `first` to `last`: (parameter's index, first element, one past its last)."""
         found = []
         for index, (parameter, begins) in enumerate(zip(self.parameters, self.starts, strict=True)):
             start, end = max(first - begins, 0), min(last - begins, parameter.numel())

@@ -20,8 +20,8 @@ class StageStates:
 
     Attributes:
         buckets: gradients.
-        shards: the stages whose weights or states the rank shards with other replicas.
-        stepped: the stages whose optimizer steps other tensors than the parameters.
+        shards: the stages with weights or states that the rank shards with other replicas.
+        stepped: the stages with optimizers that step other tensors than the parameters.
     """
 
     buckets: Mapping[int, GradientBucket]

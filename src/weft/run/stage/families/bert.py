@@ -141,7 +141,7 @@ class BertStage(StageModule):
         return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Map token ids (b, s) or hidden states (b, s, hidden) to such states or logits (b, s,
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
         vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.bert.encoder.layer.values()

@@ -100,7 +100,7 @@ class LlamaStage(StageModule):
         return Initial(mean=1.0) if "norm" in name else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Map token ids (b, s) or hidden states (b, s, hidden) to such states or logits (b, s,
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
         vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         if self.block_indices:
@@ -131,8 +131,7 @@ class LlamaStage(StageModule):
         return self.embed(self.look_up(tokens), tokens)
 
     def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of the positions, each (1, tokens, head size), for all the stage's
-        blocks."""
+        """Return cosines and sines of positions, each (1, tokens, head size), for all the stage's blocks."""
         # Tensor ranks compute all keys, even if the stage's input has only this rank's tokens.
         divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
         tokens = inputs.shape[1] * (1 if self.embeds else divided)

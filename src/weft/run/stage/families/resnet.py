@@ -78,7 +78,7 @@ class ResNetStage(ConvolutionalStage):
         use_step_batch_norms(self)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Map pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
+        """Return layers from pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         for group in self.resnet.encoder.stages.values():
             functions += group.layers.values()

@@ -50,7 +50,8 @@ class VggStage(ConvolutionalStage):
                 self._functions.append(partial(self._multiply, linear, place == 0, is_last))
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Map pixels, maps (b, channels, size, size) or vectors (b, width) to maps, vectors or logits."""
+        """Return layers from pixels, maps (b, channels, size, size) or vectors (b, width) to such or
+        logits."""
         return self._functions
 
     def _convolve(self, unit: nn.Module, pools: bool, maps: torch.Tensor) -> torch.Tensor:

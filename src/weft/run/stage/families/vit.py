@@ -90,7 +90,7 @@ class ViTStage(StageModule):
         return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Map pixels or hidden states (b, s, hidden) to hidden states or logits (b, classes)."""
+        """Return layers from pixels or states (b, s, hidden) to hidden states or logits (b, classes)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.vit.layers.values()
         return [*functions, self._head] if self.ends else functions
