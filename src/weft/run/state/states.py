@@ -44,7 +44,7 @@ def make_states(
         layouts: of all stages of the rank; each has one shard per rank of its group.
         optimizers: made for whole stages.
         groups: the ranks that shard a stage, for the sharded stages.
-        sharding: the ZeRO level of the groups, `zero-1` to `zero-3`.
+        sharding: the ZeRO level of the groups; `zero-0` has none.
         stepped_dtype: the type of masters and gradients; at the call, parameters have it, too.
     """
     few = bool(groups) and sharding in ("zero-2", "zero-3")

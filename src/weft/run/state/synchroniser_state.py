@@ -17,7 +17,7 @@ NAME = "synchroniser"
 
 
 class SynchroniserState(MethodState):
-    """State per stage, of this rank alone: replicas may have different unsent rests."""
+    """State per stage, of this rank alone: replicas may have different unsent remainders."""
 
     def __init__(self, synchroniser: StatefulSynchroniser) -> None:
         self._synchroniser = synchroniser

@@ -18,8 +18,8 @@ from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 
 @dataclass(frozen=True, slots=True)
 class DividedTokens:
-    """Logits of all tokens; this rank has its own tokens (b, own tokens, vocabulary), or its columns of
-    them."""
+    """Logits of all tokens; this rank has its own tokens', (b, own tokens, vocabulary), or columns of
+    these."""
 
     # The attribute of a loss function that takes them.
     declared: ClassVar[str] = "takes_divided_tokens"
@@ -51,7 +51,7 @@ class DividedTokens:
         return self.ranks.mean(total, count)
 
     def detach(self) -> DividedTokens:
-        """Return the tokens cut from the autograd graph."""
+        """Return the logits cut from the autograd graph."""
         return DividedTokens(self.share.detach(), self.ranks)
 
     def argmax(self) -> torch.Tensor:
