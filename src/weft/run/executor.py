@@ -1,8 +1,8 @@
 """`Executor`: one rank's part of a Program, as a flat list of closures.
 
-The main thread goes through the list in issue order and issues every instruction to its stream. What that
-blocks is up to the stream (`weft.run.streams`); the executor itself waits at the end of a step only, for what
-the step before has left under way.
+The main thread goes through the list in issue order and issues every instruction to its stream. The stream
+decides who waits (`weft.run.streams`). The executor itself waits only at the end of a step, for the
+unfinished work of the step before.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Record = Callable[[int, int, int, int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a step tells the host: this rank's shares of the loss and of what methods tell, their figures, and
-    rows of such, which may still be on their way; all but the loss by name."""
+    """The results of a step on this rank: its shares of the loss and of methods' sums, figures, and series.
+    Methods' numbers are by name. The work that makes a series may still run."""
 
     loss: float
     shares: Mapping[str, float]
@@ -61,7 +61,7 @@ class Executor:
         self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
         self._posted: list[Completion] = []
         self._in_flight: list[Completion] = []
-        # What to do in each step of the cycle.
+        # The actions of each step of the cycle.
         self._actions: list[list[tuple[Instruction, Callable[[], None]]]] = [
             [] for _ in range(program.steps_per_cycle)
         ]
@@ -70,13 +70,13 @@ class Executor:
             self._actions[one.iteration].append((one, bound))
 
     def run_step(self, step: int, batch: Batch) -> Outcome:
-        """Execute one step, of which only the outcome is waited for.
+        """Execute one step, and return its outcome without waiting for all of its work.
 
-        `step` counts from 0 over the whole job, and cycles with it.
+        `step` counts from 0 over the whole job. The instructions repeat with the program's cycle of steps.
 
         Raises:
-            RunError: naming the rank, the step and the instruction; one that fails after its last
-                reader is reported by the following step.
+            RunError: names the rank, the step and the instruction. The next step reports an instruction that
+                fails after its last reader.
         """
         workspace = self._workspace
         workspace.begin(step, batch)
@@ -85,7 +85,7 @@ class Executor:
         try:
             for reached, action in self._actions[step % len(self._actions)]:  # noqa: B007
                 action()
-            # Sends of this step may still be under way; those of the step before have long been received.
+            # Sends of this step may still run. All sends of the step before have been received.
             self.drain()
             outcome = self._outcome()
         except RunError as error:
@@ -98,10 +98,10 @@ class Executor:
         return outcome
 
     def drain(self) -> None:
-        """Wait for what the last finished step has left under way; all times are known then.
+        """Wait for the unfinished work of the last step; afterwards all its times are known.
 
         Raises:
-            RunError: when something has failed.
+            RunError: when some of that work has failed.
         """
         for completion in self._in_flight:
             completion.wait()
@@ -125,7 +125,7 @@ class Executor:
         )
 
     def _bind(self, instruction: Instruction, issue: Issue) -> Callable[[], None]:
-        # No action holds the executor: process groups end with the last reference to what holds them.
+        # No action refers to the executor: a process group ends when its last holder is freed.
         clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
         position, stream = instruction.position, workspace.resources.streams.of(instruction)
 
@@ -143,7 +143,7 @@ class Executor:
 
 
 def all_handlers() -> dict[str, Handler]:
-    """Handlers by kind: the runtime's own, and those of methods."""
+    """Return all handlers by kind: the runtime's own, and those that methods add."""
     return {**HANDLERS, **{one.kind: one.handler for one in runtime_parts(HandlerOf)}}
 
 
@@ -151,7 +151,7 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
     """Refuse a program that this runtime cannot execute; call it before any process group starts.
 
     Raises:
-        InputError: one line for everything that is not supported yet.
+        InputError: with one line for each unsupported thing.
     """
     handlers = all_handlers() if handlers is None else handlers
     used = sorted({KINDS[int(code)].name for code in set(program.columns.kind.tolist())} - set(handlers))
@@ -165,8 +165,8 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
 
 
 def _forget(step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
-    """Times that nobody asked for."""
+    """Drop the times: nothing records them."""
 
 
 def _forget_step(step: int) -> None:
-    """A step that nobody follows."""
+    """Ignore the beginning of a step: nothing follows it."""

@@ -1,4 +1,4 @@
-"""Streams of a rank that computes in the host's own thread, beside threads for what others take part in."""
+"""Streams of a rank: the host's own thread computes, and further threads communicate with other ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COMPUTE, COLLECTIVE = "compute", "collective"
 
 
 class HostStream:
-    """The thread that issues is the one that computes: work is over when `run` returns, and raises there."""
+    """The issuing thread itself computes: `run` returns after the work has ended, and raises its errors."""
 
     def __init__(self, device: torch.device) -> None:
-        # Threads of other streams, and who reads the clock, take work for ended when its call is.
+        # Other threads and the clock take the work as ended when its call returns.
         self._settle = torch.cuda.synchronize if device.type == "cuda" else None
 
     def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Ended:
@@ -36,9 +36,9 @@ class HostStream:
 
 
 class HostStreams:
-    """Computations on the host's thread; a thread for collectives, and one for each peer and kind of message.
+    """Computations on the host's thread; one thread for collectives, and one per peer and kind of message.
 
-    A thread starts with the first work that it is given: messages may need none.
+    A thread starts with its first work: messages may need none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,7 +62,7 @@ class HostStreams:
 
 
 def _name(stream: str, peer: int) -> str:
-    """As errors call it."""
+    """Return the stream's name in error messages."""
     if stream == COLLECTIVE:
         return "reduction"
     return stream.replace("_", " ") + ("" if peer == NONE else f" of rank {peer}")

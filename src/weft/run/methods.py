@@ -1,7 +1,7 @@
-"""What methods add to the runtime of a rank: handlers of their kinds, and state from step to step.
+"""The parts that methods add to a rank's runtime: handlers of their kinds, and state from step to step.
 
-A method names these among the `PARTS` of its runtime module (`weft.bundles`). The runtime knows what a
-`MethodState` is asked for, and no method.
+A method lists these in the `PARTS` of its runtime module (`weft.bundles`). The runtime knows the interface
+`MethodState`, and no single method.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerOf:
-    """How a kind of instruction is executed."""
+    """A kind of instruction and its handler."""
 
     kind: str
     handler: Handler
@@ -38,9 +38,9 @@ class HandlerOf:
 
 @dataclass(frozen=True, slots=True)
 class OwnGradient:
-    """Flat gradients of one stage on one rank: what it steps, and what it answers for among all ranks.
+    """Flat gradients of one stage on one rank: those it steps, and those it counts for all ranks.
 
-    Every element of the whole gradient is counted by one rank.
+    Exactly one rank counts each element of the whole gradient.
     """
 
     stepped: tuple[torch.Tensor, ...] = ()
@@ -48,24 +48,24 @@ class OwnGradient:
 
 
 class StepGate(Protocol):
-    """What a method has a stage's optimizer step wait for, and does about it."""
+    """A method's condition on the optimizer step of a stage."""
 
     def reads(self) -> tuple[Value[Any], ...]:
-        """Return the values that the step follows; asked when it is issued."""
+        """Return the values that the step waits for; called when the step is issued."""
         ...
 
     def admits(self, *values: Value[Any]) -> bool:
-        """Return whether to step; asked when these values are there."""
+        """Return True if the optimizer may step; called when the values are there."""
         ...
 
     def stepped(self) -> None:
-        """What comes after the step, also after one that was left out."""
+        """Finish the method's work after the step, even if the step was left out."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """What a method's state is made from, on one rank; `settings` are the job's for this method."""
+    """The inputs of a method's state on one rank; `settings` are the job's settings of this method."""
 
     plan: Plan
     program: RankProgram
@@ -76,10 +76,10 @@ class Making:
 
 
 class MethodState:
-    """What a method keeps on one rank from step to step; each method says what it needs of this."""
+    """A method's state on one rank, kept from step to step; a method overrides the functions it needs."""
 
     def apart(self, stage: int) -> tuple[nn.Parameter, ...]:
-        """Parameters of a stage whose gradients the method keeps itself."""
+        """Return the parameters of a stage with gradients that the method keeps itself."""
         return ()
 
     def own_gradient(self, stage: int) -> OwnGradient:
@@ -87,71 +87,71 @@ class MethodState:
         return OwnGradient()
 
     def begin(self, resources: Resources) -> None:
-        """See what else the rank keeps; called once, when all of it is there."""
+        """Take what the method needs of the rank's resources; called once, when they are complete."""
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
-        """What the steps of a stage wait for; None where they wait for nothing of the method's."""
+        """Return the condition on the steps of a stage; None if the method has none."""
         return None
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        """Return numbers of the step under way, by name, for the run's metrics."""
+        """Return numbers of the current step, by name, for the run's metrics."""
         return {}
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        """Return rows of numbers of the step under way, by name, which the host reads a step later."""
+        """Return rows of numbers of the current step, by name; the host reads them a step later."""
         return {}
 
     def taps(self, stage: int) -> Sequence[Tap]:
-        """What the method sees of micro-batches in a stage; asked once, after `begin`."""
+        """Return the method's taps on a stage's micro-batches; called once, after `begin`."""
         return ()
 
     def roots(self, stage: int) -> Sequence[Root]:
-        """What the backward passes of a stage start from beside its output; asked once, after `begin`."""
+        """Return the roots of a stage's backward passes besides its output; called once, after `begin`."""
         return ()
 
     def shares(self, workspace: Workspace) -> Mapping[str, float]:
-        """Numbers of the step that ends, by name: what those of all ranks add up to is told of the step.
+        """Return this rank's shares of numbers of the ending step, by name; all ranks' shares are added up.
 
-        Every rank of a program gives the same names, 0 where it has nothing of it. May wait for values.
+        Every rank of a program returns the same names, 0 if it has no share. It may wait for values.
         """
         return {}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What a checkpoint keeps of it, by name; loading fills the same tensors."""
+        """Return the tensors that a checkpoint keeps, by name; loading fills the same tensors."""
         return {}
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        """What a checkpoint keeps of it for this rank alone, where it goes on under the same plan."""
+        """Return the tensors that a checkpoint keeps for this rank alone; a resume needs the same plan."""
         return {}
 
     def agreed(
         self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
     ) -> Mapping[str, torch.Tensor]:
-        """What stands for all replicas in place of a rank's own weights and optimizer states, by name.
+        """Return the weights and optimizer states that stand for all replicas, by name, instead of `own`.
 
-        Every rank calls it between two steps. Where it gives something else than `own`, replicas differ.
-        `parameters` are by name of a tensor the parameter that it is, or is a state of.
+        Every rank calls it between two steps. If the result differs from `own`, replicas differ. `parameters`
+        maps a tensor's name to its parameter: the tensor itself, or the one it is a state of.
         """
         return own
 
     def settled(self) -> AbstractContextManager[None]:
-        """Return a block in which the weights are those that stand for all replicas; every rank enters it."""
+        """Enter a block where the weights are those that stand for all replicas; every rank enters it."""
         return nullcontext()
 
     def rebase(self) -> None:
-        """Begin anew from the weights that have been loaded, which no step of this state has made."""
+        """Restart from weights that were loaded and that no step of this state has made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateOf:
-    """Makes the state of a method, where a program owes it something."""
+    """A maker of a method's state, for programs that have obligations to the method."""
 
     method: str
     make: Callable[[Making], MethodState]
 
 
 def states_of(making: Making, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodState]:
-    """Return the states of the methods that a program owes something, by name."""
+    """Return, by name, the states of the methods to which a program has obligations."""
     owed = making.program.obligations.methods
     return {
         one.method: one.make(

@@ -49,6 +49,8 @@ def adamw(stage: nn.Module) -> torch.optim.Optimizer:
 class Runtime:
     """One rank of a plan; every rank of the job makes one and calls `step` equally often.
 
+    It joins the job's process group if the program has not done so.
+
     Args:
         plan: a Plan, or the path of a plan file.
         model: a preset's name, a folder with a `config.json`, or a `ModelConfig`.
@@ -58,12 +60,10 @@ class Runtime:
         stage_builder: makes a stage's module from the positions of its layers, instead of weft's own; the
             module must have `forward`, `input_shape` and `output_shape` as
             `weft.run.stage.stage_module.RunnableStage` has.
-        seed: of the initial parameters and of dropout.
+        seed: the seed of the initial parameters and of dropout.
         clip_norm: the largest norm of the whole gradient to step with.
-        skip_non_finite: leave out a step whose gradient is not finite; both need a plan with the method
-            `gradient-norm`.
-
-    Joins the job's process group when the program has not done so.
+        skip_non_finite: leave out a step whose gradient is not finite. This and `clip_norm` need a plan with
+            the method `gradient-norm`.
 
     Raises:
         InputError: when the plan is not for this model or these ranks, or cannot be executed.
@@ -134,8 +134,7 @@ class Runtime:
     def stages(self) -> dict[int, nn.Module]:
         """This rank's modules by stage.
 
-        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters;
-        where a model has running statistics, before anyone reads these.
+        Call `gather_weights` before you read parameters that replicas shard, or running statistics.
         """
         return dict(self._runtime.stages)
 
@@ -151,7 +150,7 @@ class Runtime:
 
         Raises:
             InputError: when the batch has another size.
-            RunError: naming the instruction that failed.
+            RunError: names the instruction that failed.
         """
         if len(inputs) != self.plan.global_batch or len(targets) != self.plan.global_batch:
             raise InputError(
@@ -172,7 +171,7 @@ class Runtime:
         return loss
 
     def close(self) -> None:
-        """Finish what is under way; leaves the process group if this object joined it."""
+        """Finish the work under way; leave the process group if this object joined it."""
         self._runtime.close()
         if self._context is not None:
             self._context.close()
@@ -190,10 +189,10 @@ class Runtime:
 
 
 def _verified_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
-    """This rank's part of the program, which rank 0 verifies as a whole; every rank calls it.
+    """Return this rank's part of the program after rank 0 has verified the whole; every rank calls it.
 
     Raises:
-        InputError: when the plan cannot be compiled, or its program is refused.
+        InputError: when the plan cannot be compiled, or rank 0 refuses its program.
     """
     part = compile_part(plan, graph, rank)
     if rank != 0:

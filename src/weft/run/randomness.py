@@ -1,4 +1,4 @@
-"""Counter-based randomness: numbers depend on what they are drawn for, never on what was drawn before."""
+"""Counter-based randomness: a number depends on its purpose only, never on earlier draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 def counter_seed(seed: int, *coordinates: int | str) -> int:
     """Return a 63-bit seed for a generator, the same in every process and version.
 
-    `coordinates` say what is drawn: a parameter's name, or (step, micro-batch, stage).
+    `coordinates` name the purpose of the draw: a parameter's name, or (step, micro-batch, stage).
     """
     key = json.dumps([seed, *coordinates]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1

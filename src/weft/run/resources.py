@@ -1,4 +1,4 @@
-"""`make_resources`: all that a rank keeps from step to step, out of a plan, a program and its stages."""
+"""`make_resources`: a rank's lasting objects, made from a plan, a program and the rank's stages."""
 
 from __future__ import annotations
 
@@ -43,23 +43,27 @@ from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
 # Mean loss of one micro-batch from (output of the last stage, targets). The output is a tensor, or a share of
-# the logits for one that declares to take it (`weft.run.parallel.loss_input`), which no type says.
+# the logits if the function declares to take it (`weft.run.parallel.loss_input`); no type states this.
 LossFunction = Callable[[Any, torch.Tensor], torch.Tensor]
 
-# Makes the optimizer of one stage; asked once per stage of the rank.
+# Makes the optimizer of one stage; called once per stage of the rank.
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @dataclass(kw_only=True)
 class Resources:
-    """What a rank keeps from step to step, shared by the programs it runs.
+    """The objects that a rank keeps from step to step, shared by the programs it runs. Integer keys are
+    stages.
 
-    `layers` are the positions of the stages' layers in the model, `borders` what crosses between stages,
-    `statistics` what the stages collect while they train, `recompute` what their backward passes run forward
-    again. `shards` has the stages that the rank steps a share of only. `methods` is what methods keep, by
-    name. `own_gradients` are the gradients that the rank steps, by stage. `summed` has what the ranks of a
-    replica add up of a stage's gradient before it is whole. `taps` has the stages of which methods see
-    anything, `roots` those whose backward passes start from more than their outputs.
+    Attributes:
+        layers: the positions of a stage's layers in the model.
+        borders, statistics: the values that cross between stages, and those that stages collect in training.
+        recompute: the part of a stage that its backward pass runs forward again.
+        shards, own_gradients: the stages that the rank shards, and the gradients that it steps.
+        methods: the states of methods, by name.
+        summed: the gradients that a replica's ranks add up before a stage's gradient is complete.
+        taps, roots: the stages that methods observe, and those with more roots of backward than their
+            outputs.
     """
 
     rank: int
@@ -100,9 +104,9 @@ def make_resources(
     generation: int,
     timeout_s: float,
 ) -> Resources:
-    """What `Runtime` is given, made ready to execute; every rank of the job calls it.
+    """Build a rank's resources from the arguments of `RankRuntime`; every rank of the job calls it.
 
-    Opens process groups, makes replicas equal, lays out gradients and weights, and lets optimizers step them.
+    It opens process groups, makes replicas equal, and lays out weights and gradients for the optimizers.
 
     Raises:
         InputError: when an optimizer, the synchroniser or a tied weight does not fit the plan.
@@ -188,7 +192,7 @@ def make_resources(
 
 
 def groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
-    """By stage, the number of the group over which the rank runs instructions of these kinds, if it does."""
+    """Return, by stage, the number of the group over which the rank runs instructions of these kinds."""
     columns = program.columns
     rows = np.isin(columns.kind, [KINDS.code(name) for name in names])
     pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
@@ -196,7 +200,7 @@ def groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
 
 
 def _groups_joining(program: RankProgram, stage: int) -> list[int]:
-    """The groups, rising, in which the rank meets others that have the same weights of one of its stages."""
+    """Return the sorted groups in which the rank meets others that have the same weights of the stage."""
     columns = program.columns
     rows = np.array([kind.joins_replicas for kind in KINDS])[columns.kind] & (columns.stage == stage)
     groups: list[int] = np.unique(columns.group[rows]).tolist()
@@ -204,14 +208,14 @@ def _groups_joining(program: RankProgram, stage: int) -> list[int]:
 
 
 def _peers(program: RankProgram) -> set[int]:
-    """Return the ranks with which the rank exchanges messages."""
+    """Return the ranks with which this rank exchanges messages."""
     columns = program.columns
     rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
     return set(columns.peer[rows].tolist())
 
 
 def share_of(program: RankProgram, stage: int) -> float:
-    """Of all micro-batches of a step, the share that the rank runs forward through one of its stages."""
+    """Return the share of a step's micro-batches that the rank runs forward through one of its stages."""
     columns = program.columns
     own = (columns.kind == FORWARD) & (columns.stage == stage)
     return len(np.unique(columns.micro_batch[own])) / (
@@ -220,7 +224,7 @@ def share_of(program: RankProgram, stage: int) -> float:
 
 
 def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]:
-    """Return the stages whose output it reads, and those that read its own, rising."""
+    """Return the stages that produce the stage's inputs, and the stages that read its output, sorted."""
     edges = sorted(program.obligations.stage_edges)
     return [producer for producer, consumer in edges if consumer == stage], [
         consumer for producer, consumer in edges if producer == stage
@@ -228,9 +232,9 @@ def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]
 
 
 def gradient_weight(plan: Plan, program: RankProgram, stage: int) -> float:
-    """What a loss of one of the rank's stages counts in the gradient, beside its weight in the global mean.
+    """Return the factor of a stage's losses in the gradient, on top of their weight in the global mean.
 
-    One over the replica's share of the losses, where it steps with the mean of its own alone.
+    It is one over the replica's share of the losses if the replica steps with its own mean alone.
     """
     return 1.0 / share_of(program, stage) if keeps_gradients_local(plan.sync) else 1.0
 
@@ -247,9 +251,9 @@ def _layouts(
     crossing: Mapping[int, int],
     methods: Mapping[str, MethodState],
 ) -> dict[int, FlatLayout]:
-    """Flat layouts of the stages' own parameters, as many shards each as ranks reduce its gradient.
+    """Return the flat layouts of the stages' parameters, with one shard per rank that reduces the gradient.
 
-    A shard has as many equal parts as ranks hold it and add it up.
+    Each shard has as many equal parts as ranks that hold the shard and add it up.
     """
 
     def ranks(groups: Mapping[int, int], stage: int) -> int:
@@ -274,9 +278,9 @@ def _own_gradients(
     program: RankProgram,
     groups: Groups,
 ) -> dict[int, OwnGradient]:
-    """What this rank steps of each stage, and counts of it.
+    """Return, by stage, the gradients that this rank steps, and those that it counts for all ranks.
 
-    Of what tensor ranks all have the first one's counts, of a share that several have, an equal part on each.
+    The first tensor rank counts elements that all hold; ranks with the same shard count an equal part each.
     """
     reducing = groups_of_stages(program, "gather", "reduce")
     crossing, found = groups_of_stages(program, "reduce_across"), {}
@@ -300,7 +304,7 @@ def _own_gradients(
 
 
 def _part(of: slice, group: Group) -> slice:
-    """This rank's of the equal parts into which the ranks of a group cut what they all have."""
+    """Return this rank's part of a slice that the ranks of a group cut in equal parts."""
     size = (of.stop - of.start) // group.size
     start = of.start + group.place * size
     return slice(start, start + size)

@@ -1,4 +1,4 @@
-"""`RankRuntime`: executes a plan's Program step by step on one rank, for `weft train` or a loop of users."""
+"""`RankRuntime`: executes a plan's Program step by step on one rank, for `weft train` or a user's loop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TIMEOUT_S = 1800.0
 
 
 class StepResult:
-    """What a step gave. The loss is shared by all ranks; reading it waits for the slowest of them.
+    """The results of one step. All ranks share the loss; reading it waits for the slowest rank.
 
-    `figures` are what methods tell of it, by name.
+    `figures` are numbers that methods report on the step, by name.
 
     Args:
-        shares: of each rank its share of the loss, and of what methods tell by the names of `shared`.
+        shares: one tensor per rank: its share of the loss, then its shares of the numbers named in `shared`.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class StepResult:
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the whole gradient before it was clipped, where the program takes it."""
+        """The norm of the whole gradient before clipping; None if the program does not compute it."""
         return self.figures.get("gradient_norm")
 
     @property
     def left_out(self) -> bool:
-        """Whether no rank stepped, because the gradient was not finite."""
+        """True if no rank stepped, because the gradient was not finite."""
         return self.gradient_norm is not None and not math.isfinite(self.gradient_norm)
 
     @property
     def series(self) -> dict[str, list[float]]:
-        """Rows of numbers that methods tell of it, by name; reading them waits as the loss does."""
+        """Rows of numbers that methods report on the step, by name; reading them waits like the loss."""
         for value in self._series.values():
             value.completion.wait()
         return {name: value.content.tolist() for name, value in self._series.items()}
@@ -81,40 +81,41 @@ class StepResult:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What methods tell of which every rank has a share, by name; reading it waits as the loss does."""
+        """The sums over all ranks of methods' numbers, by name; reading them waits like the loss."""
         return {name: self._total(place) for place, name in enumerate(self._shared, 1)}
 
     def _total(self, place: int) -> float:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        # In the order of the ranks, so that all ranks and all repetitions read the same bits.
+        # The sum goes in the order of the ranks: all ranks and all repetitions read the same bits.
         return sum(share[place].item() for share in self._shares)
 
 
 class RankRuntime:
     """One rank of a running plan.
 
-    Every rank of the job's default process group makes one, with the same plan and its own part of the
-    program.
+    Every rank of the job's default process group makes one. All give the same plan; each gives its own part
+    of the program.
 
     Args:
         plan, program: the plan, and this rank's part of the training program compiled from it
             (`weft.planning.compile.compile_part`, or `weft.program.rank_program.part_of` a whole program).
-        stages: this rank's stages by number, on `device`, each a `weft.run.stage.stage_module.RunnableStage`
-            in the precision that its optimizer steps (`weft.run.state.precision.STEPPED`); their parameters
-            get that of the plan. Replicas begin with the values of their group's first rank.
+        stages: this rank's stages by number, on `device`. Each is a
+            `weft.run.stage.stage_module.RunnableStage` in the precision that its optimizer steps
+            (`weft.run.state.precision.STEPPED`). The runtime converts its parameters to the plan's precision.
+            Replicas begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
-        optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas
-            share its states out, it must be one of `weft.run.state.stepped.ELEMENTWISE`.
+        optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas shard
+            its states, it must be one of `weft.run.state.stepped.ELEMENTWISE`.
         device: where the stages compute; messages and sums go through host memory.
         seed: keys the numbers that modules draw while they train (dropout).
         clip_norm: the largest norm of the whole gradient to step with; None steps with any.
-        skip_non_finite: leave out a step whose gradient is not finite, instead of failing; both need a plan
-            with `gradient_norm`.
-        recorder: where measured times go; None keeps none.
+        skip_non_finite: leave out a step whose gradient is not finite, instead of failing. This and
+            `clip_norm` need a plan with the method `gradient-norm`.
+        recorder: records the measured times; None records nothing.
         generation: counts the runtimes of one job.
-        timeout_s: how long a rank waits for another one before it gives up.
+        timeout_s: seconds that a rank waits for another one before it gives up.
 
     Raises:
         InputError: when the runtime cannot execute the program, or plan, stages and ranks do not fit.
@@ -163,10 +164,9 @@ class RankRuntime:
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
-        """This rank's modules by stage; their parameters' names are the model's own.
+        """This rank's modules by stage; their parameters have the model's own names.
 
-        Where replicas share out what they step, `gather_weights` comes before anyone reads the parameters;
-        where a model has running statistics, before anyone reads these.
+        Call `gather_weights` before you read parameters that replicas shard, or running statistics.
         """
         return self._stages
 
@@ -177,27 +177,27 @@ class RankRuntime:
 
     @property
     def buckets(self) -> Mapping[int, GradientBucket]:
-        """This rank's flat gradients by stage; clear after every step where replicas share nothing out."""
+        """This rank's flat gradients by stage; clear after every step unless replicas shard the stage."""
         return self._resources.buckets
 
     @property
     def shards(self) -> Mapping[int, StageShard]:
-        """The stages that this rank has a share of only."""
+        """The stages with weights or states that this rank shards with other replicas."""
         return self._resources.shards
 
     @property
     def stepped(self) -> Mapping[int, SteppedWeights]:
-        """The stages of which this rank steps a share, or masters of the parameters."""
+        """The stages with optimizers that step a shard, or master copies of the parameters."""
         return self._resources.stepped
 
     @property
     def target_stages(self) -> frozenset[int]:
-        """This rank's stages that read the targets of micro-batches without being the last one."""
+        """This rank's stages that read the targets of micro-batches although they are not the last stage."""
         return frozenset(stage for stage, roots in self._resources.roots.items() if roots.reads_targets)
 
     @property
     def methods(self) -> Mapping[str, MethodState]:
-        """What methods keep on this rank, by name."""
+        """The states of methods on this rank, by name."""
         return self._resources.methods
 
     def gather_weights(self) -> None:
@@ -207,15 +207,14 @@ class RankRuntime:
         self.average_statistics()
 
     def average_statistics(self) -> None:
-        """Give all replicas the same running statistics, such as those of batch norms; every rank must call
-        it."""
+        """Average running statistics, such as batch norms', over replicas; every rank must call it."""
         self._catch_up()
         average_statistics(self._resources.statistics)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """A block in which the parameters of `stages` are those that stand for all replicas, also where these
-        step by themselves; every rank must enter it, and take no step in it."""
+        """Enter a block where the parameters of `stages` stand for all replicas, even if each steps by
+        itself. Every rank must enter it, and take no step in it."""
         self._catch_up()
         with ExitStack() as held:
             for one in self.methods.values():
@@ -227,24 +226,24 @@ class RankRuntime:
 
         Args:
             step: counts from 0 over the whole job, resumed runs included.
-            batch: micro-batch number within the global batch to (inputs, targets), each with
-                `micro_batch_size` samples. Called only for what this rank's first and last stages need.
+            batch: maps a micro-batch's number in the global batch to (inputs, targets), each with
+                `micro_batch_size` samples. It is called only for data that this rank's stages read.
 
         Raises:
-            RunError: naming the instruction that failed.
+            RunError: names the instruction that failed.
         """
         if self._training is None:
             raise RunError("this runtime is closed")
         return self._share(step, self._training.run_step(step, batch))
 
     def evaluate(self, program: RankProgram, batches: Iterable[Batch]) -> float:
-        """Mean loss over batches, by this rank's part of a forward-only program.
+        """Return the mean loss over batches, computed by this rank's part of a forward-only program.
 
-        Every rank must call it with as many batches.
+        Every rank must call it with the same number of batches.
 
         Raises:
-            InputError: when the runtime cannot execute the program.
-            RunError: naming the instruction that failed.
+            InputError: when the runtime cannot execute the program, or there are no batches.
+            RunError: names the instruction that failed.
         """
         executor = Executor(program, self._workspace(program, training=False))
         self.average_statistics()
@@ -264,7 +263,7 @@ class RankRuntime:
         return sum(result.loss for result in results) / len(results)
 
     def close(self) -> None:
-        """Finish what is under way and give threads and process groups back; the stages stay."""
+        """Finish the work under way and release threads and process groups; the stages stay."""
         if self._held is None or self._training is None:
             return
         try:
@@ -276,8 +275,8 @@ class RankRuntime:
             disconnect_stages(self._stages)
             for taps in self._held.taps.values():
                 taps.close()
-            # torch's threads of a group end with the last reference to it. One that still runs when the
-            # interpreter goes down, and then lets go of a tensor, aborts the process.
+            # A group's torch threads end with the last reference to it. A thread that outlives the
+            # interpreter and then frees a tensor aborts the process.
             self._training = self._held = None
 
     @property
@@ -302,7 +301,7 @@ class RankRuntime:
         )
 
     def _catch_up(self) -> None:
-        """Between two steps: what the host reads now must have been done on all streams."""
+        """Wait between two steps until all streams have done what the host reads now."""
         if self._training is not None:
             self._training.drain()
 
@@ -317,7 +316,7 @@ def require_runnable(plan: Plan, program: RankProgram) -> None:
     """Refuse a plan or program that this runtime cannot execute; call it before any process group starts.
 
     Raises:
-        InputError: one line for everything that is not supported yet.
+        InputError: with one line for each unsupported thing.
     """
     problems = unsupported(plan)
     try:

@@ -1,10 +1,10 @@
-"""Streams, completions and values: how the instructions of a rank are put in order.
+"""Streams, completions and values: the order of a rank's instructions.
 
-Every instruction is issued once per step, in the order of the Program, to the stream of its kind: the queue
-(rank, stream, peer) of the Program. `issue(stream)` says what the instruction does and which values it reads,
-and returns a completion. It never waits for a result in order to put work in order: what that takes is up to
-the stream. The host's own thread blocks the host, a queue blocks its thread, and a stream of an accelerator
-lets the device wait for an event while the host goes on.
+Every instruction is issued once per step, in the order of the Program, to its stream. This is the queue
+(rank, stream, peer) of the Program. `issue(stream)` states the work and the values it reads, and returns a
+completion. It never waits for a result to put work in order; ordering is up to the stream. The host's own
+thread blocks the host, and a queue blocks its thread. A stream of an accelerator lets the device wait for an
+event while the host goes on.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ class Completion(Protocol):
 
     @property
     def times(self) -> Times | None:
-        """When the work began and ended; None until somebody has noticed that it has ended well."""
+        """The work's start and end; None until a thread has noticed its successful end."""
         ...
 
     def wait(self) -> None:
-        """Block until the work has ended; any thread may call it, and more than one.
+        """Block until the work has ended; several threads may call it.
 
         Raises:
-            RunError: what went wrong first, in this work or in what it follows, with the label of that
-                instruction. `PeerLostError` when it was another rank.
+            RunError: the first failure in this work or in work it depends on, labelled with that instruction.
+                A `PeerLostError` if another rank was lost.
         """
         ...
 
     def report_to(self, stamp: Stamp) -> None:
-        """Have `stamp` called once with the times, by whoever notices the end; never after a failure.
+        """Have `stamp` called once with the times when a thread notices the end; never after a failure.
 
-        That is this call where the times are known, a thread that does the work, or the first `wait` that
-        returns where nobody else looks: an accelerator tells its times to who asks.
+        If the times are known, this call does it. Otherwise a working thread does, or the first `wait` that
+        returns: an accelerator gives its times on request only.
         """
         ...
 
 
 class Ended:
-    """The completion of work that is done, which is all that a thread leaves behind that did it itself.
+    """The completion of finished work: the thread that issued the work also did it.
 
-    It has no `__init__`, nor has a value: there are several of them to an instruction of a few microseconds.
+    `Ended` and `Value` have no `__init__`: an instruction of a few microseconds makes several of them.
     """
 
     __slots__ = ("times",)
@@ -64,14 +64,14 @@ class Ended:
         return ended
 
     def wait(self) -> None:
-        """Nobody has to."""
+        """Return at once: the work has ended."""
 
     def report_to(self, stamp: Stamp) -> None:
         stamp(*self.times)
 
 
 class Reports:
-    """What completions share that end later: times, and who wants to know them."""
+    """The common part of completions that end later: their times, and the stamps to call with them."""
 
     def __init__(self) -> None:
         self.times: Times | None = None
@@ -87,7 +87,7 @@ class Reports:
         self._report(times)
 
     def _report(self, times: Times) -> None:
-        # Two threads may get here: one that ends the work, one that comes to ask. A stamp is taken once.
+        # Two threads may get here: one ends the work, one waits for it. A stamp is taken once.
         while self._stamps:
             try:
                 stamp = self._stamps.pop()
@@ -100,11 +100,11 @@ _LONG_AGO = Ended.at((0, 0))
 
 
 class Value(Generic[Content]):
-    """What instructions hand to each other, with the completion that makes it valid.
+    """Data that instructions hand to each other, with the completion that makes it valid.
 
-    Who issues the work that makes a value sets its completion, the work sets its content. Nobody looks at
-    the content but work that has named the value among what it reads. A value may have no content and only
-    say that something has been done.
+    The issuer of the work that makes a value sets its completion; the work sets its content. Only work that
+    lists the value among its reads looks at the content. A value without content states that work has been
+    done.
     """
 
     __slots__ = ("completion", "content")
@@ -114,34 +114,34 @@ class Value(Generic[Content]):
 
     @classmethod
     def of(cls, content: Content, completion: Completion = _LONG_AGO) -> Value[Content]:
-        """Return one with that content; without a completion it has always been there."""
+        """Return a value with that content; without a completion it has always been there."""
         value = cls()
         value.content, value.completion = content, completion
         return value
 
 
-# In place of a value that nobody had to make.
+# Stands for a value that needs no work.
 THERE = Value.of(None)
 
 
 class Stream(Protocol):
-    """One queue of a rank's Program: what is run on it goes in order, beside what runs on other streams."""
+    """One queue of a rank's Program: its work runs in order, concurrent with other streams."""
 
     def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
-        """Do `work` when all that was run here before has ended, and all that it reads is there.
+        """Do `work` when all earlier work of this stream has ended and all values that it reads are there.
 
         The work is called once: within this call, or later by a thread of the stream. It may block the thread
         that calls it. On an accelerator it is called within this call, with the stream as torch's current
-        one, and what it launches runs later. What the work reads has to outlive that: a completion keeps
-        the values until its end has been noticed, and no longer.
+        stream. The kernels that it launches run later. The values that the work reads must outlive these
+        kernels: a completion keeps them until its end has been noticed.
 
         Args:
             label: names the instruction, for errors.
-            reads: every value that the work looks at or follows, content or not.
+            reads: every value that the work reads or follows, with or without content.
 
         Returns:
-            The end of the work. It fails when the work raises, or with the failure of what came before it on
-            the stream or of what it reads. Work done within the call may instead raise at once.
+            The end of the work. It fails if the work raises, or if earlier work of the stream or a value it
+            reads has failed. Work done within the call may raise at once instead.
         """
         ...
 
@@ -150,9 +150,9 @@ class Streams(Protocol):
     """The streams of one rank."""
 
     def of(self, instruction: Instruction) -> Stream:
-        """Return the one to which this instruction is issued, step after step."""
+        """Return the stream of this instruction, the same in every step."""
         ...
 
     def close(self) -> None:
-        """Finish what is under way and end the threads."""
+        """Finish the work under way and end the threads."""
         ...

@@ -1,4 +1,4 @@
-"""What the runtime executes of what a plan can say; without torch, so that a launcher can ask first."""
+"""The decisions of plans that the runtime cannot execute. Imports no torch, for use in launchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weft.errors import Violation
 
 
 def unsupported(plan: Plan) -> list[Violation]:
-    """One line for every decision of a plan that is predicted but not executed yet; empty when it can run."""
+    """Return one line for each decision of a plan that is predicted but not executed yet."""
     falling = any(list(copy.ranks) != sorted(copy.ranks) for stage in plan.stages for copy in stage.replicas)
     missing = (
         (falling, "a replica whose ranks do not rise", "rising ranks"),

@@ -1,7 +1,7 @@
-"""What ranks know of the program that was verified: the digests of their parts.
+"""The check that every rank runs the verified program, by the digests of the ranks' parts.
 
-The whole program is compiled and verified once, by the launcher or, where nobody has launched the ranks, by
-rank 0. Every other rank compiles its own part alone, and runs it if that is the part that was verified.
+The launcher compiles and verifies the whole program once; without a launcher, rank 0 does. Every other rank
+compiles its own part alone, and runs it only if its digest is the verified one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from weft.program.rank_program import RankProgram
 
 
 def require_verified(parts: Sequence[RankProgram], digests: Sequence[Ids] | None) -> None:
-    """Refuse parts of programs that are not those that were verified; every rank of the job calls it.
+    """Refuse parts that differ from the verified programs; every rank of the job calls it.
 
     Args:
-        parts: this rank's, one of each program.
-        digests: on rank 0, those of all ranks for each program; None where it refuses the programs. Ignored
-            on other ranks.
+        parts: this rank's parts, one of each program.
+        digests: on rank 0, the digests of all ranks for each program; None if it refuses the programs.
+            Ignored on other ranks.
 
     Raises:
-        InputError: on every rank, where rank 0 refuses the programs or any rank has compiled another part.
+        InputError: on every rank, if rank 0 refuses the programs or any rank has compiled another part.
     """
     told = _from_first_rank(digests, len(parts))
     if told is None:
@@ -43,7 +43,7 @@ def require_verified(parts: Sequence[RankProgram], digests: Sequence[Ids] | None
 
 
 def _from_first_rank(digests: Sequence[Ids] | None, count: int) -> list[int] | None:
-    """What rank 0 says of this rank's part of each program; None where it refuses them."""
+    """Return the digests of this rank's parts, received from rank 0; None if rank 0 refuses the programs."""
     own = torch.zeros(1 + count, dtype=torch.int64)
     if dist.get_rank() != 0:
         dist.scatter(own, src=0)

@@ -19,8 +19,8 @@ JOIN_TIMEOUT_S = 5.0
 class Promise(Reports):
     """The end of work that another thread does.
 
-    The gate is a lock and no `threading.Event`: there are several promises to an instruction of a few
-    microseconds, and an event is made of a condition, a queue and a second lock.
+    The gate is a lock, since an instruction of a few microseconds has several promises. A `threading.Event`
+    costs more: it is made of a condition, a queue and a second lock.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Promise(Reports):
         self._gate.release()
 
     def wait(self) -> None:
-        with self._gate:  # whoever comes later finds it open, too
+        with self._gate:  # it stays open for later callers
             pass
         if self._error is not None:
             raise self._error
@@ -46,7 +46,7 @@ class Promise(Reports):
 
 @dataclass(slots=True)
 class QueuedWork:
-    """What a queue's thread does once all that it reads is there. Nobody changes it."""
+    """One job of a queue's thread, done once all values that it reads are there. It never changes."""
 
     label: str
     work: Callable[[], None]
@@ -56,7 +56,7 @@ class QueuedWork:
 
 
 class WorkQueue:
-    """A thread that does what it is given in order; it starts with the first job."""
+    """A thread that does its jobs in order; it starts with the first job."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class WorkQueue:
         return job.promise
 
     def close(self) -> None:
-        """End the thread after the jobs it still has, or leave it behind when its peer never answers."""
+        """End the thread after its remaining jobs; leave it behind if its peer never answers."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(JOIN_TIMEOUT_S)
@@ -84,20 +84,20 @@ class WorkQueue:
             pass
 
     def _finish_next(self) -> bool:
-        # What a job holds goes with this call, and does not wait for the next one.
+        # The job's tensors are freed with this call, not only when the next job comes.
         job = self._jobs.get()
         if job is None:
             return False
         if self._failure is None:
             self._failure = self._finish(job)
         if self._failure is not None:
-            # The stream is in order: nothing behind a failed job can be trusted to arrive.
+            # The stream is in order: later jobs may never get their data after a failed one.
             job.promise.fail(self._failure)
         return True
 
     def _finish(self, job: QueuedWork) -> RunError | None:
         try:
-            # The work may have begun before this thread was woken up.
+            # The work may have begun before this thread woke up.
             start_ns = max(job.posted_ns, self._free_ns)
             for value in job.reads:
                 value.completion.wait()
@@ -114,7 +114,7 @@ class WorkQueue:
 
 
 def labelled(error: Exception, label: str, name: str) -> RunError:
-    """What is told of an instruction that failed on the stream of that name."""
+    """Return the error of an instruction that failed on the stream of that name."""
     # torch reports every failed transfer as a plain RuntimeError.
     lost = isinstance(error, OSError) or type(error) is RuntimeError
     return (PeerLostError if lost else RunError)(f"{label}: {name} failed: {first_line(error)}")

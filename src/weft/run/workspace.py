@@ -1,4 +1,4 @@
-"""What the instructions of one rank work on: modules, gradients, messages, and the values between them."""
+"""`Workspace`: the values of one rank's instructions: modules, gradients, messages and results."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(NamedTuple):
-    """What a global micro-batch number stands for; both on any device."""
+    """The data behind a global micro-batch number; both tensors on any device."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
     def samples(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Return the inputs where a stage computes them, in its precision unless they are whole numbers."""
+        """Return the inputs on the stage's device, in its precision unless they are whole numbers."""
         inputs = self.inputs
         return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
 
 
-# A rank asks only for the micro-batches whose inputs or targets its stages need.
+# A rank calls it only for micro-batches with inputs or targets that its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
-# What crosses between two stages: its name, the stages that give and read the activation, and the message.
+# The key of a crossing value: its name, the activation's producing and reading stages, and the message.
 Crossed = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How values cross between stages on one rank.
+    """The routes of values between stages: inside a rank, or to another one.
 
-    The sets hold the messages (producer, consumer, number) that go to another rank; every other value is
-    handed over inside the rank.
+    The sets hold the messages (producer, consumer, number) that go to another rank. The rank hands over every
+    other value itself.
     """
 
     activations_sent: frozenset[tuple[int, int, int]]
@@ -71,17 +71,17 @@ class Workspace:
     """One program's values on one rank.
 
     Attributes:
-        training: keep what backward needs.
+        training: True keeps the values that backward passes need.
         micro_batch_weight: one over the micro-batches of the global batch, so that the losses add up to the
             global mean.
-        gradient_weight: what a loss so weighted counts in the gradient of a replica that steps by itself.
-        values: by (name, stage, micro-batch). Who reads what a micro-batch has left takes it away; what is
-            known of a whole stage stays until there is news.
-        crossed: what crosses between stages and has not been read.
-        segments: the stages whose passes are cut.
+        gradient_weight: the factor of such a weighted loss in the gradient of a replica that steps by itself.
+        values: by (name, stage, micro-batch). The reader of a micro-batch's value removes it. A value of a
+            whole stage stays until it is replaced.
+        crossed: the values that cross between stages and have not been read.
+        segments: the stages with cut passes.
         last_gradients: positions of the computations that complete a stage's gradient.
-        step, batch: of the step that is issued.
-        losses: this rank's shares of its loss, in their order.
+        step, batch: those of the step that is being issued.
+        losses: this rank's shares of the step's loss, in order.
     """
 
     resources: Resources
@@ -102,7 +102,7 @@ class Workspace:
         self.losses.clear()
 
     def micro_batch(self, number: int, splits: int = 1) -> MicroBatch:
-        """Return one of a stage's own micro-batches, of which each of the batch has `splits`."""
+        """Return one of a stage's own micro-batches: the stage splits each of the batch in `splits`."""
         assert self.batch is not None, "a step begins with its batch"
         if splits == 1:
             return MicroBatch(*self.batch(number))
@@ -110,22 +110,22 @@ class Workspace:
         return MicroBatch(*(tensor.tensor_split(splits)[part] for tensor in self.batch(whole)))
 
     def latest(self, name: str, stage: int) -> Value[Any]:
-        """What is known of a stage so far."""
+        """Return the latest value of a stage under this name."""
         return self.values.get((name, stage, NONE), THERE)
 
     def read(self, value: Value[torch.Tensor]) -> float:
-        """Return a number, for the host.
+        """Return a value's number to the host.
 
         Raises:
-            RunError: when what should have made it failed.
+            RunError: when the work that makes the value failed.
         """
         value.completion.wait()
         return value.content.item()
 
     def read_loss(self) -> float:
-        """This rank's share of the loss of the step."""
+        """Return this rank's share of the loss of the step."""
         return sum((self.read(loss) for loss in self.losses), 0.0)
 
     def reseed(self, step: int, layer: int, micro_batch: int) -> None:
-        """Key torch's generators by what is computed, so that neither order nor cut changes a draw."""
+        """Key torch's generators by the computation, so that neither order nor cut changes a draw."""
         torch.manual_seed(counter_seed(self.resources.seed, step, micro_batch, layer))

@@ -1,4 +1,4 @@
-"""How each kind of instruction is executed: computations and messages here, the rest by its method."""
+"""The handlers of instructions: computations and messages here, all other kinds in their methods."""
 
 from __future__ import annotations
 

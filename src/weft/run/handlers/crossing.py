@@ -1,4 +1,4 @@
-"""What crosses between stages for one micro-batch: where a stage takes it from, and where it leaves it."""
+"""The values that cross between stages for one micro-batch: the keys where stages take and leave them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.run.streams import Completion, Value
 from weft.run.transport.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.workspace import Crossed, Workspace
 
-# Where a message is left, what it is of, and which of a micro-batch's it is.
+# A message's key, its crossing, and its number among the micro-batch's messages.
 Left = tuple[Crossed, Crossing, int]
 
 
 def inputs_taken(workspace: Workspace, stage: int, micro_batch: int) -> Sequence[Crossed]:
-    """Where what a stage reads of other stages lies, stage by stage."""
+    """Return the keys of the values that a stage reads of other stages, stage by stage."""
     before = workspace.resources.borders[stage].before
     return [
         (ACTIVATION, producer, stage, message)
@@ -27,7 +27,7 @@ def inputs_taken(workspace: Workspace, stage: int, micro_batch: int) -> Sequence
 
 
 def outputs_left(workspace: Workspace, stage: int, micro_batch: int) -> Sequence[Left]:
-    """Where what other stages read of a stage is left."""
+    """Return the keys at which a stage leaves its outputs for other stages."""
 
     def key(consumer: int, message: int) -> Crossed:
         sent = (stage, consumer, message) in workspace.route.activations_sent
@@ -37,7 +37,7 @@ def outputs_left(workspace: Workspace, stage: int, micro_batch: int) -> Sequence
 
 
 def gradients_taken(workspace: Workspace, stage: int, micro_batch: int) -> Sequence[Crossed]:
-    """Where the gradients of a stage's outputs lie, stage by stage of those that read them."""
+    """Return the keys of the gradients of a stage's outputs, by each stage that reads them."""
     after = workspace.resources.borders[stage].after
     return [
         (OUTPUT_GRADIENT, stage, consumer, message)
@@ -47,7 +47,7 @@ def gradients_taken(workspace: Workspace, stage: int, micro_batch: int) -> Seque
 
 
 def gradients_left(workspace: Workspace, stage: int, micro_batch: int) -> Sequence[Left]:
-    """Where the gradients of what a stage has read are left."""
+    """Return the keys at which a stage leaves the gradients of its inputs."""
 
     def key(producer: int, message: int) -> Crossed:
         sent = (producer, stage, message) in workspace.route.gradients_sent
@@ -67,7 +67,7 @@ def _left(
 
 
 def fill(left: Sequence[Left], made: Iterable[Value[torch.Tensor]], values: Sequence[torch.Tensor]) -> None:
-    """Fill the messages that are made of a micro-batch's outputs, or of its inputs' gradients."""
+    """Fill the messages made of a micro-batch's outputs, or of its inputs' gradients."""
     for (_, crossing, within), value in zip(left, made, strict=True):
         value.content = crossing.packed(values, within)
 

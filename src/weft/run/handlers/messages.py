@@ -73,6 +73,6 @@ def _receive(
 
 
 def _shape(workspace: Workspace, instruction: Instruction, *, after: bool) -> tuple[int, ...]:
-    """Of a message between the instruction's stage and one before or after it."""
+    """Return the shape of a message between the instruction's stage and the stage before or after it."""
     borders = workspace.resources.borders[instruction.stage]
     return (borders.after if after else borders.before)[instruction.part].shape

@@ -23,7 +23,7 @@ from weft.run.stage.stage_pass import Outputs, roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.workspace import Workspace
 
-# Of a stage's inputs, its outputs with its other roots, their gradients (None for a loss), and the step.
+# Takes a stage's inputs, its outputs and other roots, their gradients (None for a loss), and the step.
 Differentiate = Callable[..., Any]
 
 
@@ -56,7 +56,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             require_weights()
             arrived = received(borders.before.values(), [one.content for one in given])
             if training:
-                # Anew, for several stages may read the same value.
+                # New leaves, as several stages may read the same value.
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
             targets = None
             if loaded is not None:
@@ -111,7 +111,7 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
     """Hand on the gradients of a stage's inputs for one micro-batch and keep what the weight part needs."""
-    # The part of torch that splits autograd takes seconds to import, which orders of whole passes do without.
+    # The part of torch that splits autograd takes seconds to import; whole passes do not need it.
     from weft.run.stage.split_backward import WeightPart, run_input_part
 
     module, resources = workspace.resources.stages[instruction.stage], workspace.resources
@@ -134,7 +134,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Accumulate a stage's weight gradients for one micro-batch whose input part has run."""
+    """Accumulate a stage's weight gradients for one micro-batch after its input part."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     bucket, add_up = workspace.resources.buckets[stage], added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients
@@ -169,7 +169,7 @@ def _going_back(
 ) -> Issue:
     """Let `differentiate` set the gradients of the inputs and hand them on.
 
-    What it returns is left for the stage and micro-batch under the name `leaves`.
+    Its result is left for the stage and micro-batch under the name `leaves`.
     """
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     values, crossed = workspace.values, workspace.crossed
@@ -219,13 +219,13 @@ def _going_back(
 def seen(
     workspace: Workspace, instruction: Instruction, differentiate: Differentiate, *, ends: bool
 ) -> Differentiate:
-    """The same, before the eyes of the stage's taps where it has any; `ends`: it makes the last gradients."""
+    """Wrap `differentiate` for the stage's taps, if it has any; `ends`: it makes the last gradients."""
     taps = workspace.resources.taps.get(instruction.stage)
     return differentiate if taps is None else taps.around(instruction.micro_batch, differentiate, ends=ends)
 
 
 def added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], None]:
-    """What ends a computation of gradients: after a stage's last, its replica's ranks add up their parts."""
+    """Return the end of a gradient computation: after a stage's last one, the replica's ranks add up."""
     summed = workspace.resources.summed.get(instruction.stage, ())
     if instruction.position not in workspace.last_gradients:
         summed = ()
@@ -238,10 +238,10 @@ def added_up(workspace: Workspace, instruction: Instruction) -> Callable[[], Non
 
 
 def weights_required(workspace: Workspace, stage: int) -> Callable[[], None]:
-    """What checks that the weights of a stage are where its parameters look for them."""
+    """Return a check that the weights of a stage are where its parameters look for them."""
     shard = workspace.resources.shards.get(stage)
     return _nothing if shard is None else shard.weights.require
 
 
 def _nothing() -> None:
-    """Weights that never leave are there."""
+    """Do nothing: weights that never leave are always there."""

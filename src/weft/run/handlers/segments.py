@@ -1,4 +1,4 @@
-"""Segments of a stage's passes on one micro-batch; collectives between them are instructions of methods."""
+"""Segments of a stage's passes on one micro-batch; methods run the collectives between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
-    """Return a handler of whole passes, and of the last segments of those that are cut."""
+    """Return a handler of whole passes, and of the last segments of cut passes."""
 
     def handle(workspace: Workspace, instruction: Instruction) -> Issue:
         handler = cut if instruction.stage in workspace.segments else whole
@@ -52,12 +52,12 @@ def whole_or_cut(whole: Handler, cut: Handler) -> Handler:
 
 
 def forward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Run a segment of a stage forward, and leave what crosses the border behind it."""
+    """Run a segment of a stage forward, and leave the value that crosses the border behind it."""
     return _forward(workspace, instruction, instruction.part)
 
 
 def last_forward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Run what completes a forward pass; the last stage also computes the weighted loss."""
+    """Run the last segment of a forward pass; the last stage also computes the weighted loss."""
     return _forward(workspace, instruction, workspace.segments[instruction.stage].last_forward)
 
 
@@ -117,17 +117,17 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
 
 
 def backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Accumulate the gradients of a segment's weights, and leave what crosses the border before it."""
+    """Accumulate the gradients of a segment's weights, and leave the gradient for the border before it."""
     return _backward(workspace, instruction, instruction.part)
 
 
 def input_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Leave what crosses the border before a segment, and what the gradients of its weights need."""
+    """Leave the gradient for the border before a segment, and the weight parts of its regions."""
     return _backward(workspace, instruction, instruction.part)
 
 
 def first_backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Run what completes a backward pass, and hand on the gradient of the stage's input."""
+    """Run the last segment of a backward pass, and hand on the gradient of the stage's input."""
     return _backward(workspace, instruction, 0)
 
 
@@ -190,7 +190,7 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
 
 
 def weight_segment(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Accumulate the gradients of a segment's weights, whose input part has run."""
+    """Accumulate the gradients of a segment's weights after its input part."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     bucket = workspace.resources.buckets[stage]
 

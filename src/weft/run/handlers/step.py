@@ -1,4 +1,4 @@
-"""The step of a stage's optimizer, which follows what has been done to its gradient."""
+"""The step of a stage's optimizer, which follows all work on the stage's gradient."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.run.workspace import Workspace
 def step(workspace: Workspace, instruction: Instruction) -> Issue:
     """Step a stage's optimizer once its gradient is complete, then clear the gradient.
 
-    Methods may have it wait for more, and leave it out. A gradient that was handed back is cleared by the
-    next stage to claim its buffer.
+    Methods may delay the step, and leave it out. If a stage has handed its buffer back, the next stage to
+    claim it clears it.
     """
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     optimizer, statistics = resources.optimizers[stage], resources.statistics[stage]
@@ -23,7 +23,7 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
         awaited = [gate.reads() for gate in gates]
 
         def work() -> None:
-            # Every gate is asked: each has its own part of the gradient to see to.
+            # Call every gate: each handles its own part of the gradient.
             admitted = [gate.admits(*values) for gate, values in zip(gates, awaited, strict=True)]
             if all(admitted):
                 optimizer.step()

@@ -1,1 +1,1 @@
-"""Workers of a local run: started, watched, ended, and how they tell what went wrong."""
+"""Workers of a local run: their start, watch, end and reports of failures."""

@@ -4,8 +4,8 @@
 
 It prints one JSON line about a failure to its standard output, which the launcher reads.
 
-torch elastic is not used: its store listens on all interfaces, for anybody, and it unpickles what it finds
-there.
+It does not use torch elastic: elastic's store listens on all interfaces, for anybody, and unpickles the data
+it finds there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
-# For those that are left when one has failed to say why they fail.
+# Gives the remaining ranks time to report their own failure after one has failed.
 FAREWELL_TIMEOUT_S = 5.0
-# After a signal, for ranks of which none works; loggers get nearly as long to finish.
+# Limit after a signal while no rank works; loggers get nearly as long to finish.
 QUIET_LIMIT_S = 35.0
-# After a signal, for ranks that work: a save gets as long.
+# Limit after a signal while ranks work: a save may take as long.
 STOP_TIMEOUT_S = 1800.0
 LOOK_EVERY_S = 1.0
 
@@ -49,12 +49,12 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     server = socket.create_server((_own_address(), 0), backlog=socket.SOMAXCONN)
     command = [sys.executable, "-m", "weft.run.launch.worker_main", module, str(run_dir)]
     ranks = RankProcesses(command, _environments(world_size, *server.getsockname()))
-    # Beside the workers, as it takes seconds; who calls meanwhile waits.
+    # A thread starts the store, which takes seconds; workers that connect meanwhile wait.
     store = ThreadPoolExecutor(1).submit(_host_store, server)
     while ranks.running and not ranks.failed and not stops:
         ranks.poll()
         if store.done():
-            store.result()  # or what went wrong with it
+            store.result()  # raises the store's error
     if stops:
         _stop(run_dir, ranks, signal.Signals(stops[0]))
         return 128 + stops[0]
@@ -65,23 +65,22 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
 
 
 def _host_store(server: socket.socket) -> TCPStore:
-    """Return the store over which the workers meet, for as long as it is kept."""
+    """Return the store over which the workers meet; it lives as long as this object."""
     from torch.distributed import TCPStore
 
     address, port = server.getsockname()
-    # A socket of its own would listen on all interfaces, whatever its address.
+    # A socket made by the store would listen on all interfaces, whatever its address.
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
 def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:
-    """Let the ranks finish their step and save it. Those that do not answer are killed.
+    """Let the ranks finish their step and save it; kill ranks that do not answer.
 
-    One that is stuck makes the others wait, so that none works from then on. As long as one works, it may be
-    saving.
+    A stuck rank makes the others wait, so that soon no rank works. As long as one works, it may be saving.
     """
     ranks.send(number)
     activity, passed_s = Activity(QUIET_LIMIT_S), 0.0
-    # Pauses are counted, and not the clock asked, which goes on while a whole job is suspended.
+    # Count pauses and read no clock: the clock goes on while a whole job is suspended.
     while ranks.running and activity.quiet_s < QUIET_LIMIT_S and passed_s < STOP_TIMEOUT_S:
         for _ in range(round(LOOK_EVERY_S / POLL_S)):
             if ranks.running:
@@ -109,7 +108,7 @@ def _report(run_dir: Path, rank: int, lines: list[str] | tuple[str, ...], *, ref
 
 
 def _own_address() -> str:
-    """Where workers reach this process, and nobody else; in a lab it moves beside them first."""
+    """Return this process's address for workers only; inside a lab, first enter the lab's network."""
     lab = current_lab()
     if lab is None:
         return LOOPBACK
@@ -118,26 +117,26 @@ def _own_address() -> str:
 
 
 def _environments(world_size: int, address: str, port: int) -> list[dict[str, str]]:
-    """What each rank is told: the variables of torchrun, threads, and the interface to listen on."""
+    """Return each rank's environment: variables of torchrun, threads, and the interface to listen on."""
     shared = os.environ | {
         AGENT_PID: str(os.getpid()),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        # torch's: the store is there, and rank 0 need not start one.
+        # For torch: the store exists, so rank 0 starts none.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     shared.setdefault("OMP_NUM_THREADS", str(threads_per_rank(world_size)))
     if current_lab() is not None:
-        # A rank of a lab is a process of one thread on a part of one core, whatever else the machine has.
+        # A rank of a lab has one thread on a part of one core, and no GPU of the machine.
         shared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     elif sys.platform == "linux":
-        # All ranks are on this host, and whoever else the user's own interface leads to is none.
+        # All ranks are on this host: the user's own interface would only admit strangers.
         shared["GLOO_SOCKET_IFNAME"] = "lo"
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
 if __name__ == "__main__":
-    # Not `sys.exit`, which would wait for the store where it is not there yet.
+    # Not `sys.exit`, which would wait for a store that has not started yet.
     os._exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

@@ -1,4 +1,4 @@
-"""What went wrong in a worker, in a word that it leaves through a pipe: a disk may be full. No torch here."""
+"""`Failure`: the error of a worker, sent through a pipe because a disk may be full. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PeerLostError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How one rank failed.
+    """The failure of one rank.
 
     Attributes:
         refused: the input was refused (exit code 2), otherwise the run failed (exit code 1).
         consequence: another rank's failure is the more likely cause.
-        silent: the rank left no word; its exit code is all there is.
+        silent: the rank left no report; only its exit code is known.
         time_ns: `time.time_ns` of the failure.
         lines: one line per violation, otherwise a single line.
     """
@@ -43,19 +43,19 @@ def logs_folder(run_dir: Path) -> Path:
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
-    """What the worker of that rank printed."""
+    """Return the path of the log with the printed output of the rank's worker."""
     return logs_folder(run_dir) / f"rank-{rank}.log"
 
 
 def leave_word(pipe: int, rank: int, error: BaseException) -> None:
-    """Write down the error that ends this worker, for the agent at the other end of the pipe."""
+    """Write the error that ends this worker, for the agent at the other end of the pipe."""
     record = {
         "refused": isinstance(error, InputError),
         "consequence": isinstance(error, PeerLostError),
         "time_ns": time.time_ns(),
         "lines": _lines(rank, error),
     }
-    # Who is to read it may be gone.
+    # The reader may be gone.
     with suppress(OSError), os.fdopen(pipe, "wb") as file:
         file.write(json.dumps(record).encode())
 
@@ -68,10 +68,10 @@ def disk_problem(rank: int, error: OSError) -> str:
 def first_failure(words: Mapping[int, bytes], exit_codes: Mapping[int, int]) -> Failure:
     """Return the failure that most likely caused the others.
 
-    `words` maps ranks to what they left. `exit_codes` maps each failed rank, in the order in which they
-    ended, to its exit code, negative for a signal. A rank's own error comes before a silent end, which comes
-    before a lost peer and before SIGTERM, with which the agent ends the ranks that are left; then the
-    earliest counts.
+    `words` maps ranks to their written reports. `exit_codes` maps failed ranks, in the order of their ends,
+    to exit codes, negative for a signal. A rank's own error ranks first, then a silent end. A lost peer comes
+    last, as does a silent SIGTERM, with which the agent ends the remaining ranks. Among equals the earliest
+    counts.
     """
 
     def order(failure: Failure) -> tuple[bool, bool, int]:
@@ -94,7 +94,7 @@ def _failure_of(rank: int, word: bytes, exit_code: int) -> Failure:
             lines=tuple(str(line) for line in record["lines"]),
         )
     except (ValueError, KeyError, TypeError):
-        # Killed before or while it wrote: its exit code is all there is.
+        # The rank was killed before or while it wrote; only its exit code is known.
         line = f"rank {rank} {_ending(exit_code)}"
         return Failure(rank=rank, refused=False, consequence=False, silent=True, time_ns=0, lines=(line,))
 

@@ -1,6 +1,6 @@
-"""`beating`: a thread shows in the rank's slots that its process gets to run.
+"""`beating`: a thread that shows in the rank's slots that its process runs.
 
-It does not while the process is stopped, or while a call holds Python's lock (the GIL).
+The beat stops while the process is stopped, or while a call holds Python's lock (the GIL).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BEAT_INTERVAL_S = 0.5
 
 @contextmanager
 def beating(recorder: Recorder | None) -> Iterator[None]:
-    """A block in which the rank's slots show that its process gets to run; nothing without a recorder."""
+    """Show in the rank's slots, within this block, that its process runs; do nothing without a recorder."""
     if recorder is None:
         yield
         return

@@ -1,7 +1,7 @@
 """Die with the parent: no kill of a launcher or an agent leaves an orphan.
 
-On Linux the kernel does it; elsewhere a thread watches. No torch here, so that the window between the start
-of a process and its lifeline is only as long as the start of Python.
+On Linux the kernel does it; elsewhere a thread watches. This module imports no torch: the lifeline starts as
+soon as Python has started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(expected_parent_pid: int) -> None:
     """Have this process killed (SIGKILL) when its parent dies.
 
-    The parent may already be gone when this is called; then the process exits at once.
+    If the parent is already gone, the process exits at once.
 
     Raises:
         RunError: when the kernel refuses.
@@ -40,7 +40,7 @@ def die_with_parent(expected_parent_pid: int) -> None:
 
 
 def watch_parent(expected_parent_pid: int) -> None:
-    """Start a thread that ends this process once its parent is another one than expected."""
+    """Start a thread that ends this process once it has another parent than expected."""
 
     def watch() -> None:
         while os.getppid() == expected_parent_pid:

@@ -1,4 +1,4 @@
-"""`RankProcesses`: the workers of a local run as processes: started, watched, signalled. No torch here."""
+"""`RankProcesses`: the workers of a local run as processes: started, watched, signalled. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ POLL_S = 0.05
 
 
 class RankProcesses:
-    """One process for each rank, in a session of its own, so that a kill reaches what it has started, too.
+    """One process per rank, each in its own session, so that a kill also reaches its child processes.
 
     Attributes:
-        exit_codes: of the ranks that have ended, in that order; negative for a signal.
-        words: what each rank has written to its standard output.
+        exit_codes: those of the ended ranks, in the order of their ends; negative for a signal.
+        words: the bytes that each rank has written to its standard output.
     """
 
     def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
@@ -34,7 +34,7 @@ class RankProcesses:
 
     @property
     def running(self) -> dict[int, int]:
-        """Process by rank."""
+        """Process id by rank."""
         return {rank: process.pid for rank, process in self._running.items()}
 
     @property
@@ -42,11 +42,11 @@ class RankProcesses:
         return any(self.exit_codes.values())
 
     def poll(self) -> None:
-        """Wait a moment, read what the ranks have written and note who has ended."""
+        """Wait `POLL_S`, read the ranks' output and note ended ranks."""
         time.sleep(POLL_S)
         for rank, process in list(self._running.items()):
             exit_code = process.poll()
-            # After that, so that nothing is missed of one that has ended.
+            # Read after the poll, so that all output of an ended rank is read.
             self._read(rank, process)
             if exit_code is not None:
                 self.exit_codes[rank] = exit_code
@@ -55,13 +55,13 @@ class RankProcesses:
                 process.stdout.close()
 
     def send(self, number: int) -> None:
-        """Signal the ranks that are left, and what they have started."""
+        """Send a signal to the running ranks and their child processes."""
         for process in self._running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
 
     def end(self, grace_s: float) -> None:
-        """End the ranks that are left with SIGTERM, and after `grace_s` with SIGKILL."""
+        """End the running ranks with SIGTERM, and after `grace_s` with SIGKILL."""
         self.send(signal.SIGTERM)
         for _ in range(round(grace_s / POLL_S)):
             if self._running:
@@ -69,12 +69,12 @@ class RankProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the ranks that are left and wait for their end."""
+        """Kill the running ranks and wait for their end."""
         self.send(signal.SIGKILL)
         while self._running:
             self.poll()
 
     def _read(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        while part := process.stdout.read(1 << 16):  # None: nothing there; empty: no more will come
+        while part := process.stdout.read(1 << 16):  # None: nothing yet; empty: the end
             self.words[rank] += part

@@ -1,4 +1,4 @@
-"""How many threads a rank may use. No torch here: the agent asks before it imports anything slow."""
+"""The threads of a rank. Imports no torch: the agent needs the number before any slow import."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Threads each of `local_ranks` processes may use of the cores given to this one."""
+    """Return the threads for each of `local_ranks` processes: an equal part of this process's cores."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)

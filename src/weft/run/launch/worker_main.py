@@ -1,9 +1,9 @@
-"""What the agent starts for every rank: a lifeline and a log, then the worker's module.
+"""The process that the agent starts for every rank: a lifeline and a log, then the worker's module.
 
     python -m weft.run.launch.worker_main MODULE RUN_DIR
 
 The lifeline comes before the slow imports, so that no worker outlives an agent that dies while they load.
-Standard output is a pipe to the agent, which gets word of a failure through it, and nothing else.
+Standard output is a pipe to the agent, which carries the report of a failure and nothing else.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def main(module: str, run_dir: Path) -> None:
     sys.argv = [module, str(run_dir)]
     try:
         _print_to(log_path(run_dir, rank))
-        # Before anything starts a thread, which would stay behind.
+        # Enter before any thread starts: a thread would stay in the old place.
         enter_rank(rank)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         leave_word(agent, rank, error)
-        # The log is on the disk that may be full.
+        # The log's disk may be full.
         with suppress(OSError):
             traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-        # Threads that wait for a lost peer, and process groups being torn down, can hold up a normal exit.
+        # A normal exit may hang: threads wait for a lost peer, or process groups are being torn down.
         os._exit(2 if isinstance(error, InputError) else 1)
 
 

@@ -1,4 +1,4 @@
-"""`start_worker`: the first thing a worker does, under weft's agent, plain `torchrun` or alone."""
+"""`start_worker`: the first call of a worker, under weft's agent, plain `torchrun` or alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Its functions take the default group of the time of their import as a default argument. Imported later, as
-# optimizers do, it would keep the job's group and its threads alive until the interpreter goes down, which
-# aborts the process now and then.
+# Its functions bind the default group at import time as a default argument. A later import, as by optimizers,
+# would keep the job's group and its threads alive until the interpreter ends. This sometimes aborts the
+# process.
 import torch.distributed.nn.functional
 
 from weft.errors import InputError, RunError, Violation
@@ -23,7 +23,7 @@ START_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Who this worker is. `device` is a name that `torch.device` takes."""
+    """The rank, device and threads of this worker. `device` is a name that `torch.device` takes."""
 
     rank: int
     world_size: int
@@ -39,9 +39,9 @@ class WorkerContext:
 def start_worker(*, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
     """Tie this process to its parent, set its threads and join the job's process group (gloo).
 
-    Reads what `torchrun` sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-    OMP_NUM_THREADS); without RANK the job is this process alone. Each rank has a CUDA device of its own on a
-    machine that has any, and its share of the cores otherwise.
+    It reads the variables of `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT, OMP_NUM_THREADS). Without RANK the job is this process alone. On a machine with CUDA devices
+    each rank has its own; otherwise each rank has its share of the cores.
 
     Raises:
         InputError: when the environment is incomplete, or the machine has no device for this rank.

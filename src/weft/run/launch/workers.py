@@ -22,19 +22,18 @@ POLL_S = 0.2
 def launch_workers(
     run_dir: Path, world_size: int, module: str, on_poll: Callable[[], None] | None = None
 ) -> None:
-    """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have ended well.
+    """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have succeeded.
 
-    Inside a lab (`weft lab`) each rank runs on its device of the lab.
-
-    What a worker prints goes to `RUN_DIR/logs/rank-N.log`. Ctrl-C and SIGTERM are passed on, and the workers
-    given time to save; a second Ctrl-C kills. Where one failed then, or they had to be killed, the exception
-    has a note that says so. No kill of this process leaves a worker behind.
+    Inside a lab (`weft lab`) each rank runs on its device of the lab. `RUN_DIR/logs/rank-N.log` receives a
+    worker's output. Ctrl-C and SIGTERM go on to the workers, which get time to save; a second Ctrl-C kills.
+    If a worker fails then, or has to be killed, a note of the exception states it. No kill of this process
+    leaves a worker behind.
 
     Args:
         on_poll: called several times a second while the workers run.
 
     Raises:
-        InputError: when the workers refused their input, or a lab has fewer devices.
+        InputError: when torch is missing, the workers refused their input, or a lab has fewer devices.
         RunError: when a rank failed: one line, with the path of its log.
         KeyboardInterrupt: after Ctrl-C, when the workers have ended.
         SystemExit: with code 143 after SIGTERM, when the workers have ended.
@@ -59,7 +58,7 @@ def launch_workers(
     with (
         terminable(),
         open(logs / "agent.log", "ab") as log,
-        # A session of its own: Ctrl-C in the terminal must reach the workers once, through this process.
+        # The agent has its own session: Ctrl-C must reach the workers once, through this process.
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as agent,
     ):
         try:
@@ -70,14 +69,14 @@ def launch_workers(
                 stop.add_note(json.loads(report)["lines"][0])
             raise
         finally:
-            # Nothing but the agent's own end, or this function's failure, leads here; killing it ends all.
+            # The agent has ended or this function has failed; killing the agent ends all ranks.
             agent.kill()
     if agent.returncode != 0:
         raise _failure(agent.returncode, report, logs / "agent.log")
 
 
 def require_torch() -> None:
-    """Refuse to start anything where torch is missing, without importing it.
+    """Refuse to start without torch; check this without importing it.
 
     Raises:
         InputError: with the remedy.
@@ -87,7 +86,7 @@ def require_torch() -> None:
 
 
 def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> bytes:
-    """What the agent has said when it has ended."""
+    """Wait for the agent's end and return its output."""
     while True:
         try:
             return agent.communicate(timeout=POLL_S)[0]

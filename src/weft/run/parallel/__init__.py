@@ -1,1 +1,1 @@
-"""Ranks that hold one replica of a stage together: by tensors, by tokens."""
+"""Ranks that hold one replica of a stage together: tensor parallelism and context parallelism."""

@@ -1,7 +1,7 @@
-"""`DividedLogits`: logits of which every tensor rank has the columns of its share of the vocabulary.
+"""`DividedLogits`: logits that tensor ranks divide, each with the columns of its share of the vocabulary.
 
-Their cross entropy needs three numbers per target from the other ranks: the largest logit, the sum of the
-exponentials and the target's logit (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
+Their cross entropy needs other ranks' largest logit, sum of exponentials and target's logit, three numbers
+per target (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from weft.run.parallel.function import Function
 from weft.run.parallel.tensor_parallel import TensorRanks
 
-# What cross entropy leaves out by default, in torch and here.
+# The target that cross entropy leaves out by default, in torch and here.
 IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
 class DividedLogits:
-    """Logits (..., vocabulary), of which this rank has `own` (..., columns of its share)."""
+    """Logits (..., vocabulary); this rank has the columns of its share, `own` (..., columns)."""
 
-    # What a loss says that takes them.
+    # The attribute of a loss function that takes them.
     declared: ClassVar[str] = "takes_divided_logits"
 
     own: torch.Tensor
@@ -30,11 +30,11 @@ class DividedLogits:
     ranks: TensorRanks
 
     def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-        """Mean over the targets (...) that are not `ignored`; the same number on all ranks."""
+        """Return the mean over the targets (...) that are not `ignored`; the same number on all ranks."""
         return self.total_cross_entropy(targets, ignored) / (targets != ignored).sum()
 
     def total_cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-        """Sum over the targets (...) that are not `ignored`; the same number on all ranks."""
+        """Return the sum over the targets (...) that are not `ignored`; the same number on all ranks."""
         share = self.ranks.share(self.vocabulary)
         total: torch.Tensor = _TotalCrossEntropy.apply(
             self.own.flatten(0, -2), targets.flatten(), ignored, self.ranks, share
@@ -42,7 +42,7 @@ class DividedLogits:
         return total
 
     def detach(self) -> DividedLogits:
-        """Without what gradients need."""
+        """Return the logits cut from the autograd graph."""
         return DividedLogits(self.own.detach(), self.vocabulary, self.ranks)
 
     def argmax(self) -> torch.Tensor:
@@ -53,7 +53,7 @@ class DividedLogits:
         return places.gather(0, values.argmax(0, keepdim=True)).squeeze(0)
 
     def whole(self) -> torch.Tensor:
-        """All logits, for a loss that every rank computes in full; gradients flow to the own columns."""
+        """Return all logits, for a loss that every rank computes; gradients flow to the own columns."""
         logits: torch.Tensor = _Joined.apply(self.own, self.vocabulary, self.ranks)
         return logits
 
@@ -63,7 +63,7 @@ class _TotalCrossEntropy(Function):
     def forward(
         ctx: Any, own: torch.Tensor, targets: torch.Tensor, ignored: int, ranks: TensorRanks, share: range
     ) -> torch.Tensor:
-        """Sum of the cross entropy of logits (targets, columns of `share`)."""
+        """Sum the cross entropy of logits (targets, columns of `share`)."""
         shifted = own - ranks.largest(own.amax(1)).unsqueeze(1)
         here = (targets >= share.start) & (targets < share.stop)
         column = torch.where(here, targets - share.start, 0).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""`Function`: torch's own, whose `apply` has no types."""
+"""`Function`: torch's own class with types for `apply`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss function is given of a last stage's output, of which this rank may have a share only."""
+"""`loss_input`: the input of a loss function from a last stage's output, whole or this rank's share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Divided = DividedLogits | DividedTokens
 
 @runtime_checkable
 class DividesOutput(Protocol):
-    """A last stage whose output may be a share."""
+    """A last stage with an output that may be a share."""
 
     def divided(self, output: torch.Tensor) -> Divided | None:
-        """Return its output with what it is a share of, or None where it is whole."""
+        """Return the output as a share of the whole; None if it is whole."""
         ...
 
 
 def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | Divided:
-    """What a last stage's output is to a loss function, in fp32 or wider.
+    """Return a last stage's output for a loss function, in fp32 or wider.
 
-    One that has `takes_divided_tokens` or `takes_divided_logits` is given such a share as it is, any other
-    all logits. Where both are divided, one that takes tokens is given these, one that takes columns alone
-    those of all tokens.
+    A function with the attribute `takes_divided_tokens` or `takes_divided_logits` gets that share; any other
+    gets all logits. If both are divided, a function that takes tokens gets its tokens. One that takes columns
+    only gets its columns for all tokens.
     """
     output = at_least_fp32(output)
     share = module.divided(output) if isinstance(module, DividesOutput) else None

@@ -1,4 +1,4 @@
-"""`ReplicaRanks`: several ranks that hold one replica of a stage together, and how they exchange tensors.
+"""`ReplicaRanks`: several ranks that hold one replica of a stage together, and their exchange of tensors.
 
 Sums are in the order of the ranks, so that repetitions have the same bits and replicated values stay equal.
 """
@@ -21,10 +21,10 @@ class ReplicaRanks:
     """The ranks of one replica of a stage, seen from one of them.
 
     Args:
-        place, size: which of how many it is.
+        place, size: this rank's place among `size` ranks.
     """
 
-    # What the ranks are called in errors.
+    # The ranks' kind in error messages.
     name: ClassVar[str]
 
     def __init__(self, place: int = 0, size: int = 1) -> None:
@@ -45,7 +45,7 @@ class ReplicaRanks:
         return self._group
 
     def add_up(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' values of one shape, in the order of the ranks, as a new tensor."""
+        """Return the sum of all ranks' values of one shape, in the ranks' order, as a new tensor."""
         flat = value.detach().contiguous().view(-1)
         total = flat.new_zeros(-(-len(flat) // self.size) * self.size)
         total[: len(flat)] = flat
@@ -54,7 +54,7 @@ class ReplicaRanks:
         return total[: len(flat)].view(value.shape)
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' values of one shape, one after the other: (size, ...)."""
+        """Return all ranks' values of one shape, in the order of the ranks: (size, ...)."""
         share = value.detach().contiguous()
         found = share.new_empty((self.size, *share.shape))
         with self.meeting():
@@ -62,7 +62,7 @@ class ReplicaRanks:
         return found
 
     def scatter_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the own part (...) of the sum of all ranks' (size, ...), in the order of the ranks."""
+        """Return the own part (...) of the sum of all ranks' values (size, ...), in the ranks' order."""
         shares = values.detach().contiguous()
         with self.meeting():
             own = reduce_scatter(shares.view(-1), self.group)
@@ -70,7 +70,7 @@ class ReplicaRanks:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Yield an exchange; torch's errors in it mean that another rank is gone."""
+        """Run an exchange; raise PeerLostError for torch's errors, which mean that another rank is gone."""
         try:
             yield
         except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""How the layers of a stage are divided over tensor ranks: which parameters, which products, which tables.
+"""The division of a stage's layers over tensor ranks: of parameters, products and tables.
 
-A family says it in tables of names (`weft.run.stage.stage_module.StageModule`), which its `divide` applies to
-a stage that was built whole on the meta device. Submodules and parameters keep their names, so that a rank's
+A family states it in tables of names (`weft.run.stage.stage_module.StageModule`). Its `divide` applies them
+to a stage that was built whole on the meta device. Submodules and parameters keep their names, so a rank's
 share of a parameter has the name of the whole.
 """
 
@@ -20,15 +20,15 @@ from weft.run.parallel.tensor_parallel import TensorRanks
 
 @dataclass(frozen=True, slots=True)
 class HeldByTensorRanks:
-    """How tensor ranks hold a parameter.
+    """A parameter's division over tensor ranks.
 
     Attributes:
-        axis: which dimension they divide; None where every rank has all of it.
-        blocks: equal parts along the axis, joined in one parameter, each of which is divided (a product of
-            queries, keys and values).
-        on_stream: where every rank has all of it: whether it computes with the stream between two divided
-            products. Where the stream is divided each rank then has the gradient of its own tokens, and
-            the parameter's is their sum.
+        axis: the divided dimension; None if every rank has the whole parameter.
+        blocks: equal parts along the axis, joined in one parameter; each is divided (a product of queries,
+            keys and values).
+        on_stream: True if a whole parameter computes with the stream between two divided products. If the
+            stream is divided, each rank has the gradient of its own tokens; the parameter's gradient is their
+            sum.
     """
 
     axis: int | None = None
@@ -38,10 +38,10 @@ class HeldByTensorRanks:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How one parameter is divided: `length` elements along `axis` in `blocks` equal parts.
+    """The division of one parameter: `length` elements along `axis` in `blocks` equal parts.
 
-    Shares have equal shapes on all ranks: where the length does not divide, those with fewer elements end
-    with zeros, which nothing reads.
+    Shares have equal shapes on all ranks. If the length does not divide, shorter shares end with zeros that
+    nothing reads.
     """
 
     axis: int
@@ -49,7 +49,7 @@ class Division:
     length: int
 
     def own_length(self, ranks: TensorRanks) -> int:
-        """Elements of a share along the axis."""
+        """Return the elements of a share along the axis."""
         return self.blocks * -(-self.length // (self.blocks * ranks.size))
 
     def own(self, whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Division:
         return torch.cat(parts, self.axis)
 
     def joined(self, shares: Sequence[torch.Tensor], ranks: TensorRanks) -> torch.Tensor:
-        """Return the whole out of the shares of all ranks, in the order of their places."""
+        """Return the whole, joined from the shares of all ranks in the order of their places."""
         length = self.length // self.blocks
         blocks = [share.chunk(self.blocks, self.axis) for share in shares]
         return torch.cat(
@@ -79,7 +79,7 @@ class Division:
 
 
 class RowProduct(nn.Module):
-    """A product whose inner dimension is divided: partial sums are added up, then comes the bias."""
+    """A product with a divided inner dimension: partial sums are added up, then comes the bias."""
 
     def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
         super().__init__()
@@ -89,24 +89,24 @@ class RowProduct(nn.Module):
         self.bias = whole.bias
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """(b, s, inner / size) to the stream (b, tokens, width)."""
+        """Map (b, s, inner / size) to the stream (b, tokens, width)."""
         weight = self.weight.t() if self._transposed else self.weight
         partial = nn.functional.linear(value, weight)
         return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
 
     def finish(self, stream: torch.Tensor) -> torch.Tensor:
-        """What the product gives, from the sum of all ranks' partial ones."""
+        """Return the product's result, from the sum of all ranks' partial results."""
         return stream if self.bias is None else stream + self.bias
 
 
 def row_product(module: nn.Module) -> RowProduct:
-    """The same, of a stage that ranks divide: types know what the family has in its place."""
+    """Return the module as a `RowProduct`: in a divided stage it has replaced the family's product."""
     assert isinstance(module, RowProduct), "ranks have divided the stage"
     return module
 
 
 class DividedTable(nn.Embedding):
-    """A token table of which every rank has a share of the rows; tokens of other shares count as zero."""
+    """A token table with a share of the rows on every rank; tokens of other shares count as zero."""
 
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
         super().__init__(whole.num_embeddings, whole.embedding_dim, device="meta")
@@ -114,7 +114,7 @@ class DividedTable(nn.Embedding):
         self._share = ranks.share(whole.num_embeddings)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Token ids (b, s) to the stream (b, tokens, width)."""
+        """Map token ids (b, s) to the stream (b, tokens, width)."""
         here = (tokens >= self._share.start) & (tokens < self._share.stop)
         rows = nn.functional.embedding(torch.where(here, tokens - self._share.start, 0), self.weight)
         return self._ranks.leave(rows * here.unsqueeze(-1))
@@ -123,7 +123,7 @@ class DividedTable(nn.Embedding):
 def enter_before(region: nn.Module, ranks: TensorRanks) -> None:
     """Let a module that begins with products divided by columns read all tokens of the stream.
 
-    A hook and no module of its own, so that the names of what is inside stay.
+    A hook does it and no wrapping module, so that the names inside stay.
     """
 
     def gather_input(
@@ -137,7 +137,7 @@ def enter_before(region: nn.Module, ranks: TensorRanks) -> None:
 
 
 def replace_rows(block: nn.Module, names: Iterable[str], ranks: TensorRanks) -> None:
-    """Put a `RowProduct` in the place of each of the block's products that are divided by rows."""
+    """Replace each of the block's products that are divided by rows with a `RowProduct`."""
     for name in names:
         path, _, leaf = name.rpartition(".")
         parent = block.get_submodule(path)

@@ -1,11 +1,10 @@
-"""`TensorRanks`: the ranks that divide a stage's layers among them, and what they exchange inside a layer.
+"""`TensorRanks`: the ranks that divide a stage's layers, and their exchanges inside a layer.
 
-Products that are divided by columns are followed by products divided by rows, so that a pair of them needs
-one exchange at its entry and one at its exit (Shoeybi et al., Megatron-LM, arXiv 1909.08053). Where the ranks
-divide the sequence, too, each keeps its own tokens of everything between an exit and the next entry, which
-is called the stream: the entry gathers the tokens, the exit adds the partial results up and scatters them
-(Korthikanti et al., arXiv 2205.05198). Otherwise the entry does nothing and the exit adds up. Backward the
-two change places.
+A product divided by columns precedes a product divided by rows. So the pair needs one exchange at its entry
+and one at its exit (Shoeybi et al., Megatron-LM, arXiv 1909.08053). The stream is everything between an exit
+and the next entry. If the ranks also divide the sequence, each keeps its own tokens of the stream. The entry
+gathers the tokens; the exit adds up the partial results and scatters them (Korthikanti et al., arXiv
+2205.05198). Otherwise the entry does nothing and the exit adds up. Backward the two change places.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class TensorRanks(ReplicaRanks):
     """The ranks of one replica of a stage that divide its layers, seen from one of them.
 
     Args:
-        place, size: which of how many it is.
-        divides_sequence: whether each keeps its own tokens only, outside of the divided products; the number
-            of tokens is a multiple of `size`.
+        place, size: this rank's place among `size` ranks.
+        divides_sequence: True if each rank keeps only its own tokens outside of the divided products; the
+            number of tokens is a multiple of `size`.
 
     Attributes:
-        elsewhere: whoever computes exchanges what enters and leaves by other means: between segments.
+        elsewhere: True while the caller exchanges the values itself, between segments.
     """
 
     name = "tensor"
@@ -43,7 +42,7 @@ class TensorRanks(ReplicaRanks):
         self.elsewhere = False
 
     def share(self, length: int, place: int | None = None) -> range:
-        """Which of `length` columns a rank holds, by default this one; shares differ by one at most."""
+        """Return a rank's columns of `length`, by default this rank's; shares differ by at most one."""
         place = self.place if place is None else place
         return range(length * place // self.size, length * (place + 1) // self.size)
 
@@ -55,7 +54,7 @@ class TensorRanks(ReplicaRanks):
         return entered
 
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the stream out of the partial sums (b, s, ...) of products that are divided by rows."""
+        """Return the stream, from the partial sums (b, s, ...) of products that are divided by rows."""
         if self.size == 1 or self.elsewhere:
             return partial
         left: torch.Tensor = _Leave.apply(partial, self)
@@ -63,7 +62,7 @@ class TensorRanks(ReplicaRanks):
 
     @contextmanager
     def exchanging_elsewhere(self) -> Iterator[None]:
-        """Yield a block in which what enters is there already, and what leaves is left as it is."""
+        """Exchange nothing within this block: the caller gathers the input and adds up the output."""
         self.elsewhere = True
         try:
             yield
@@ -71,26 +70,26 @@ class TensorRanks(ReplicaRanks):
             self.elsewhere = False
 
     def exchanges(self, *, enters: bool, backward: bool) -> bool:
-        """Return whether a pass exchanges anything where it comes over the border of a region."""
+        """Return True if a pass exchanges a value at this border of a region."""
         return self.size > 1 and (self.divides_sequence or enters == backward)
 
     def exchange(self, value: torch.Tensor, *, enters: bool, backward: bool) -> torch.Tensor:
-        """What a pass exchanges where it comes over the border of a region of divided products."""
+        """Return the exchanged value of a pass at a border of a region of divided products."""
         if not self.divides_sequence:
             return self.add_up(value)
         return self.gather_tokens(value) if enters != backward else self.scatter_tokens(value)
 
     def whole_stream(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return all tokens of the stream, for what every rank computes in full."""
+        """Return all tokens of the stream, for computations that every rank repeats."""
         whole: torch.Tensor = _Whole.apply(stream, self) if self.divides_sequence else stream
         return whole
 
     def own_tokens(self, whole: torch.Tensor, dimension: int = _TOKENS) -> torch.Tensor:
-        """What the stream has on this rank of a value with all tokens, which every rank computes in full."""
+        """Return this rank's part of the stream, from a value with all tokens that every rank computes."""
         return whole.chunk(self.size, dimension)[self.place] if self.divides_sequence else whole
 
     def stream_tokens(self, sequence: int) -> int:
-        """Return tokens of the stream on one rank."""
+        """Return the number of the stream's tokens on one rank."""
         return sequence // self.size if self.divides_sequence else sequence
 
     def largest(self, value: torch.Tensor) -> torch.Tensor:
@@ -98,7 +97,7 @@ class TensorRanks(ReplicaRanks):
         return self.gather(value).amax(0)
 
     def gather_tokens(self, stream: torch.Tensor) -> torch.Tensor:
-        """(b, s / size, ...) of every rank to (b, s, ...)."""
+        """Gather (b, s / size, ...) of every rank to (b, s, ...)."""
         return self.gather(stream).movedim(0, _TOKENS).flatten(_TOKENS, _TOKENS + 1)
 
     def scatter_tokens(self, partial: torch.Tensor) -> torch.Tensor:
@@ -133,7 +132,7 @@ class _Leave(Function):
 
 
 class _Whole(Function):
-    """What follows is the same on every rank, and so is its gradient: each takes the part of its tokens."""
+    """A gather for equal computations on all ranks: as gradients are equal, each takes its tokens' part."""
 
     @staticmethod
     def forward(ctx: Any, stream: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:

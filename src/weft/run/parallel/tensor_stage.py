@@ -1,4 +1,4 @@
-"""What the runtime asks of a stage that several ranks of a replica divide, and does with it."""
+"""The runtime's interface to a stage that several ranks of a replica divide."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.state.bucket import FlatLayout
 from weft.sync.base import Group
 
-# Elements of a gradient that context ranks add up at once: they bound the room that the exchange takes.
+# Elements of a gradient that context ranks add up at once: they bound the memory of the exchange.
 SUMMED_ELEMENTS = 2**22
 
 
 @runtime_checkable
 class TensorParallel(Protocol):
-    """A stage of which this rank may have a share; `divisions` say how by parameter, others are whole."""
+    """A stage that tensor ranks may share; `divisions` has the divided parameters, all others are whole."""
 
     tensor: TensorRanks
     divisions: Mapping[str, Division]
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Whole parameters of which each rank makes a part of the gradient."""
+        """Return the whole parameters with gradients to add up: each rank makes a part."""
         ...
 
 
 def tensor_ranks(module: nn.Module) -> TensorRanks:
-    """Return the ranks that divide a stage; one where it does not say so."""
+    """Return the ranks that divide a stage; a single rank if the module states none."""
     return module.tensor if isinstance(module, TensorParallel) else TensorRanks()
 
 
 def context_ranks(module: nn.Module) -> ContextRanks:
-    """Return the ranks that divide the tokens of a stage, its `context`; one where it does not say so."""
+    """Return the ranks that divide the tokens of a stage, its `context`; a single rank if it has none."""
     ranks = getattr(module, "context", None)
     return ranks if isinstance(ranks, ContextRanks) else ContextRanks()
 
 
 def leads_replica(module: nn.Module) -> bool:
-    """Return whether this rank is the first of the replica that a stage is of."""
+    """Return True if this rank is the first of the stage's replica."""
     return all(ranks.place == 0 for ranks in _axes(module))
 
 
 def _axes(module: nn.Module) -> tuple[ReplicaRanks, ReplicaRanks]:
-    """Those with whom this rank divides a stage's layers, and those with whom it divides the tokens."""
+    """Return the ranks that divide the stage's layers, and those that divide its tokens."""
     return tensor_ranks(module), context_ranks(module)
 
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
-    """What a stage holds of a whole parameter, or of a state of its shape, by the parameter's name."""
+    """Return the stage's share of a whole parameter, or of a state of its shape, by the parameter's name."""
     if isinstance(module, TensorParallel) and name in module.divisions:
         return module.divisions[name].own(whole, module.tensor)
     return whole
@@ -67,7 +67,7 @@ def connect_stages(
     """Let the stages of a rank exchange over the groups of their replicas.
 
     Args:
-        groups: by their ranks, those that divide layers and those that divide tokens.
+        groups: those that divide layers and those that divide tokens, by their ranks.
 
     Raises:
         InputError: one line for every stage that is not the share which the plan gives to this rank.
@@ -96,10 +96,10 @@ def disconnect_stages(stages: Mapping[int, nn.Module]) -> None:
 
 
 class SummedGradients(Protocol):
-    """What ranks of a replica add up of a stage's gradient, because each has that of its own tokens."""
+    """Gradients that ranks of a replica add up, because each rank has the part of its own tokens."""
 
     def add_up(self) -> None:
-        """Make it equal on all ranks; blocks, and every rank calls it."""
+        """Make the gradients equal on all ranks; blocks, and every rank calls it."""
         ...
 
 
@@ -108,7 +108,7 @@ class StreamGradients:
 
     Args:
         module: the stage.
-        layout, flat: where its gradients are.
+        layout, flat: the layout of its gradients, and their flat tensor.
     """
 
     def __init__(self, module: TensorParallel, layout: FlatLayout, flat: torch.Tensor) -> None:
@@ -125,10 +125,10 @@ class StreamGradients:
 
 
 class WholeGradient:
-    """The gradient of all that a rank has of a stage, to which each context rank has added its tokens' part.
+    """The gradient of a rank's whole stage; each context rank has the part of its tokens.
 
     Args:
-        flat: where it is, shape (n,).
+        flat: the gradient, shape (n,).
     """
 
     def __init__(self, ranks: ContextRanks, flat: torch.Tensor) -> None:
@@ -143,13 +143,13 @@ class WholeGradient:
 def summed_gradients(
     stages: Mapping[int, nn.Module], layouts: Mapping[int, FlatLayout], flats: Mapping[int, torch.Tensor]
 ) -> dict[int, tuple[SummedGradients, ...]]:
-    """By stage, what a rank adds up with others, in this order, before the stage's gradient is whole."""
+    """Return, by stage, the gradients that a rank adds up with others, in this order, to complete them."""
     found: dict[int, tuple[SummedGradients, ...]] = {}
     for stage, module in stages.items():
         sums: list[SummedGradients] = []
         if isinstance(module, TensorParallel) and module.summed_parameters():
             sums.append(StreamGradients(module, layouts[stage], flats[stage]))
-        # A stage may have nothing but a copy of a tied weight.
+        # A stage may have only a copy of a tied weight.
         if (context := context_ranks(module)).size > 1 and len(flats[stage]):
             sums.append(WholeGradient(context, flats[stage]))
         found[stage] = tuple(sums)
@@ -159,9 +159,9 @@ def summed_gradients(
 def counted_once(
     module: nn.Module, layout: FlatLayout, flat: torch.Tensor, first: int
 ) -> tuple[torch.Tensor, ...]:
-    """The parts of `flat`, elements from `first` on of a stage's flat tensors, that this rank answers for.
+    """Return the parts of `flat`, elements from `first` on of a stage's flat tensors, that this rank counts.
 
-    Of what the ranks of a replica all have, the first one does.
+    The first rank of a replica counts the elements that all its ranks have.
     """
     if context_ranks(module).place > 0:
         return ()

@@ -1,4 +1,4 @@
-"""`Activity`: whether processes work, or only wait. No torch here."""
+"""`Activity`: a monitor that tells working processes from waiting ones. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import psutil
 
-# Of one thread's time: what those of gloo that wait for a message use for looking around is a tenth of it.
+# Share of one thread's time. A gloo thread that polls for a message uses a tenth of this.
 WAITING_SHARE = 0.01
-# In the kernel's letters: a thread that waits for a disk.
+# The kernel's letter for a thread that waits for a disk.
 _DISK = "D"
 
 
 class Activity:
-    """How long some processes have been quiet: no thread of theirs computed, or waited for a disk.
+    """The seconds for which some processes have been quiet: no thread computed, or waited for a disk.
 
-    Whether a thread runs at a look says nothing: on a busy machine those that only look around queue, too.
+    A thread's state at one look proves nothing: on a busy machine polling threads queue for a core, too.
 
     Args:
-        limit_s: what `quiet_s` will be compared with; processor time is counted over such a while.
+        limit_s: the limit of `quiet_s`; a thread computes if it uses `WAITING_SHARE` of these seconds.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -29,7 +29,7 @@ class Activity:
         self._used_s: dict[int, float] = {}
 
     def look(self, processes: Collection[int], passed_s: float) -> None:
-        """Look at the processes that are left, `passed_s` after the last look."""
+        """Look at the remaining processes, `passed_s` after the last look."""
         used_s = dict(pair for process in processes for pair in _processor_s(process))
         former_s = self._used_s = self._used_s or used_s
         computed = any(used_s[one] - former_s.get(one, 0.0) >= self._least_s for one in used_s)
@@ -40,16 +40,16 @@ class Activity:
 
 
 def _processor_s(process: int) -> Iterator[tuple[int, float]]:
-    """Thread and processor time, of all threads."""
+    """Yield (thread id, seconds of processor time) of all threads."""
     with suppress(psutil.NoSuchProcess):
         for thread in psutil.Process(process).threads():
             yield thread.id, thread.user_time + thread.system_time
 
 
 def _waits_for_disk(process: int) -> bool:
-    """Return whether any thread does, where the kernel tells (Linux)."""
+    """Return True if any thread waits for a disk, where the kernel shows it (Linux)."""
     for path in Path(f"/proc/{process}/task").glob("*/stat"):
-        # A thread may end before it is looked at.
+        # A thread may end before this reads it.
         with suppress(OSError):
             if path.read_text().rpartition(") ")[2].startswith(_DISK):
                 return True

@@ -1,10 +1,10 @@
 """Measured times of every instruction, in slots that survive the process.
 
-Each rank owns one file, `RUN_DIR/slots/rank-N.slots` (`weft.run.record.slots`), mapped into memory. A record
-is written by one thread, so nothing is locked, and since the pages belong to the file the kernel keeps them
-when the process is killed.
+Each rank owns one file, `RUN_DIR/slots/rank-N.slots` (`weft.run.record.slots`), mapped into memory. One
+thread writes a record, so no lock is needed. The pages belong to the file, so the kernel keeps them when the
+process is killed.
 
-No torch here: the launcher merges these files.
+This module imports no torch: the launcher merges these files.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SLOT_FILE_BYTES = 64 * 2**20
 class Recorder:
     """Writes one rank's slots; `record` may be called from several threads. Close the runtime first.
 
-    `steps` is the number of steps the run still has to do; when their records would not fit into
-    `SLOT_FILE_BYTES` the ring keeps the last ones.
+    `steps` is the number of the run's remaining steps. If their records do not fit into `SLOT_FILE_BYTES`,
+    the ring keeps the last ones.
 
     Raises:
         RunError: when the disk has no room for the file.
@@ -72,12 +72,12 @@ class Recorder:
         self._beats = self._steps_begun = 0
 
     def begin(self, step: int) -> None:
-        """Note that the step is under way."""
+        """Note that the step has begun."""
         self._steps_begun += 1
         struct.pack_into("<qq", self._map, PULSE_OFFSET + 8, self._steps_begun, step)
 
     def beat(self) -> None:
-        """Note that the process gets to run."""
+        """Note that the process runs."""
         self._beats += 1
         struct.pack_into("<q", self._map, PULSE_OFFSET, self._beats)
 
@@ -88,7 +88,7 @@ class Recorder:
     def record(self, step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
         """Keep the times (`time.monotonic_ns`) of the instruction at row `position` of the whole Program.
 
-        They may come in any order, and later than the step: when somebody has noticed the end.
+        Calls come in any order, and may come after the step: an end counts when a thread notices it.
         """
         row = step % self._capacity * self._rows + position - self._first
         RECORD.pack_into(
@@ -111,12 +111,12 @@ def collect_timeline(
 ) -> Timeline:
     """Merge the slots of all ranks into one Timeline.
 
-    `former_ids` are those under which earlier versions of weft recorded the same plan.
+    `former_ids` are the ids under which earlier versions of weft recorded the same plan.
 
-    Ranks of one host share the monotonic clock. A message begins when both ends are ready and a collective
-    when its last member is, so the start of a receive or of a collective is moved to there; `posted_ns` keeps
-    when the rank itself was ready. Steps that a ring has begun to overwrite on any rank are
-    left out; the last step may be incomplete when the run was killed.
+    Ranks of one host share the monotonic clock. A message begins when both ends are ready, and a collective
+    when its last member is. So the start of a receive or a collective moves to that time; `posted_ns` keeps
+    the time at which the rank itself was ready. Steps that any rank's ring has begun to overwrite are left
+    out. The last step may be incomplete if the run was killed.
 
     Raises:
         RunError: when a file is missing or broken, belongs to another plan, or nothing was recorded.
@@ -158,7 +158,7 @@ def collect_timeline(
 def _meeting_times(
     program: Program, records: npt.NDArray[np.void], position: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Start of every record, not before the other ends of its message or collective were ready."""
+    """Return the start of every record, not before the other ends of its message or collective were ready."""
     start_ns = records["start_ns"].astype(np.int64)
     columns, step = program.columns, records["step"].astype(np.int64)
     edges = program.edges
@@ -197,7 +197,7 @@ def _require_same_program(
 
 
 def _mapped_file(path: Path, header: bytes, size: int) -> mmap.mmap:
-    # A new file under the name: a reader of the previous run's slots keeps what it has open.
+    # Rename a new file to this name: a reader of the previous run's slots keeps its open file.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)

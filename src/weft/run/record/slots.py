@@ -1,9 +1,9 @@
-"""Files of slots, in which ranks keep the measured times of their instructions: their form and their readers.
+"""Files of slots, with the measured times of a rank's instructions: their format and their readers.
 
-A file is a header and a ring of fixed-size records. A record belongs to one (step, instruction). Behind the
-header is the rank's pulse, by which a launcher sees whether the process gets to run, and how far it is.
+A file is a header and a ring of fixed-size records. A record belongs to one (step, instruction). The page of
+the header also holds the rank's pulse. It shows a launcher whether the process runs, and its current step.
 
-No torch here: the launcher reads these files.
+This module imports no torch: the launcher reads these files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HEADER_BYTES = 4096
 MAGIC = b"weftslot"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQQ16sqq")
-# Beats, how many steps the rank has begun, and the last one of them.
+# Beats, the number of steps the rank has begun, and the last of them.
 PULSE = struct.Struct("<qqq")
 PULSE_OFFSET = 1024
 NO_MORE_BEATS = -1
-# `complete` comes last and holds step + 1: a record whose writer died half way, over an older one or over
-# nothing, does not carry the number of its own step.
+# `complete` comes last and holds step + 1. If a writer dies half way, over an older record or over zeros,
+# `complete` does not match the record's step.
 RECORD = struct.Struct("<iiqqqq")
 RECORD_TYPE = np.dtype(
     [
@@ -43,11 +43,11 @@ RECORD_TYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """What one rank recorded.
+    """The records of one rank.
 
     Attributes:
         first_position, rows: the rank's rows in the Program.
-        capacity_steps: how many steps the ring holds before it overwrites the oldest.
+        capacity_steps: the number of steps that the ring holds before it overwrites the oldest.
         monotonic_ns, realtime_ns: both clocks, read together when the file was made.
         records: the complete records, in no order; times in nanoseconds of `time.monotonic_ns`.
     """
@@ -64,11 +64,11 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """How far a rank is.
+    """The progress of a rank.
 
     Attributes:
-        beats: rises while the process gets to run; None when it beats no more.
-        steps_begun: since the rank was started. step: the last one, of any value before the first.
+        beats: rises while the process runs; None after the last beat.
+        steps_begun: since the rank was started. step: the last begun step; undefined before the first.
     """
 
     beats: int | None
@@ -109,7 +109,7 @@ def read_slots(path: Path) -> Slots:
 
 
 def read_pulse(path: Path) -> Pulse | None:
-    """Return a rank's pulse, while it runs or later; None where it has no whole slots."""
+    """Return a rank's pulse, while it runs or later; None if it has no whole header."""
     try:
         with open(path, "rb") as file:
             header = file.read(HEADER_BYTES)
@@ -122,7 +122,7 @@ def read_pulse(path: Path) -> Pulse | None:
 
 
 def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
-    """Which of a rank's instructions of a step have ended, while it runs.
+    """Return a mask (rows,) of a rank's instructions: True if ended in this step; the rank may run.
 
     Raises:
         RunError: when the file is missing or not a slot file.
@@ -134,7 +134,7 @@ def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
             records = np.frombuffer(file.read(rows * RECORD.size), RECORD_TYPE)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
-    # What is of a later step has overwritten this one.
+    # Records of a later step have overwritten this one: it has ended, too.
     return records["complete"] > step
 
 

@@ -1,1 +1,1 @@
-"""Stages: layers of a model as modules, how they run forward and back, and what methods see of them."""
+"""Stages: layers of a model as modules, their forward and backward passes, and the views of methods."""

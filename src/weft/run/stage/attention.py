@@ -1,4 +1,4 @@
-"""Attention of weft's own in modules of `transformers`."""
+"""The registry of weft's own attention for modules of `transformers`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-# Of the attention module, its queries, keys and values, (b, heads, tokens, head size), and the scale of their
-# products: what the tokens attend to, (b, tokens, heads, head size).
+# From the attention module, its queries, keys and values, (b, heads, tokens, head size), and the scale of
+# their products to the attention output, (b, tokens, heads, head size).
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def register_attention(name: str, attend: Attend) -> None:
-    """Let modules whose `_attn_implementation` is `name` attend so, without masks of padding or dropout."""
+    """Let modules with the `_attn_implementation` `name` use `attend`, without padding masks or dropout."""
 
     def call(
         module: nn.Module,

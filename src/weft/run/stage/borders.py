@@ -1,8 +1,8 @@
-"""Borders of stages: which of a stage's values cross to and from its neighbours, and in which shapes.
+"""Borders of stages: the values that cross between a stage and its neighbours, and their shapes.
 
-A stage has inputs and outputs in a fixed order. What crosses an edge of the stage graph for one micro-batch,
-of the stage that splits more, is one message: the values that the consumer's layers read, each once.
-Gradients come back the same way.
+A stage has inputs and outputs in a fixed order. For one micro-batch, one message crosses an edge of the stage
+graph. The micro-batch is the smaller one of the edge's two stages. The message has the values that the
+consumer's layers read, each once. Gradients come back the same way.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from weft.run.stage.wiring import SAMPLES, Wired
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What crosses one edge.
+    """The values that cross one edge.
 
     Attributes:
-        places: which of the stage's inputs, or outputs, cross.
-        shapes: of each of them in one message.
-        messages: how many there are for one of the stage's own micro-batches.
+        places: those of the crossing inputs or outputs among the stage's inputs or outputs.
+        shapes: the shape of each value in one message.
+        messages: the number of messages for one of the stage's own micro-batches.
     """
 
     places: tuple[int, ...]
@@ -37,16 +37,16 @@ class Crossing:
     messages: int = 1
 
     def numbers(self, micro_batch: int) -> range:
-        """Return the messages of one of the stage's own micro-batches."""
+        """Return the numbers of the messages of one of the stage's own micro-batches."""
         return range(micro_batch * self.messages, (micro_batch + 1) * self.messages)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a message: that of its value, or all elements of several."""
+        """The shape of a message: that of its single value, or (all elements of its values,)."""
         return self.shapes[0] if len(self.shapes) == 1 else (sum(map(prod, self.shapes)),)
 
     def packed(self, values: Sequence[torch.Tensor], message: int) -> torch.Tensor:
-        """Return the `message`-th message out of all inputs, or outputs, of a micro-batch."""
+        """Return the `message`-th message, made from all inputs or outputs of a micro-batch."""
         parts = [values[place] for place in self.places]
         if self.messages > 1:
             parts = [
@@ -73,13 +73,13 @@ class Crossing:
 
 @dataclass(frozen=True, kw_only=True)
 class Borders:
-    """Of one stage.
+    """The borders of one stage.
 
     Attributes:
-        splits: in how many micro-batches of its own it runs each of the batch.
-        reads_samples: its first input is what the micro-batch brings.
-        inputs, outputs: how many values it reads and gives.
-        before, after: what crosses, by the stage that gives or reads it.
+        splits: the number of the stage's own micro-batches per micro-batch of the batch.
+        reads_samples: True if its first input is the micro-batch's samples.
+        inputs, outputs: the numbers of values that it reads and gives.
+        before, after: the crossings, by the stage that gives or reads the values.
     """
 
     splits: int
@@ -91,9 +91,9 @@ class Borders:
 
 
 def received(crossings: Collection[Crossing], messages: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Values by their place, out of all messages of a micro-batch, crossing by crossing.
+    """Return values by their place, from all messages of a micro-batch, crossing by crossing.
 
-    Of one that comes several times, a gradient of what several stages read, the sum.
+    A gradient that several stages send is added up.
     """
     left, found = iter(messages), dict[int, torch.Tensor]()
     for crossing in crossings:
@@ -106,7 +106,7 @@ def received(crossings: Collection[Crossing], messages: Iterable[torch.Tensor]) 
 def borders_of(
     plan: Plan, stage: int, module: nn.Module, before: Sequence[int], after: Sequence[int]
 ) -> Borders:
-    """Of a stage whose neighbours are the stages `before` and `after`."""
+    """Return the borders of a stage with the neighbours `before` and `after`."""
     faces = (
         _wired(plan, module, before, after)
         if isinstance(module, Wired)
@@ -128,12 +128,12 @@ def borders_of(
     )
 
 
-# Of the input, or output, at a place, for so many samples.
+# From a place among inputs or outputs, and a number of samples, to the value's shape.
 _Shape = Callable[[int, int], tuple[int, ...]]
 
 
 class _Faces(NamedTuple):
-    """What a module says of its inputs and outputs."""
+    """A module's own account of its inputs and outputs."""
 
     reads_samples: bool
     inputs: int
@@ -165,7 +165,7 @@ def _wired(plan: Plan, module: Wired, before: Sequence[int], after: Sequence[int
 
 
 def _plain(plan: Plan, module: Any, before: Sequence[int], after: Sequence[int]) -> _Faces:
-    """Return one input and one output."""
+    """Return the faces of a module with one input and one output."""
     return _Faces(
         reads_samples=not before,
         inputs=1,
@@ -181,7 +181,7 @@ def require_plain(stages: Mapping[int, nn.Module], program_edges: Sequence[tuple
     """Refuse modules of one input and one output that have several neighbours on a side.
 
     Raises:
-        InputError: naming them.
+        InputError: names these stages.
     """
     for side, name in ((1, "inputs"), (0, "outputs")):
         ends = Counter(edge[side] for edge in program_edges)

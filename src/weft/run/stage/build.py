@@ -34,17 +34,16 @@ def build_stage(
     context_share: tuple[int, int] = (0, 1),
     methods: Iterable[Choice] = (),
 ) -> StageModule | OwnStage:
-    """Return a stage of a model of a known family, or of one's own, in host memory.
+    """Build a stage of a known family's model, or of a user's own model, in host memory.
 
     Args:
         layers: positions in the family's LayerGraph, rising, in a chain without a gap: 0 is the embedding, 1
             to n are the blocks, n + 1 is the final norm with the head.
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
-        tensor_share: which share of how many the stage is; a runtime connects the ranks that have the others.
-        context_share: which share of how many of the tokens it computes; the ranks that compute the same
-            divide the stage.
-        methods: those that the job asks for by name, which may add modules to the stage.
+        tensor_share: (place, number) of its tensor share; a runtime connects the ranks with the others.
+        context_share: (place, number) of its tokens' share; ranks with the same tokens divide the stage.
+        methods: the methods that the job names; they may add modules to the stage.
 
     Raises:
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
@@ -77,7 +76,7 @@ def build_stage(
 def build_stages(
     plan: Plan, model_config: ModelConfig, rank: int, seed: int, dtype: torch.dtype
 ) -> dict[int, StageModule | OwnStage]:
-    """What a plan gives to one rank, as it chooses layers: its stages, or its shares of them, by number.
+    """Build one rank's stages of a plan, or its shares of them, by number, with the plan's layer choices.
 
     Raises:
         InputError: as `build_stage`.
@@ -101,7 +100,7 @@ def build_stages(
 def _add_modules(
     stage: StageModule, config: ModelConfig, layers: Sequence[int], methods: Iterable[Choice]
 ) -> None:
-    """Add what methods have in a stage with these layers, still on the meta device."""
+    """Add the modules of methods to a stage with these layers, still on the meta device."""
     asked = {choice.name: choice for choice in methods}
     for one in runtime_parts(AddedModuleOf) if asked else ():
         if one.method in asked:

@@ -1,4 +1,4 @@
-"""Which plans run with compiled layers; without torch, so that a launcher can ask first."""
+"""The plans that cannot run with compiled layers. Imports no torch, so that launchers can ask first."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WHERE = "train.compile"
 
 
 def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violation]:
-    """One line for everything that keeps the plan's layers from being compiled; empty when nothing does.
+    """Return one line for each obstacle to compiling the plan's layers; empty if there is none.
 
-    `kinds` are those of the instructions.
+    `kinds` are the kinds of the instructions.
     """
     problems = []
     if not graph.is_chain:
         problems.append(Violation(_WHERE, "layers that form a graph are not compiled", "false"))
     if (kinds == BACKWARD_INPUT).any():
-        # A compiled layer is one node of the autograd graph: its two gradients are not computed apart.
+        # A compiled layer is one node of the autograd graph: it computes its two gradients together.
         problem = (
             f"schedule {plan.schedule.name!r} splits backward passes, and compiled layers cannot be split"
         )

@@ -1,7 +1,7 @@
-"""Stages whose layers are compiled by `torch.compile`, before the first step.
+"""Stages with layers that `torch.compile` compiles before the first step.
 
-Every layer is compiled by itself: layers of one kind and shape share one compilation, whatever their number,
-and the borders between layers, where a stage recomputes, stay where they are.
+Every layer is compiled by itself. Layers of one kind and shape share one compilation, whatever their number.
+The borders between layers, where a stage recomputes, stay.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def compile_stage(
 ) -> None:
     """Compile the layers of a stage in place; names and values of its parameters and buffers stay.
 
-    A copy of the stage is run forward and backward once, so that no step waits for the compiler.
+    A copy of the stage runs forward and backward once, so that no step waits for the compiler.
 
     Args:
-        inputs: as one micro-batch's, on the stage's device; they need a gradient where those of a step do.
-        dtype: that the stage will compute in.
-        recompute: what the stage keeps for its backward passes.
+        inputs: inputs like one micro-batch's, on the stage's device; they need a gradient if a step's do.
+        dtype: the type in which the stage will compute.
+        recompute: the plan's word for what the stage keeps for its backward passes.
 
     Raises:
         InputError: when a layer cannot be compiled whole, with the reason.
     """
-    # A stage has few layers to compile: a pool of compiling processes would start later than one is done.
+    # A stage has few layers to compile: one process is done before a pool of them would start.
     inductor_config.compile_threads = 1
-    # torch counts compilations by the function they are of, which layers of one class share.
+    # torch counts compilations per function, and layers of one class share their function.
     limit = 4 * len(layer_functions(stage, inputs))
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     trial = copy.deepcopy(stage)
@@ -56,18 +56,18 @@ def compile_stage(
 
 
 def _compile(stage: nn.Module, function: LayerFunction) -> None:
-    """Compile a layer where it lives: a module, a module with further arguments, or a method of the stage."""
+    """Compile a layer in place: a module, a module with further arguments, or a method of the stage."""
     if isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, nn.Module):
-        # As `nn.Module.compile` does, which does not take torch's own modules.
+        # Like `nn.Module.compile`, which does not take torch's own modules.
         function._compiled_call_impl = _compiled(functools.partial(_call, function))
     elif getattr(function, "__self__", None) is stage:
         setattr(stage, function.__name__, _compiled(function))
 
 
 def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    # The same numbers are dropped out as without compiling, and again when a layer is run again.
+    # Dropout draws the same numbers as without compiling, and again when a layer runs again.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
     compiled: Callable[..., torch.Tensor] = torch.compile(
         function, dynamic=False, fullgraph=True, options=options

@@ -1,4 +1,4 @@
-"""How layers run with what a plan chooses for them; methods contribute it."""
+"""The application of a plan's choices to the layers of a stage; methods contribute the choices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.describe.plan import LayerChoice
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Lets a layer of a stage, by its position in the model, run with a value of one choice.
+    """A method's way to run one layer of a stage, by its position in the model, with a chosen value.
 
-    `apply` raises InputError where the stage cannot.
+    `apply` raises InputError if the stage cannot.
     """
 
     name: str
@@ -24,10 +24,10 @@ class RunChoice:
 
 
 def apply_choices(choices: Iterable[LayerChoice], stage: nn.Module, layers: Collection[int]) -> None:
-    """Let a stage, which has these layers of the model, run with what is chosen for them.
+    """Apply the choices for these layers of the model to the stage that has them.
 
     Raises:
-        InputError: when it has a layer that cannot.
+        InputError: when it has a layer that cannot run with its choice.
     """
     known = {one.name: one for one in runtime_parts(RunChoice)}
     for choice in choices:

@@ -1,4 +1,4 @@
-"""A stage runs its layers one after the other; each keeps for the backward pass what its stage says."""
+"""The run of a stage's layers in order; `recompute` decides which values each keeps for backward."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from weft.bundles import runtime_parts
 from weft.describe.plan import Recompute
 from weft.run.stage.wiring import Wiring
 
-# Of one value in a chain, of several where a layer joins them.
+# Takes one value in a chain, and several where a layer joins them.
 LayerFunction = Callable[..., torch.Tensor]
 
 
 class RunOne(Protocol):
-    """Runs a layer on its inputs; `draws`: whether it draws random numbers."""
+    """A function that runs a layer on its inputs; `draws`: whether it draws random numbers."""
 
     def __call__(self, function: LayerFunction, *inputs: torch.Tensor, draws: bool) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLayer:
-    """How the layers of stages with one word of `recompute` are run; a method contributes it.
+    """A way to run the layers of stages with one value of `recompute`; a method contributes it.
 
-    `run` is given the layer, its inputs, and whether it draws from torch's generators.
+    `run` gets the layer, its inputs, and True if it draws from torch's generators.
     """
 
     word: Recompute
@@ -40,7 +40,7 @@ class Layered(Protocol):
     """A stage that names its layers."""
 
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
-        """What turns the stage's input into its output, one function after the other."""
+        """Return the functions that, in order, turn the stage's input into its output."""
         ...
 
 
@@ -52,7 +52,7 @@ def layer_functions(module: nn.Module, inputs: torch.Tensor) -> Sequence[LayerFu
 def run_layers(
     functions: Sequence[LayerFunction], inputs: torch.Tensor, *, recompute: Recompute, draws: bool
 ) -> torch.Tensor:
-    """Return the output of the functions, one after the other; `draws`: whether they draw random numbers."""
+    """Return the output of the functions, run in order; `draws`: whether they draw random numbers."""
     value = inputs
     run = _run_of(recompute)
     for function in functions:
@@ -68,7 +68,7 @@ def run_wired(
     recompute: Recompute,
     draws: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """What leaves a stage whose layers read each other as `wiring` says."""
+    """Return the outputs of a stage with layers that read each other by `wiring`."""
     values, run = list(inputs), _run_of(recompute)
     for function, read in zip(functions, wiring.reads, strict=True):
         given = [values[place] for place in read]
@@ -78,7 +78,7 @@ def run_wired(
 
 @cache
 def _run_of(recompute: Recompute) -> RunOne | None:
-    """How layers are run; None where that is to call them, which tiny layers do often."""
+    """Return the function that runs layers; None for a plain call, which is faster for tiny layers."""
     if recompute == "none":
         return None
     found: RunOne = next(one.run for one in runtime_parts(RunLayer) if one.word == recompute)

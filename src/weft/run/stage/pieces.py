@@ -1,7 +1,7 @@
-"""What a stage computes between the places at which the ranks that divide it exchange.
+"""The pieces of a stage between its borders, where the ranks that divide it exchange.
 
-Pieces hand on a state: a tuple whose first value crosses the border, while the others stay on the rank. A
-stage whose layers are branches beside a stream, each with one region of divided products, names its branches
+Pieces hand on a state, a tuple: its first value crosses the border, the others stay on the rank. A stage with
+branches beside a stream, each with one region of divided products, names its branches
 (`weft.run.stage.stage_module.StageModule.branches`).
 """
 
@@ -24,8 +24,7 @@ Step = Callable[[State], State]
 
 @dataclass(frozen=True, slots=True)
 class StagePiece:
-    """One piece. `weights` are those that a region of divided products uses; outside of regions there are
-    none to name."""
+    """One piece. `weights` are those of its region of divided products; empty outside of regions."""
 
     steps: Sequence[Step]
     weights: tuple[nn.Parameter, ...] = ()
@@ -37,7 +36,7 @@ class StagePiece:
 
 
 class Ran(NamedTuple):
-    """A piece that has run: the leaves of its graph that it was given, and what it has handed on."""
+    """A piece that has run: its inputs, which are leaves of its graph, and its outputs."""
 
     inputs: State
     outputs: State
@@ -45,7 +44,7 @@ class Ran(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """A micro-batch's way through the pieces of a stage; backward they are taken off its end."""
+    """A micro-batch's way through the pieces of a stage; backward takes them off its end."""
 
     pieces: Sequence[StagePiece] = ()
     ran: list[Ran] = field(default_factory=list)
@@ -53,7 +52,7 @@ class Tape:
 
     @property
     def output(self) -> torch.Tensor:
-        """What the last piece that has run hands over its border."""
+        """The value that the last run piece hands over its border."""
         return self.ran[-1].outputs[0]
 
 
@@ -65,12 +64,12 @@ class InPieces(Protocol):
 
     @property
     def borders(self) -> tuple[bool, ...]:
-        """Of each border between two pieces whether a region of divided products begins there, or ends."""
+        """True for each border where a region of divided products begins, False where it ends."""
         ...
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
-        """What turns the stage's input into its output, one after the other, with ranks that exchange
-        elsewhere."""
+        """Return the pieces that, in order, turn the stage's input into its output; the caller runs the
+        exchanges."""
         ...
 
 
@@ -78,10 +77,10 @@ class Branch(NamedTuple):
     """A branch of a block beside the stream.
 
     Attributes:
-        before: from the stream to what enters the region.
-        inside: from that to the partial result, which leaves it.
+        before: from the stream to the input of the region.
+        inside: from that input to the partial result, which leaves the region.
         after: from the sum of all ranks' partial results, and the stream, to the stream.
-        weights: those that are used inside.
+        weights: the weights used inside.
     """
 
     before: LayerFunction
@@ -91,9 +90,9 @@ class Branch(NamedTuple):
 
 
 def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
-    """Return a branch that begins with a norm of the stream, and whose result is added to the stream.
+    """Return a branch that begins with a norm of the stream and adds its result to the stream.
 
-    `product` is the last of the region, which ranks divide by rows.
+    `product` is the last one of the region; ranks divide it by rows.
     """
     divided = row_product(product)
 
@@ -105,13 +104,13 @@ def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, reg
 
 @dataclass
 class PieceList:
-    """Pieces as they are put together: what is computed, and where ranks exchange."""
+    """A list of pieces under construction: computations, and borders where ranks exchange."""
 
     pieces: list[StagePiece] = field(default_factory=lambda: [StagePiece([])])
     borders: list[bool] = field(default_factory=list)
 
     def compute(self, function: LayerFunction) -> None:
-        """Go on with a function of the state's only value."""
+        """Append a function of the state's only value."""
         self._append(lambda state: (function(state[0]),))
 
     def cross(self, *, enters: bool, weights: Iterable[nn.Parameter] = ()) -> None:

@@ -1,10 +1,10 @@
-"""Roots: what a stage's backward passes start from, beside its output.
+"""Roots: starts of a stage's backward passes besides its output.
 
-A method names the roots of a stage. Each is made of a layer's output while a micro-batch goes forward, and
-the backward pass, whole or its input part, starts from the output and from all of them at once. The gradient
-of a root, its coefficient, is asked for when the backward pass is issued: it may be known from the beginning,
-or be a value that others make in between. The method declares that value, so that the verifier refuses a
-program whose backward pass does not follow who makes it. A stage without roots has none of this.
+A method names the roots of a stage. The forward pass makes each from a layer's output. The backward pass,
+whole or its input part, starts from the output and all roots at once. The gradient of a root, its
+coefficient, is looked up when the backward pass is issued. It is known from the beginning, or it is a value
+that other work makes. The method declares that value. So the verifier refuses a program with a backward pass
+that does not follow its maker. A stage without roots has no such code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.run.streams import Completion, Value
 if TYPE_CHECKING:
     from weft.run.workspace import Workspace
 
-# Of a stage's input and the step.
+# From a stage's input and the step to its layers.
 LayersOf = Callable[[torch.Tensor, int], Sequence[LayerFunction]]
 
 
@@ -33,14 +33,14 @@ class Root:
     """One more start of a stage's backward passes.
 
     Attributes:
-        layer: position in the model of the layer whose output it is made of.
-        make: of the pass, that output and the targets, a tensor that depends on the output. Where the layer
-            is run again, so is this, and must compute the same; what came first is the root.
-        coefficient: the gradient of the root, one number for all elements or one for each. Asked for when the
-            backward pass is issued, which is after whoever makes the value was.
-        reads_targets: the targets are given to `make`, else None.
-        left_as: the name of the value, of the stage and micro-batch, in which the forward pass leaves the
-            root for others to look at; None where nobody does. Who reads it takes it away.
+        layer: position in the model of the layer; the root is made from this layer's output.
+        make: from the pass, that output and the targets to a tensor that depends on the output. If the layer
+            runs again, so does this, with the same result; the first result is the root.
+        coefficient: the gradient of the root: one number, or one per element. Called when the backward pass
+            is issued, after the issue of the work that makes the value.
+        reads_targets: True passes the targets to `make`, False None.
+        left_as: the value's name, for a stage and micro-batch, under which the forward pass leaves the root;
+            None leaves nothing. The reader of the value takes it away.
     """
 
     layer: int
@@ -66,7 +66,7 @@ class StageRoots:
         self.reads_targets = any(one.reads_targets for one in self._roots)
 
     def growth(self, step: int, micro_batch: int, targets: torch.Tensor | None) -> Growth:
-        """What makes the roots of one forward pass."""
+        """Return the maker of the roots of one forward pass."""
         return Growth(self._roots, self._layers, Passing(step, self._stage, micro_batch), targets)
 
     def leave(
@@ -76,22 +76,22 @@ class StageRoots:
         content: Mapping[int, Value[torch.Tensor]],
         ended: Completion,
     ) -> None:
-        """Leave what the forward pass that has this end fills in."""
+        """Leave the roots that the forward pass with this end fills in."""
         for place, name in self._left:
             content[place].completion = ended
             values[name, self._stage, micro_batch] = content[place]
 
     def empty(self) -> dict[int, Value[torch.Tensor]]:
-        """Room for the roots that others look at, by their places."""
+        """Return empty values for the roots that others read, by their places."""
         return {place: Value() for place, _ in self._left}
 
     def coefficients(self, workspace: Workspace, micro_batch: int) -> tuple[Value[torch.Tensor], ...]:
-        """With what the backward pass that is issued now starts from each root."""
+        """Return the coefficients of all roots for the backward pass that is being issued."""
         now = Passing(workspace.step, self._stage, micro_batch)
         return tuple(one.coefficient(workspace, now) for one in self._roots)
 
     def starting(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, given coefficients as values in place of the gradients of all roots but the outputs."""
+        """Wrap `differentiate` to take coefficients as values in place of the roots' gradients."""
         count = len(self._roots)
 
         def differentiate_all(
@@ -109,7 +109,7 @@ class StageRoots:
 
 
 class Growth:
-    """Makes the roots of one forward pass; layers that are run again later make no others."""
+    """The maker of the roots of one forward pass; layers that run again later add no roots."""
 
     def __init__(
         self, roots: Sequence[Root], layers: Sequence[int], now: Passing, targets: torch.Tensor | None
@@ -121,20 +121,20 @@ class Growth:
         self._made: dict[int, torch.Tensor] | None = {}
 
     def on(self, layers_of: LayersOf) -> LayersOf:
-        """The same layers, which make the roots of their outputs, too."""
+        """Return the same layers, extended to make the roots of their outputs."""
 
         def grown(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
-            # A module that does not name its layers is one.
+            # A module that does not name its layers is one layer.
             named = zip(self._layers, layers_of(inputs, step), strict=False)
             return [self._growing(layer, function) for layer, function in named]
 
         return grown
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """Return the roots in their order, once; what layers that are run again make afterwards is let go of.
+        """Return the roots in their order, once; later results of rerun layers are dropped.
 
         Raises:
-            RunError: when the stage has not named the layer that one is made of.
+            RunError: when the stage does not name the layer of a root.
         """
         made, self._made = self._made, None
         assert made is not None, "the roots of a pass are taken once"
@@ -160,6 +160,6 @@ class Growth:
 def stage_roots(
     layers: Mapping[int, Sequence[int]], roots_of: Callable[[int], Sequence[Root]]
 ) -> dict[int, StageRoots]:
-    """By stage of a rank with these layers, for those that have roots beside their outputs."""
+    """Return the roots of a rank's stages with these layers, for stages that have any."""
     found = {stage: roots_of(stage) for stage in layers}
     return {stage: StageRoots(stage, layers[stage], roots) for stage, roots in found.items() if roots}

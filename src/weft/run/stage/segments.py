@@ -1,8 +1,8 @@
 """Segments of a stage's passes: pieces of its layers, with autograd cut at the borders between them.
 
-What a piece hands on are leaves of the next piece's graph. Backward, the gradient of a leaf is that of what
-the piece before has handed on: as it is, or after ranks have exchanged it. What a piece only lets through
-stays the same leaf, in which gradients of later pieces add up.
+The outputs of a piece are leaves of the next piece's graph. Backward, a leaf's gradient becomes that of the
+output before it, directly or after an exchange between ranks. A value that passes a piece unchanged stays the
+same leaf, and gradients of later pieces add up in it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from weft.run.stage.split_backward import WeightPart
 
 
-# From the output of a stage to the loss; None elsewhere.
+# From the output of the last stage to the loss; None elsewhere.
 Finish = Callable[[torch.Tensor], torch.Tensor] | None
-# The gradient of what had crossed a border, and what is left of the segment behind it.
+# The gradient of a value that crossed a border, and the weight parts of the segment behind it.
 Crossed = tuple[torch.Tensor | None, list["WeightPart"]]
 
 
 class StageRun:
-    """How one stage runs in segments on this rank.
+    """The run of one stage in segments on this rank.
 
     Args:
         stage, module: the stage.
-        segments: the borders that the program has collectives at.
+        segments: the borders at which the program has collectives.
 
     Raises:
-        InputError: when its pieces are not those of the program, or it cannot be cut.
+        InputError: when the stage's pieces differ from the program's, or it cannot be cut.
     """
 
     def __init__(self, stage: int, module: nn.Module, segments: StageSegments) -> None:
@@ -67,11 +67,11 @@ class StageRun:
         tape.pieces = self._module.pieces(inputs)
 
     def run(self, tape: Tape, segment: int, entered: torch.Tensor, finish: Finish = None) -> torch.Tensor:
-        """Run a segment forward, and give what crosses the border behind it.
+        """Run a segment forward, and return the value that crosses the border behind it.
 
         Args:
-            entered: what has crossed the border before it, or the stage's input; a leaf.
-            finish: what makes a loss of the output of the last one.
+            entered: the value that has crossed the border before it, or the stage's input; a leaf.
+            finish: makes a loss from the output of the last segment.
         """
         for number in self._pieces(self._forward, segment):
             inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
@@ -85,9 +85,9 @@ class StageRun:
         return outputs[0].detach()
 
     def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> Crossed:
-        """Run a segment backward, and give the gradient of what had crossed the border before it.
+        """Run a segment backward, and return the gradient for the border before it.
 
-        Where it is split, the parts that make the gradients of regions' weights are left, and given, too.
+        If it is split, also return the weight parts of its regions for later.
         """
         left: list[WeightPart] = []
         for number in reversed(self._pieces(self._backward, segment)):
@@ -101,7 +101,7 @@ class StageRun:
         return gradient, left
 
     def exchanger(self, part: int, group: Group, *, backward: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What the ranks of a group do with what crosses a border."""
+        """Return the exchange of a group's ranks for values that cross a border."""
         own = self._module.tensor
         ranks = TensorRanks(group.place, group.size, divides_sequence=own.divides_sequence)
         ranks.connect(group)
@@ -113,13 +113,13 @@ class StageRun:
         return exchange
 
     def _pieces(self, borders: Sequence[int], segment: int) -> range:
-        """Return the pieces of a segment, whose borders are behind these pieces."""
+        """Return the pieces of a segment; each border lies behind the piece of its number."""
         ends = [-1, *borders, len(self._module.borders)]
         return range(ends[segment] + 1, ends[segment + 1] + 1)
 
 
 def _leaves(before: Ran, entered: torch.Tensor) -> State:
-    """What a piece is given: what has crossed the border, and what the piece before has kept beside it."""
+    """Return a piece's inputs: the value across the border, and the values that stayed on the rank."""
     given = {id(one) for one in before.inputs}
     kept = (
         one if id(one) in given else one.detach().requires_grad_(one.requires_grad)
@@ -131,7 +131,7 @@ def _leaves(before: Ran, entered: torch.Tensor) -> State:
 def _roots(
     ran: Ran, gradient: torch.Tensor | None, behind: State
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """What a piece has handed on, with gradients; what it has let through has its own in the leaf."""
+    """Return a piece's outputs with their gradients; values that passed unchanged have theirs in the leaf."""
     given = {id(one) for one in ran.inputs}
     roots, gradients = [ran.outputs[0]], [gradient]
     for output, leaf in zip(ran.outputs[1:], behind[1:], strict=True):
@@ -144,7 +144,7 @@ def _roots(
 def _input_part(
     piece: StagePiece, ran: Ran, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
 ) -> WeightPart:
-    # The part of torch that splits autograd takes seconds to import, which whole passes do without.
+    # The part of torch that splits autograd takes seconds to import; whole passes do not need it.
     from weft.run.stage.split_backward import input_part
 
     [root], [gradient] = roots, gradients
@@ -156,10 +156,10 @@ def _refusal(stage: int, problem: str) -> InputError:
 
 
 def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, StageRun]:
-    """Those of the rank's stages that the program cuts in segments.
+    """Return the runs of the rank's stages that the program cuts in segments.
 
     Raises:
-        InputError: for a stage that cannot be cut so, of which taps see layers, or that has roots.
+        InputError: for a stage that cannot be cut so, that has roots, or with layers that taps see.
     """
     owed = segments_of(program.obligations.methods)
     found: dict[int, StageRun] = {}

@@ -1,8 +1,8 @@
 """A backward pass in two parts: the gradient of the input first, those of the weights later.
 
-The input part goes down the graph to the stage's input and keeps the gradients at the nodes where the weights
-join; the weight part goes on from there (Qi et al., arXiv 2401.10241). Autograd is split by torch's own
-`torch.distributed.pipelining`.
+The input part goes down the graph to the stage's input. It keeps the gradients at the nodes where the weights
+join. The weight part goes on from there (Qi et al., arXiv 2401.10241). torch's own
+`torch.distributed.pipelining` splits autograd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.pipelining._backward import (
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """What is left of a backward pass after its input part; `groups` is torch's own record of it."""
+    """The rest of a backward pass after its input part; `groups` is torch's own record of it."""
 
     weights: tuple[nn.Parameter, ...]
     groups: list[dict[str, Any]]
@@ -39,16 +39,16 @@ def run_input_part(
     outputs: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
 ) -> WeightPart:
-    """Set `grad` of the inputs and return what computes the gradients of the module's weights.
+    """Set `grad` of the inputs and return the part that computes the gradients of the module's weights.
 
-    An output that depends on no input with a gradient (in a first stage) has the first weight that it depends
-    on in their place: its gradient is added by this part, which so does as much of the work as it does in any
-    other stage.
+    In a first stage an output may depend on no input with a gradient. Then the first weight that it depends
+    on takes the input's place. This part adds the weight's gradient, and so does as much work as in any other
+    stage.
 
     Args:
-        module: whose weights the outputs were computed with.
-        inputs, outputs: of one micro-batch; the outputs cannot be differentiated again.
-        gradients: of the outputs, of their shapes; None for a loss.
+        module: the module that computed the outputs.
+        inputs, outputs: those of one micro-batch; the outputs cannot be differentiated again.
+        gradients: those of the outputs, of their shapes; None for a loss.
     """
     weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
     return input_part(weights, inputs, outputs, gradients)
@@ -60,12 +60,12 @@ def input_part(
     outputs: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
 ) -> WeightPart:
-    """The same of outputs that were computed with these weights."""
-    # Outputs are cut off their graph in place, which torch does not allow of a view.
+    """Set `grad` of the inputs, as `run_input_part`, for outputs computed with these weights."""
+    # Outputs are detached from their graph in place, which torch does not allow for a view.
     outputs = [output.clone() if output._is_view() else output for output in outputs]
     starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)
     others = tuple(weight for weight in weights if not any(weight is start for start in starts))
-    # A loss has no gradient, which torch takes and does not say.
+    # A loss has no gradient: torch accepts None, but its types do not state it.
     _, groups = stage_backward_input(outputs, list(gradients), starts, iter(others))  # type: ignore[arg-type]
     return WeightPart(others, groups)
 
@@ -73,7 +73,7 @@ def input_part(
 def _starts(
     inputs: Sequence[torch.Tensor], weights: Sequence[nn.Parameter], outputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The inputs, and for each output that depends on none the first of the weights that it depends on."""
+    """Return the inputs, and for each output that depends on none the first weight that it depends on."""
     starts = list(inputs)
     if inputs and len(outputs) == 1:
         return starts

@@ -1,4 +1,4 @@
-"""A stage: a run of a model's layers as one module, with initial values that do not depend on the cut."""
+"""`StageModule`: a run of a model's layers as one module, with initial values independent of the cut."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from weft.run.stage.pieces import Branch, PieceList, StagePiece
 
 
 class RunnableStage(Protocol):
-    """What the runtime asks of a stage; any `nn.Module` with these methods can be run.
+    """The runtime's interface to a stage; it can run any `nn.Module` with these methods.
 
-    A call takes the micro-batch's inputs (first stage) or the previous stage's output and returns the next
-    stage's input (last stage: what the loss function takes). A stage may also say what its layers are
-    (`weft.run.stage.layers.Layered`) and which weights it shares with other stages
+    A call takes the micro-batch's inputs (first stage) or the previous stage's output. It returns the next
+    stage's input (last stage: the loss function's input). A stage may also name its layers
+    (`weft.run.stage.layers.Layered`) and the weights it shares with other stages
     (`weft.methods.tying.runtime.Tied`).
     """
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor: ...
 
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
-        """Shape of one micro-batch's input."""
+        """Return the shape of one micro-batch's input."""
         ...
 
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
-        """Shape of one micro-batch's output."""
+        """Return the shape of one micro-batch's output."""
         ...
 
 
@@ -57,7 +57,7 @@ class Initial:
 
 
 class AddedModule(nn.Module, ABC):
-    """What a method adds to a stage; its parameters are drawn, stepped and kept like the stage's own."""
+    """A module that a method adds to a stage; its parameters are drawn, stepped and kept like all others."""
 
     @abstractmethod
     def initial(self, name: str) -> Initial:
@@ -66,9 +66,9 @@ class AddedModule(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedModuleOf:
-    """Makes what a method adds to a stage, by name; a method contributes it.
+    """A maker of the modules that a method adds to a stage, by name; the method contributes it.
 
-    `make` is given the model, the positions of the stage's layers and what is asked of the method.
+    `make` gets the model, the positions of the stage's layers and the job's choice of the method.
     """
 
     method: str
@@ -76,19 +76,19 @@ class AddedModuleOf:
 
 
 class StageModule(nn.Module, ABC):
-    """Layers of a decoder of a known family: layer 0 embeds, 1 to n are blocks, n + 1 is norm and head.
+    """Layers of a known family's model: layer 0 embeds, 1 to n are blocks, n + 1 is norm and head.
 
-    Submodules carry the names they have in the `transformers` model, so that `state_dict` has its names too.
-    With tied embeddings the last stage has a copy of the token table, under its name in the first stage.
-    What methods add has names that no submodule of the model has.
+    Submodules have their names in the `transformers` model, so that `state_dict` has its names too. With tied
+    embeddings the last stage has a copy of the token table, under its name in the first stage. Modules that
+    methods add have names that no submodule of the model has.
     """
 
-    # Name of the module with the token table, which a tied head multiplies with; empty where there is none.
+    # Name of the module with the token table, which a tied head multiplies with; empty without a table.
     token_table: ClassVar[str] = ""
 
     # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
     held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
-    # Of a block: what begins with products divided by columns, and the products divided by rows.
+    # In a block: the regions that begin with products divided by columns, and the products divided by rows.
     regions: ClassVar[tuple[str, ...]] = ()
     row_products: ClassVar[tuple[str, ...]] = ()
 
@@ -105,17 +105,17 @@ class StageModule(nn.Module, ABC):
         self.added: frozenset[str] = frozenset()
 
     def add(self, name: str, module: AddedModule) -> None:
-        """Have a submodule that is no part of the model."""
+        """Add a submodule that is no part of the model."""
         self.add_module(name, module)
         self.added |= {name}
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The stage's blocks, in their order; none in a family that tensor ranks cannot divide."""
+        """The stage's blocks, in order; empty for a family that tensor ranks cannot divide."""
         return ()
 
     def block(self, layer: int) -> nn.Module:
-        """Return the block at a position in the model; the stage has it."""
+        """Return the block at a position in the model; the stage must have it."""
         return self.blocks[self.block_indices.index(layer - 1)]
 
     @abstractmethod
@@ -123,7 +123,7 @@ class StageModule(nn.Module, ABC):
         """Return the family's rule for the parameter of that name."""
 
     def initial_of(self, name: str) -> Initial:
-        """Return the rule for any parameter, also of what was added."""
+        """Return the rule for any parameter, also for added modules."""
         first, _, rest = name.partition(".")
         if first not in self.added:
             return self.initial(name)
@@ -135,7 +135,7 @@ class StageModule(nn.Module, ABC):
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
         """Return the stage's layers, each from the layer before it (the first from `inputs`) to the next one.
 
-        Between them, and nowhere else, a stage that recomputes keeps values for its backward pass.
+        A stage that recomputes keeps values for its backward pass only between them.
         """
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -145,21 +145,21 @@ class StageModule(nn.Module, ABC):
         return value
 
     def branches(self, inputs: torch.Tensor) -> Iterable[Branch]:
-        """What the stage's blocks are made of, in their order: none in a family that nobody divides."""
+        """Return the branches of the stage's blocks, in order; empty for a family that cannot be divided."""
         return ()
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return rows of the token table, or this rank's part of them."""
+        """Return the rows of the token table, or this rank's part of them."""
         table: nn.Module = self.get_submodule(self.token_table)
         rows: torch.Tensor = table(self.context.own_tokens(tokens))
         return rows
 
     def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the stream out of the rows of the token table."""
+        """Return the stream, made from the rows of the token table."""
         return rows
 
     def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
-        """What is multiplied with the vocabulary."""
+        """Return the vectors that are multiplied with the vocabulary."""
         return stream
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -168,12 +168,12 @@ class StageModule(nn.Module, ABC):
 
     @property
     def head_weights(self) -> tuple[nn.Parameter, ...]:
-        """What the logits are computed with."""
+        """The weights that compute the logits."""
         return ()
 
     @property
     def borders(self) -> tuple[bool, ...]:
-        """Where tensor ranks exchange, and whether a region of divided products begins there, or ends."""
+        """The borders where tensor ranks exchange: True if a divided region begins, False if it ends."""
         table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
         return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
 
@@ -197,12 +197,12 @@ class StageModule(nn.Module, ABC):
         return found.pieces
 
     def narrow(self, block: nn.Module, size: int) -> None:
-        """Tell a block's modules which of their sizes are divided; most read them off their weights."""
+        """Set the divided sizes of a block's modules; most read them from their weights."""
 
     def divide(self, ranks: TensorRanks) -> None:
         """Become one tensor rank's share of a stage that lies whole on the meta device.
 
-        Shapes of parameters follow when they are given values (`materialise`).
+        `materialise` later gives the parameters their divided shapes with their values.
         """
         self.tensor = ranks
         self.divisions = {
@@ -222,25 +222,25 @@ class StageModule(nn.Module, ABC):
 
     def spread(self, ranks: ContextRanks) -> None:
         """Compute one context rank's tokens only."""
-        # Brings all of the modelling code of `transformers` along, which other stages do without.
+        # This imports all modelling code of `transformers`, which other stages do not need.
         from weft.run.parallel.context.attention import spread_tokens
 
         self.context = ranks
         spread_tokens(self, ranks)
 
     def own_tokens(self, whole: torch.Tensor, dimension: int = 1) -> torch.Tensor:
-        """What this rank has of a value with all tokens where its stream begins."""
+        """Return this rank's part of a value with all tokens, as its stream begins."""
         return self.tensor.own_tokens(self.context.own_tokens(whole, dimension), dimension)
 
     def stream_tokens(self, sequence: int) -> int:
-        """Return tokens that this rank has of a sample between layers."""
+        """Return the number of a sample's tokens on this rank between layers."""
         return self.tensor.stream_tokens(sequence // self.context.size)
 
     def _held(self, name: str) -> HeldByTensorRanks:
         return next((held for end, held in self.held.items() if name.endswith(end)), HeldByTensorRanks())
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Parameters whose gradient is the sum of what the tensor ranks have, each of its own tokens."""
+        """Return parameters with gradients that tensor ranks add up, each with its own tokens' part."""
         if not self.tensor.divides_sequence:
             return ()
         return tuple(
@@ -252,7 +252,7 @@ class StageModule(nn.Module, ABC):
     def logits(
         self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The stream (b, tokens, hidden) times this rank's share of the vocabulary: (b, own s, columns)."""
+        """Multiply the stream (b, tokens, hidden) by this rank's vocabulary: (b, own s, columns)."""
         hidden = self.tensor.enter(stream)
         columns = len(self.tensor.share(self.config.vocabulary))
         if columns < len(weight):
@@ -260,7 +260,7 @@ class StageModule(nn.Module, ABC):
         return nn.functional.linear(hidden, weight, bias)
 
     def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
-        """Return the last stage's output as a share of the logits, or None where it is all of them."""
+        """Return the last stage's output as a share of the logits; None if it has all of them."""
         share: DividedLogits | None = None
         if self.tensor.size > 1 and self.token_table:
             share = DividedLogits(output, self.config.vocabulary, self.tensor)
@@ -269,13 +269,13 @@ class StageModule(nn.Module, ABC):
         return DividedTokens(output if share is None else share, self.context)
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return the token table, where the model's embedding and head share it and lie in two stages."""
+        """Return the token table if the model's embedding and head share it across two stages."""
         if not self.config.tied_embeddings or self.embeds == self.ends:
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)
 
     def shared_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return the token table, where this stage's embedding and head share it."""
+        """Return the token table if this stage's embedding and head share it."""
         if not self.config.tied_embeddings or not (self.embeds and self.ends):
             return ()
         return (self.get_parameter(f"{self.token_table}.weight"),)
@@ -293,10 +293,10 @@ class StageModule(nn.Module, ABC):
 
 
 def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
-    """Give every parameter of a stage built on the meta device its initial values, one after the other.
+    """Give every parameter of a stage built on the meta device its initial values, in turn.
 
-    Values of the whole parameter are drawn in fp32 from a generator keyed by (seed, parameter name), of which
-    a tensor rank keeps its share: any cut and any precision starts from the same numbers.
+    A generator keyed by (seed, parameter name) draws the whole parameter in fp32; a tensor rank keeps its
+    share. So any cut and any precision starts from the same numbers.
     """
     for name, parameter in list(stage.named_parameters()):
         initial = stage.initial_of(name)

@@ -1,4 +1,4 @@
-"""What runs a stage forward on one micro-batch: its layers, and the loss where it is the last stage."""
+"""`stage_pass`: a stage's forward pass on one micro-batch: its layers, and the loss in the last stage."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from weft.run.workspace import Workspace
 
 Outputs = tuple[torch.Tensor, ...]
 
-# From a stage's inputs, the targets where it reads them, and the step: its outputs, or the loss, and what its
-# backward pass starts from beside them.
+# From a stage's inputs, the targets if it reads them, and the step to its outputs or loss, and the other
+# roots of its backward pass.
 StagePass = Callable[[Sequence[torch.Tensor], torch.Tensor | None, int], Outputs]
 
 
 class WeightedLoss(Protocol):
-    """The loss of a micro-batch by its weight in the step."""
+    """The loss of a micro-batch times its weight in the step."""
 
     def __call__(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
 
 
 class _Pass(Protocol):
-    """One that can be given other layers than the stage's."""
+    """A stage pass that also takes other layers than the stage's."""
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class _Pass(Protocol):
 
 
 def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
-    """What runs a stage forward, and computes the weighted loss where it is the last one."""
+    """Return the function that runs a stage forward; the last stage also computes the weighted loss."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
     last, roots = not resources.borders[stage].after, roots_of(workspace, stage)
     module, layers = resources.stages[stage], resources.layers[stage]
@@ -63,7 +63,7 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     def layers_of(inputs: torch.Tensor, step: int) -> Sequence[LayerFunction]:
         functions: Sequence[LayerFunction] = layer_functions(module, inputs) if layered else (module,)
         if draws:
-            # A module that does not name its layers is one.
+            # A module that does not name its layers is one layer.
             return [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=False)]
         return functions
 
@@ -105,7 +105,7 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
 
 
 def roots_of(workspace: Workspace, stage: int) -> StageRoots | None:
-    """What the backward passes of a stage start from beside its outputs, where there is any."""
+    """Return the roots of a stage's backward passes besides its outputs, if it has any."""
     return workspace.resources.roots.get(stage) if workspace.training else None
 
 
@@ -121,7 +121,7 @@ def weighted_loss(workspace: Workspace, stage: int) -> WeightedLoss:
 
 
 def draws_numbers(module: nn.Module) -> bool:
-    """Return whether the module drops out anything while it trains."""
+    """Return True if the module drops values while it trains."""
     return any(getattr(part, "p", 0) for part in module.modules() if "Dropout" in type(part).__name__)
 
 
@@ -135,7 +135,7 @@ def _as_they_are(functions: _Layers, targets: torch.Tensor | None) -> _Layers:
 def _ending_in_the_loss(
     workspace: Workspace, stage: int
 ) -> Callable[[_Layers, torch.Tensor | None], _Layers]:
-    """Layers of which the last one gives the weighted loss."""
+    """Return a function from layers and targets to layers that end in the weighted loss."""
     loss = weighted_loss(workspace, stage)
 
     def to_the_loss(functions: _Layers, targets: torch.Tensor | None) -> _Layers:

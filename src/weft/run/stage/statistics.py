@@ -1,8 +1,8 @@
-"""Statistics that a stage collects while it trains, such as those of batch norms, the same in every layout.
+"""Statistics that a stage collects in training, such as those of batch norms, the same in every layout.
 
-Every replica moves its own towards the means of its own micro-batches, once per step. Such a move is linear,
-so the mean of the replicas, weighted by their shares of the micro-batches, is what one process would have;
-it is taken when somebody reads (an evaluation, a checkpoint) and changes nothing that comes after.
+Every replica moves its own towards the means of its own micro-batches, once per step. This move is linear. So
+one process would have the replicas' mean, weighted by their shares of the micro-batches. An evaluation or a
+checkpoint takes this mean, and later steps do not change by it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Counting(Protocol):
     """A part of a stage that has statistics."""
 
     def count(self) -> None:
-        """Take the last forward pass into the step; a pass that is run again is not counted again."""
+        """Count the last forward pass for the step; a rerun of a pass does not count."""
         ...
 
     def end_step(self) -> None:
-        """Move the statistics towards the mean of the passes counted."""
+        """Move the statistics towards the mean of the counted passes."""
         ...
 
     def forget(self) -> None:
@@ -33,7 +33,7 @@ class Counting(Protocol):
         ...
 
     def statistics(self) -> tuple[torch.Tensor, ...]:
-        """What one would have to average over replicas, to be changed in place."""
+        """Return the tensors to average over replicas, to be changed in place."""
         ...
 
 
@@ -42,9 +42,9 @@ class StageStatistics:
 
     Args:
         module: the stage.
-        share: of the micro-batches of a step, what this replica runs.
-        groups: over which one after the other the stage's replicas add up: all of them, or those that share
-            it out and then those with the same share; none where there is but one replica.
+        share: this replica's share of a step's micro-batches.
+        groups: the groups over which the stage's replicas add up, in turn: all replicas; or those that shard
+            it, then those with the same shard. Empty with a single replica.
     """
 
     def __init__(self, module: nn.Module, share: float, groups: Sequence[Group]) -> None:
@@ -77,6 +77,6 @@ class StageStatistics:
 
 
 def average_statistics(statistics: Mapping[int, StageStatistics]) -> None:
-    """Average those of a rank's stages; every rank of the job calls it, between two steps."""
+    """Average the statistics of a rank's stages; every rank of the job calls it, between two steps."""
     for stage in sorted(statistics):
         statistics[stage].average()

@@ -1,4 +1,4 @@
-"""What torch's own types do not say of a stage's submodules."""
+"""Types of a stage's submodules that torch's own types lack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class Submodules(nn.ModuleDict, Generic[Kind]):
-    """A `ModuleDict` that says what its modules are."""
+    """A `ModuleDict` with a type for its modules."""
 
     if TYPE_CHECKING:
 

@@ -1,9 +1,9 @@
-"""Taps: what methods see of micro-batches while these pass through a stage.
+"""Taps: methods' views of micro-batches on their way through a stage.
 
-Gradients of parameters are seen before they are added to those of other micro-batches, inputs of layers when
-a layer first runs, and gradients of outputs when all that follows has gone back. A tap is given the tensor
-that autograd made, on the stream that computes; it may keep it until the pass has ended. Hooks are torch's
-own. A stage without taps has none.
+A tap sees a parameter's gradient before it is added to those of other micro-batches. It sees a layer's input
+at the first run, and an output's gradient when all later layers have gone back. A tap gets autograd's own
+tensor, on the computing stream, and may keep it until the pass has ended. Hooks are torch's own. A stage
+without taps has no hooks.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class Passing:
     micro_batch: int
 
 
-# Of a parameter by its name in the stage.
+# Takes a parameter's gradient, by the parameter's name in the stage.
 SeeGradient = Callable[[Passing, str, torch.Tensor], None]
-# Of a layer by its position in the model.
+# Takes a layer's tensor, by the layer's position in the model.
 SeeLayer = Callable[[Passing, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tap:
-    """What a method sees of one stage on one rank; None of what it does not want.
+    """A method's view of one stage on one rank; None for each unwanted function.
 
-    A rank of several that divide a stage sees its own part. What is seen of a micro-batch has the weight that
-    its loss has in the step.
+    If several ranks divide a stage, each sees its own part. Values of a micro-batch have the weight of its
+    loss in the step.
 
     Attributes:
         gradient: of a parameter; called once per pass for each that the pass used, of a pass in segments once
             per segment.
-        parameters: of which parameters; None of all that are trained.
-        layer_input: once per forward pass, also where the layer is run again.
+        parameters: names of the parameters to see; None for all trained ones.
+        layer_input: once per forward pass, even if the layer runs again.
         output_gradient: of a layer's output, the last layer's before the loss; once per pass.
-        ended: the pass has made all its gradients. The ranks of a replica call it in the same order, so that
-            they may exchange in it.
+        ended: the pass has made all its gradients. The ranks of a replica call it in the same order and may
+            exchange in it.
     """
 
     gradient: SeeGradient | None = None
@@ -67,7 +67,7 @@ class StageTaps:
     """The taps of one stage on one rank.
 
     Args:
-        module: the stage, whose parameters get hooks until `close`.
+        module: the stage; its parameters have hooks until `close`.
         stage: its number.
         first_layer: position of its first layer in the model.
     """
@@ -93,14 +93,14 @@ class StageTaps:
         return bool(self._inputs or self._outputs)
 
     def close(self) -> None:
-        """Leave the module as it was."""
+        """Remove the hooks from the module."""
         for handle in self._handles:
             handle.remove()
 
     def around(self, micro_batch: int, make: Callable[..., Given], *, ends: bool) -> Callable[..., Given]:
-        """`make`, which makes gradients of a micro-batch, so that taps know whose they see.
+        """Wrap `make`, which makes gradients of a micro-batch, so that taps know the micro-batch.
 
-        `ends` says whether it makes the last of them.
+        `ends` is True if it makes the last of them.
         """
 
         def make_seen(*given: Any, step: int) -> Given:
@@ -117,7 +117,7 @@ class StageTaps:
         return Passing(step, self._stage, micro_batch)
 
     def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
-        """Return the stage's layers, the gradients of whose outputs are seen in the backward pass."""
+        """Return the stage's layers, extended to show taps the gradients of their outputs."""
         if not self._outputs:
             return tuple(functions)
         return tuple(
@@ -134,7 +134,7 @@ class StageTaps:
         recompute: Recompute,
         draws: bool,
     ) -> torch.Tensor:
-        """As `weft.run.stage.layers.run_layers`; inputs are seen outside of what may run again."""
+        """Run layers as `weft.run.stage.layers.run_layers`; taps see inputs outside of reruns."""
         value = inputs
         for layer, function in enumerate(functions, self._first_layer):
             with torch.no_grad():
@@ -155,13 +155,13 @@ class StageTaps:
     ) -> torch.Tensor:
         output = function(value)
         if output.requires_grad:
-            # A layer that is run again makes another graph, through which nothing goes back.
+            # A layer that runs again makes another graph, and no gradient flows through that.
             _Once(output, [partial(see, now, layer) for see in self._outputs])
         return output
 
 
 class _Once:
-    """Shows the gradient of a tensor to some; once, though both parts of a split pass may come by."""
+    """A hook that shows a tensor's gradient once, though both parts of a split pass may trigger it."""
 
     def __init__(self, output: torch.Tensor, shown: Sequence[Callable[[torch.Tensor], None]]) -> None:
         self._shown = shown
@@ -178,10 +178,10 @@ def stage_taps(
     first_layers: Mapping[int, int],
     taps_of: Callable[[int], Sequence[Tap]],
 ) -> dict[int, StageTaps]:
-    """By stage of a rank, for those of which anybody sees anything.
+    """Return the taps of a rank's stages, for stages that have any.
 
     Raises:
-        InputError: when somebody wants to see layers of a stage where these form a graph.
+        InputError: when a tap wants to see layers of a stage where these form a graph.
     """
     found = {stage: taps_of(stage) for stage in stages}
     made = {

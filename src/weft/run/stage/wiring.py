@@ -1,6 +1,6 @@
-"""Stages whose layers form a graph: which values they take and give, and which layer reads which.
+"""Stages with layers that form a graph: their inputs and outputs, and the layers that read each other.
 
-A stage without this is a chain: one input, one output, each layer from the one before.
+A stage without this is a chain: one input, one output, each layer reads the one before.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple, Protocol, runtime_checkable
 
-# Stands in `takes` for what a micro-batch brings.
+# Stands in `takes` for a micro-batch's samples.
 SAMPLES = -1
 
 
 class Wiring(NamedTuple):
-    """How the layers of a stage read each other.
+    """The edges between the layers of a stage.
 
-    Values are numbered: the stage's inputs first, then what each layer gives. `reads` has those that each
-    layer reads, `gives` those that leave the stage.
+    Values are numbered: the stage's inputs first, then each layer's output. `reads` has the values that each
+    layer reads, `gives` the values that leave the stage.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -29,9 +29,9 @@ class Wired(Protocol):
 
     Attributes:
         takes: positions of the layers of other stages that its own read, rising, each an input; `SAMPLES`
-            before them where one reads samples.
-        gives: positions of its own layers that leave the stage, rising; each is an output.
-        wiring: of its own layers.
+            before them if a layer reads samples.
+        gives: positions of its own layers with outputs that leave the stage, rising; each is an output.
+        wiring: the wiring of its own layers.
     """
 
     takes: Sequence[int]
@@ -39,9 +39,9 @@ class Wired(Protocol):
     wiring: Wiring
 
     def readers(self, layer: int) -> Set[int]:
-        """Return positions of the layers that read what a layer gives."""
+        """Return the positions of the layers that read a layer's output."""
         ...
 
     def value_shape(self, layer: int, samples: int) -> tuple[int, ...]:
-        """Shape of what a layer gives of so many samples."""
+        """Return the shape of a layer's output for that number of samples."""
         ...

@@ -1,1 +1,1 @@
-"""What a rank keeps of its stages: weights, gradients, shares and what optimizers step."""
+"""The states of a rank's stages: weights, gradients, shards and the masters that optimizers step."""

@@ -1,7 +1,7 @@
 """`GradientBucket`: all gradients of a stage in one flat tensor.
 
-The parameters' `.grad` are views into it: backward accumulates in place, a reduction moves one tensor, and
-clearing is one operation. Where replicas share gradients out, several stages take turns in one buffer.
+The parameters' `.grad` are views into it. So backward accumulates in place, a reduction moves one tensor, and
+clearing is one operation. Where replicas shard gradients, several stages take turns in one buffer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from weft.run.streams import THERE
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Where the trained parameters of a stage lie in a flat tensor.
+    """The places of a stage's trained parameters in a flat tensor.
 
     A parameter that is used twice (tied weights) lies there once.
 
     Attributes:
         parameters: in the order of the module.
         starts: the place of each parameter's first element.
-        length: of the tensor, a multiple of `shards`, and each shard's of what `of` was told.
-        shards: how many ranks can share it equally; what is behind the last parameter is padding.
+        length: the tensor's length, a multiple of `shards` times the `parts` given to `of`.
+        shards: the number of equal shards; padding follows the last parameter.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -38,9 +38,9 @@ class FlatLayout:
     def of(
         cls, module: nn.Module, shards: int = 1, apart: Iterable[nn.Parameter] = (), *, parts: int = 1
     ) -> FlatLayout:
-        """Return the layout of a module's trained parameters without those of `apart`.
+        """Return the layout of a module's trained parameters without those in `apart`.
 
-        Every shard can be cut into `parts` equal ones.
+        Every shard can be cut into `parts` equal parts.
         """
         elsewhere = {id(parameter) for parameter in apart}
         parameters = tuple(
@@ -60,12 +60,12 @@ class FlatLayout:
         ]
 
     def share(self, place: int) -> slice:
-        """Return the `place`-th share of the tensor."""
+        """Return the range of the `place`-th shard."""
         length = self.length // self.shards
         return slice(place * length, (place + 1) * length)
 
     def within(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """What lies from `first` to `last`: (index of a parameter, first element, one past its last)."""
+        """Return the pieces from `first` to `last`: (parameter's index, first element, one past its last)."""
         found = []
         for index, (parameter, begins) in enumerate(zip(self.parameters, self.starts, strict=True)):
             start, end = max(first - begins, 0), min(last - begins, parameter.numel())
@@ -74,12 +74,12 @@ class FlatLayout:
         return found
 
     def zeros(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor where the parameters are."""
+        """Return a flat tensor of zeros on the parameters' device."""
         device = self.parameters[0].device if self.parameters else None
         return torch.zeros(length, dtype=dtype, device=device)
 
     def flatten(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values of the parameters, shape (length,)."""
+        """Return the values of the parameters, shape (length,), padded with zeros."""
         flat = self.zeros(self.length, dtype)
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             view.copy_(parameter.detach())
@@ -89,8 +89,8 @@ class FlatLayout:
 class GradientBucket:
     """Flat gradients of one stage, in a buffer that it may share with other stages.
 
-    Do not set `.grad` to None: use `clear`. Work that makes gradients follows `buffer.emptied` and claims the
-    bucket; work that takes them out hands it back, and who issues that sets `buffer.emptied`.
+    Do not set `.grad` to None: use `clear`. Work that makes gradients waits for `buffer.emptied` and claims
+    the bucket. Work that takes them out hands it back, and its issuer sets `buffer.emptied`.
     """
 
     def __init__(self, layout: FlatLayout, buffer: GradientBuffer) -> None:
@@ -100,16 +100,15 @@ class GradientBucket:
 
     @property
     def holds(self) -> bool:
-        """Whether the buffer has this stage's gradients."""
+        """True if the buffer has this stage's gradients."""
         return self.buffer.holder is self
 
     def clear(self) -> None:
         self.flat.zero_()
 
     def claim(self) -> None:
-        """Before gradients of the stage are made: have the buffer, with nothing in it unless it is this
-        stage's already.
-        """
+        """Take the buffer before the stage's gradients are made; clear it unless this stage has it
+        already."""
         buffer = self.buffer
         if buffer.holder is self:
             return
@@ -120,7 +119,7 @@ class GradientBucket:
             parameter.grad = view
 
     def hand_back(self) -> None:
-        """Leave the buffer to whoever claims it next."""
+        """Release the buffer for the next stage."""
         assert self.buffer.holder is self, "a stage hands back the buffer that it holds"
         for parameter in self._layout.parameters:
             parameter.grad = None
@@ -128,10 +127,10 @@ class GradientBucket:
 
 
 class GradientBuffer:
-    """Room for the gradients of one of several stages at a time: as many elements as the largest has.
+    """A buffer for the gradients of one stage at a time, as large as the largest of its stages needs.
 
     Attributes:
-        emptied: who last took gradients out.
+        emptied: ends with the last work that took gradients out.
     """
 
     def __init__(self, layouts: list[FlatLayout], dtype: torch.dtype) -> None:
@@ -143,7 +142,7 @@ class GradientBuffer:
 def make_buckets(
     layouts: Mapping[int, FlatLayout], buffers: int, dtype: torch.dtype
 ) -> dict[int, GradientBucket]:
-    """Return the buckets of a rank's stages, of that precision; its j-th stage uses buffer j mod `buffers`.
+    """Return the gradient buckets of a rank's stages; the j-th stage uses buffer j mod `buffers`.
 
     A stage that shares its buffer with no other has it from the start.
     """

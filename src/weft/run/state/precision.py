@@ -1,8 +1,8 @@
-"""Which numbers a run computes with and which its optimizers step, by the plan's precision.
+"""The precisions of a run's computations and of its optimizer steps, by the plan's precision.
 
-In bf16, weights, activations and messages have 16 bits. Gradients are accumulated and reduced in fp32, and
-the optimizer steps fp32 masters, of which the weights are rounded copies (Micikevicius et al., arXiv
-1710.03740): sums of many small numbers, and small steps of large weights, would be lost to rounding.
+In bf16, weights, activations and messages have 16 bits. Gradients are accumulated and reduced in fp32. The
+optimizer steps fp32 masters, and the weights are rounded copies of them (Micikevicius et al., arXiv
+1710.03740). Otherwise rounding would lose sums of many small numbers, and small steps of large weights.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-# Of parameters, activations and messages.
+# The type of parameters, activations and messages.
 PRECISIONS: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "fp64": torch.float64,
     "bf16": torch.bfloat16,
 }
 
-# Of gradients and of what optimizers step; stages are built in it.
+# The type of gradients and of the masters that optimizers step; stages are built in it.
 STEPPED: Mapping[str, torch.dtype] = {**PRECISIONS, "bf16": torch.float32}
 
 
 def give(parameter: nn.Parameter, values: torch.Tensor) -> None:
-    """Let a parameter be `values`, of its shape, in their precision; its gradient stays in its own."""
+    """Set a parameter's data to `values`, of its shape, in their precision; its gradient keeps its own."""
     gradient, precision = parameter.grad, parameter.grad_dtype
     parameter.grad = None
     parameter.data = values
-    # torch casts what it adds to a gradient to this type.
+    # torch casts the summands of a gradient to this type.
     parameter.grad_dtype = precision
     parameter.grad = gradient
 
 
 def lower_precision(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-    """Cast those parameters that are floating point numbers of another precision."""
+    """Cast the floating point parameters of another precision to `dtype`."""
     for parameter in parameters:
         if parameter.is_floating_point() and parameter.dtype != dtype:
             give(parameter, parameter.detach().to(dtype))
 
 
 def at_least_fp32(values: torch.Tensor) -> torch.Tensor:
-    """`values` as a loss is computed from them."""
+    """Return `values` in the precision of a loss: fp32 or more."""
     return values.float() if values.is_floating_point() and values.itemsize < 4 else values

@@ -1,9 +1,9 @@
-"""`StageShard`: the equal share of a stage that one of its replicas answers for (ZeRO levels 1 to 3).
+"""`StageShard`: the equal share of a stage that belongs to one of its replicas (ZeRO levels 1 to 3).
 
-The weights of a stage are one flat tensor and its gradients another, and replica r of n owns the r-th of n
-equal ranges of both (Rajbhandari et al., arXiv 1910.02054). The borders fall anywhere, also inside a
-parameter. On levels 1 and 2 all weights of the stage stay (`ResidentWeights`); on level 3 they come into a
-buffer when the Program says so (`GatheredWeights`), which the stages of a rank take in turns.
+The weights of a stage are one flat tensor and its gradients another. Replica r of n owns the r-th of n equal
+ranges of both (Rajbhandari et al., arXiv 1910.02054). The borders fall anywhere, also inside a parameter. On
+levels 1 and 2 all weights of the stage stay (`ResidentWeights`). On level 3 the Program gathers them into a
+buffer (`GatheredWeights`), in which the stages of a rank take turns.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.sync.base import Group
 
 
 class StageWeights(Protocol):
-    """The weights that the parameters of a stage are views of, and this rank's own range of them.
+    """The flat weights under a stage's parameters, and this rank's own range of them.
 
     Attributes:
         own: the range.
-        room: who last freed the room that all weights need; work that gathers them reads it.
+        room: ends with the last work that freed the buffer of all weights; work that gathers them reads it.
     """
 
     own: torch.Tensor
@@ -35,15 +35,15 @@ class StageWeights(Protocol):
         ...
 
     def require(self) -> None:
-        """Called by who reads the weights: they must be there."""
+        """Assert that the weights are there; readers of the weights call it."""
         ...
 
     def free(self) -> None:
-        """Leave the room to another stage; who issues that sets `room`."""
+        """Release the room for another stage; the issuer of this work sets `room`."""
         ...
 
     def show(self, group: Group) -> None:
-        """Let the parameters be up to date until the next step."""
+        """Bring the parameters up to date until the next step."""
         ...
 
 
@@ -51,8 +51,8 @@ class ResidentWeights:
     """All weights of a stage all the time. Between a step and the next gather only the own range is new.
 
     Args:
-        layout: of the stage.
-        flat: its weights, shape (length,), in the precision they are to have.
+        layout: the stage's layout.
+        flat: its weights, shape (length,), in their final precision.
         own: this rank's range of them.
     """
 
@@ -63,21 +63,21 @@ class ResidentWeights:
         _make_of(layout, flat)
 
     def gather(self, group: Group) -> None:
-        # A copy: the whole, of which the share is a part, is written while it is read.
+        # Copy the share: the gather overwrites the whole tensor while it reads the share.
         group.all_gather(self._flat, self.own.clone())
 
     def require(self) -> None:
-        """They are always there."""
+        """Do nothing: the weights are always there."""
 
     def free(self) -> None:
-        """No other stage can use the room."""
+        """Do nothing: no other stage can use the room."""
 
     def show(self, group: Group) -> None:
         self.gather(group)
 
 
 class WeightBuffer:
-    """Room for the weights of one of several stages at a time: as many elements as the largest has."""
+    """A buffer for the weights of one stage at a time, as large as the largest of its stages needs."""
 
     def __init__(self, layouts: Sequence[FlatLayout], dtype: torch.dtype) -> None:
         self.flat = layouts[0].zeros(max(layout.length for layout in layouts), dtype)
@@ -86,13 +86,13 @@ class WeightBuffer:
 
 
 class GatheredWeights:
-    """A rank's own range of a stage's weights, and all of them in a buffer from a gather to its free.
+    """A rank's own range of a stage's weights. From a gather to its free, a buffer has all of them.
 
     Autograd keeps the parameters, which are views of the buffer, from a forward pass to its backward pass.
     Meanwhile other weights may lie there: the Program gathers them again before the backward pass.
 
     Args:
-        layout, flat, own: as those of `ResidentWeights`; `flat` is given back.
+        layout, flat, own: as for `ResidentWeights`; `flat` is not kept.
         buffer: shared with the rank's other stages of the same parity.
     """
 
@@ -113,7 +113,7 @@ class GatheredWeights:
         self._buffer.freed = freed
 
     def claim(self) -> None:
-        """Take the room, whatever lies in it."""
+        """Take the room and ignore its content."""
         assert self._buffer.holder is None, "a stage frees the buffer before another one gathers into it"
         self._buffer.holder = self
         if self._shown is not None:
@@ -132,7 +132,7 @@ class GatheredWeights:
         self._buffer.holder = None
 
     def show(self, group: Group) -> None:
-        # Beside the buffer, which cannot take all stages at once.
+        # Use new memory: the buffer cannot hold all stages at once.
         self._shown = torch.empty_like(self._room)
         group.all_gather(self._shown, self.own)
         _make_of(self._layout, self._shown)
@@ -142,7 +142,7 @@ class StageShard:
     """One rank's share of one stage.
 
     Args:
-        weights: of the stage.
+        weights: the stage's weights.
         gradient: the own range of the reduced gradient.
         group: the ranks that share the stage.
     """
@@ -157,7 +157,7 @@ class StageShard:
         self.weights.gather(self._group)
 
     def show(self) -> None:
-        """Let the parameters be up to date until the next step; every rank of the group calls it."""
+        """Bring the parameters up to date until the next step; every rank of the group calls it."""
         self.weights.show(self._group)
 
     def take_in(self, share: torch.Tensor, part: int) -> None:
@@ -175,6 +175,6 @@ def gather_weights(shards: Mapping[int, StageShard]) -> None:
 
 
 def _make_of(layout: FlatLayout, flat: torch.Tensor) -> None:
-    """Let the parameters of a stage be views of `flat`."""
+    """Make the parameters of a stage views of `flat`."""
     for parameter, view in zip(layout.parameters, layout.views(flat), strict=True):
         give(parameter, view)

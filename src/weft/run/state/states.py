@@ -16,12 +16,12 @@ from weft.sync.base import Group
 
 @dataclass(frozen=True, slots=True)
 class StageStates:
-    """By stage of a rank.
+    """The states of a rank's stages, each mapping by stage.
 
     Attributes:
         buckets: gradients.
-        shards: the stages that the rank has a share of only.
-        stepped: the stages of which the optimizer steps something else than the parameters.
+        shards: the stages with weights or states that the rank shards with other replicas.
+        stepped: the stages with optimizers that step other tensors than the parameters.
     """
 
     buckets: Mapping[int, GradientBucket]
@@ -38,14 +38,14 @@ def make_states(
     dtype: torch.dtype,
     stepped_dtype: torch.dtype,
 ) -> StageStates:
-    """Lay out the states of a rank's stages. Their parameters become views of flat weights of type `dtype`.
+    """Build the states of a rank's stages. Their parameters become views of flat weights of type `dtype`.
 
     Args:
-        layouts: of all stages of the rank, as many shards each as its group has ranks.
+        layouts: of all stages of the rank; each has one shard per rank of its group.
         optimizers: made for whole stages.
-        groups: the ranks that share a stage, for the stages that are shared out.
-        sharding: what the groups share out.
-        stepped_dtype: of what optimizers step and of gradients; parameters have it before.
+        groups: the ranks that shard a stage, for the sharded stages.
+        sharding: the ZeRO level of the groups; `zero-0` has none.
+        stepped_dtype: the type of masters and gradients; at the call, parameters have it, too.
     """
     few = bool(groups) and sharding in ("zero-2", "zero-3")
     buckets = make_buckets(layouts, SHARDED_BUFFERS if few else len(layouts), stepped_dtype)
@@ -69,7 +69,7 @@ def make_states(
         if dtype == stepped_dtype:
             masters = weights.own
         elif group is not None:
-            # A copy, so that the rest of the stage is given back.
+            # Copy the range, so that the rest of the stage is freed.
             masters = masters[own].clone()
         stepped[stage] = SteppedWeights(
             layout, OwnRange(own.start, weights.own, masters, gradient, group), optimizers[stage]
@@ -78,7 +78,7 @@ def make_states(
 
 
 def _weight_buffers(layouts: Mapping[int, FlatLayout], dtype: torch.dtype) -> dict[int, WeightBuffer]:
-    """The buffer of each stage: its j-th stage uses buffer j mod `SHARDED_BUFFERS`, as in the Program."""
+    """Return the buffer of each stage: the j-th uses buffer j mod `SHARDED_BUFFERS`, as in the Program."""
     stages, rooms = sorted(layouts), dict[int, WeightBuffer]()
     for first in range(min(SHARDED_BUFFERS, len(stages))):
         turns = stages[first::SHARDED_BUFFERS]

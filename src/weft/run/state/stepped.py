@@ -1,8 +1,8 @@
-"""`SteppedWeights`: what a rank's optimizer steps of a stage, where that is not the parameters themselves.
+"""`SteppedWeights`: the tensors that a rank's optimizer steps in place of a stage's parameters.
 
-That is so where replicas share out what they step, and where parameters have fewer bits than their optimizer
-needs. In place of each parameter, and in the same group, the optimizer is given the piece of it that lies in
-the rank's own range of the flat weights. What it does to every element is then what it would do to the whole.
+They exist where replicas shard optimizer states, or where parameters have fewer bits than their optimizer
+needs. The optimizer gets, in the group of each parameter, its piece in the rank's own range of the flat
+weights. It does to every element the same as it would do to the whole.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a rank's optimizer steps of a parameter: its elements `start` to `end`, counted in flat order.
+    """The piece of a parameter that a rank's optimizer steps: elements `start` to `end`, in flat order.
 
-    The parameter's first element is at `begins` of the flat weights. A parameter that does not lie there
-    (tied to one of another stage) is a piece of its own, stepped by every replica.
+    The parameter's first element is at `begins` of the flat weights. A parameter outside of them is a piece
+    of its own, and every replica steps it. It is tied to a parameter of another stage.
     """
 
     parameter: nn.Parameter
@@ -49,15 +49,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class OwnRange:
-    """The range of a stage's flat tensors that this rank steps, all of one length.
+    """The range of a stage's flat tensors that this rank steps; all tensors have its length.
 
     Attributes:
         start: its first element.
-        weights: what the parameters are made of, in their precision.
-        masters: what is stepped; the same tensor as `weights` where both have one precision.
+        weights: the range of the flat weights under the parameters, in their precision.
+        masters: the stepped values; the same tensor as `weights` if both have one precision.
         gradient: the gradient to step with.
-        group: the ranks that own the ranges of this length, one after the other; None where this rank owns
-            all.
+        group: the ranks that own the ranges of this length, in order; None if this rank owns all.
     """
 
     start: int
@@ -71,10 +70,9 @@ class SteppedWeights:
     """The pieces that one rank steps of one stage.
 
     Args:
-        layout: of the stage.
+        layout: the stage's layout.
         own: this rank's range.
-        optimizer: made for the whole stage; from now on it steps the pieces, and after every step the
-            parameters get what became of the masters.
+        optimizer: made for the whole stage; from now on it steps the pieces and then updates the parameters.
     """
 
     def __init__(self, layout: FlatLayout, own: OwnRange, optimizer: torch.optim.Optimizer) -> None:
@@ -88,11 +86,11 @@ class SteppedWeights:
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """What the ranks of the group step together, and their own copies of weights of other stages."""
+        """The parameters that the group's ranks step together, and own copies of other stages' weights."""
         return self._inside + tuple(piece.parameter for piece in self._outside)
 
     def publish(self) -> None:
-        """Round the masters to the weights that parameters are made of; nothing where they are the same."""
+        """Round the masters to the weights under the parameters; do nothing if they are the same."""
         if self._own.weights is not self._own.masters:
             self._own.weights.copy_(self._own.masters)
         for piece in self._outside:
@@ -100,14 +98,15 @@ class SteppedWeights:
                 piece.parameter.detach().copy_(piece.stepped.detach())
 
     def whole_states(self) -> dict[nn.Parameter, dict[str, torch.Tensor]]:
-        """Optimizer states of the parameters that begin in this rank's range, in the parameters' shapes.
+        """Return the optimizer states of parameters that begin in this rank's range, in the parameters'
+        shapes.
 
-        A parameter that reaches into other ranges is completed by their ranks, so that besides its range a
-        rank holds one parameter's states more at most. Blocks; every rank of the group calls it.
+        Other ranks send their parts of a parameter that reaches into their ranges. So a rank holds at most
+        one more parameter's states than its range. Blocks; every rank of the group calls it.
         """
         found = {}
         for piece in self.pieces:
-            # Sorted, so that both ends of every message mean the same.
+            # Sorted, so that both ends of every message refer to the same state.
             states = sorted(self._optimizer.state.get(piece.stepped, {}).items())
             whole = {leaf: self._completed(piece, value) for leaf, value in states}
             if piece.start == 0:
@@ -115,12 +114,12 @@ class SteppedWeights:
         return found
 
     def whole_weights(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Masters of the parameters that begin in this rank's range, in their shapes; as `whole_states`."""
+        """Return masters of parameters that begin in this range, in their shapes; as `whole_states`."""
         wholes = [(piece, self._completed(piece, piece.stepped.detach())) for piece in self.pieces]
         return {piece.parameter: whole for piece, whole in wholes if piece.start == 0}
 
     def _completed(self, piece: Piece, value: torch.Tensor) -> torch.Tensor:
-        """Return a value of a whole parameter where it begins, elsewhere the piece that was sent there."""
+        """Return the whole value of a parameter that begins here; otherwise send the own piece."""
         length, group = piece.parameter.numel(), self._own.group
         if value.ndim == 0 or group is None:
             return value
@@ -139,7 +138,7 @@ class SteppedWeights:
 
 
 def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: str) -> None:
-    """Refuse optimizers that a share of a stage cannot be given to.
+    """Refuse optimizers that cannot step a share of a stage.
 
     Raises:
         InputError: one line for every kind of optimizer that may look at a parameter as a whole.
@@ -159,13 +158,13 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
 
 
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it is known to step every element by itself, or says so."""
+    """Return True if the optimizer is known, or declares, to step every element by itself."""
     said = declared_work(optimizer, type(optimizer).__name__)
     return said.elementwise if said is not None else type(optimizer) in ELEMENTWISE
 
 
 def narrow(optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]) -> None:
-    """Let an optimizer that has not stepped yet step the pieces, each in its parameter's group."""
+    """Make an optimizer that has not stepped yet step the pieces, each in its parameter's group."""
     stepped = {piece.parameter: piece.stepped for piece in pieces}
     for group in optimizer.param_groups:
         group["params"] = [stepped[parameter] for parameter in group["params"] if parameter in stepped]
@@ -177,7 +176,7 @@ def _cut(layout: FlatLayout, own: OwnRange) -> tuple[Piece, ...]:
     for index, start, end in layout.within(own.start, own.start + len(own.masters)):
         parameter, begins = layout.parameters[index], layout.starts[index]
         here = slice(begins + start - own.start, begins + end - own.start)
-        # A whole parameter keeps its shape, which optimizers that are given whole ones may look at.
+        # A whole parameter keeps its shape: an optimizer may use it.
         shape = parameter.shape if end - start == parameter.numel() else (end - start,)
         stepped = nn.Parameter(own.masters[here].view(shape))
         stepped.grad = own.gradient[here].view(shape)
@@ -186,7 +185,7 @@ def _cut(layout: FlatLayout, own: OwnRange) -> tuple[Piece, ...]:
 
 
 def _outside(layout: FlatLayout, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> tuple[Piece, ...]:
-    """The optimizer's parameters that do not lie in the flat weights, whole; they get that precision."""
+    """Return the optimizer's parameters outside the flat weights as whole pieces; cast them to `dtype`."""
     inside = {id(parameter) for parameter in layout.parameters}
     pieces = []
     for one in (one for group in optimizer.param_groups for one in group["params"] if id(one) not in inside):

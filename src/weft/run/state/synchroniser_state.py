@@ -1,4 +1,4 @@
-"""What a synchroniser of gradients remembers of the stages of a rank, kept as methods keep theirs."""
+"""`SynchroniserState`: a synchroniser's memory of gradients, per stage of a rank, as a method's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "synchroniser"
 
 
 class SynchroniserState(MethodState):
-    """State per stage, of this rank alone: replicas may leave different things unsent."""
+    """State per stage, of this rank alone: replicas may have different unsent remainders."""
 
     def __init__(self, synchroniser: StatefulSynchroniser) -> None:
         self._synchroniser = synchroniser

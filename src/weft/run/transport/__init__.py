@@ -1,1 +1,1 @@
-"""What ranks exchange: messages over connections of their own, collectives over process groups."""
+"""The exchange between ranks: messages over their own connections, collectives over process groups."""

@@ -1,10 +1,9 @@
-"""Messages between ranks over TCP connections of their own, first in, first out per peer and payload.
+"""Messages between ranks over their own TCP connections, first in, first out per peer and payload.
 
-Large messages block the thread of their stream in the system call. Small ones do without: to hand them over
-between threads takes longer than to send them. The sender writes them at once, and whoever needs one reads
-it, so that in a Timeline it ends when it is read. Both ends tell small from large by the number of bytes, and
-each size has a connection of its own. What is sent goes through host memory; see
-`weft.run.transport.host_group`.
+A large message blocks its stream's thread in the system call. A small one uses no thread: a handover between
+threads takes longer than the message. The sender writes it at once, and its reader reads it on demand. So in
+a Timeline it ends when it is read. Both ends tell small from large by the number of bytes, and each size has
+its own connection. All messages go through host memory; see `weft.run.transport.host_group`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from weft.run.transport.connections import Connections, connect, receive_into, s
 from weft.run.transport.host_group import bring_back, host_room
 from weft.run.work_queue import labelled
 
-# What messages carry.
+# The payloads of messages.
 ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
 PAYLOADS = (ACTIVATION, OUTPUT_GRADIENT)
 
@@ -32,10 +31,10 @@ SMALL_BYTES = 64 * 1024
 
 
 class Incoming(Protocol):
-    """Where messages of one payload and size arrive from one peer."""
+    """The receiving end of messages of one payload and size from one peer."""
 
     def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
-        """Fill a contiguous tensor with the next message, on that stream or when somebody waits for it."""
+        """Fill a contiguous tensor with the next message, on that stream or when a thread waits for it."""
         ...
 
 
@@ -48,7 +47,7 @@ class Channels:
         self._inboxes: dict[tuple[int, str], Incoming] = {}
 
     def outgoing(self, peer: int, payload: str, size_bytes: int) -> Outbox:
-        """Where messages of that size are sent from."""
+        """Return the outbox of messages of that size to the peer."""
         key = (peer, _connection_name(payload, size_bytes))
         if key not in self._outboxes:
             name = f"send of {payload} to rank {peer}"
@@ -56,7 +55,7 @@ class Channels:
         return self._outboxes[key]
 
     def incoming(self, peer: int, payload: str, size_bytes: int) -> Incoming:
-        """Where messages of that size arrive."""
+        """Return the inbox of messages of that size from the peer."""
         key = (peer, _connection_name(payload, size_bytes))
         if key not in self._inboxes:
             kind = SmallInbox if size_bytes <= SMALL_BYTES else Inbox
@@ -64,7 +63,7 @@ class Channels:
         return self._inboxes[key]
 
     def close(self) -> None:
-        """Hang up; the streams that messages went over are closed before."""
+        """Close the connections; the streams of the messages must be closed before."""
         for connection in self._connections.values():
             connection.close()
         self._outboxes.clear()
@@ -73,7 +72,7 @@ class Channels:
 
 
 def open_channels(peers: Collection[int], timeout_s: float) -> Channels:
-    """Channels to these ranks; every rank of the job's process group calls this.
+    """Open channels to these ranks; every rank of the job's process group calls this.
 
     Raises:
         InputError, RunError: as `weft.run.transport.connections.connect`.
@@ -83,7 +82,7 @@ def open_channels(peers: Collection[int], timeout_s: float) -> Channels:
 
 
 class Outbox:
-    """Sends over one connection: at once what it takes at once, the rest on the stream of the message."""
+    """Sends over one connection: at once as far as possible, the rest on the message's stream."""
 
     def __init__(self, connection: socket.socket, name: str, *, small: bool) -> None:
         self._connection = connection
@@ -95,7 +94,7 @@ class Outbox:
         """Send a tensor, which must not change before the end of the message.
 
         Raises:
-            RunError: when the peer is gone already.
+            RunError: when the peer is already gone.
         """
         if self._small and value.completion.times is not None and self._free():
             content = _bytes_of(value.content)
@@ -110,7 +109,7 @@ class Outbox:
         return self._last
 
     def _free(self) -> bool:
-        """Return whether nothing is left of the messages before."""
+        """Return True if all earlier messages are sent."""
         return self._last is None or self._last.times is not None
 
     def _send_now(self, label: str, content: memoryview) -> int:
@@ -127,7 +126,7 @@ class Outbox:
 
 
 class Inbox:
-    """Large messages of one connection: the thread of their stream reads them one after the other."""
+    """Large messages of one connection: the thread of their stream reads them in order."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._connection = connection
@@ -138,7 +137,7 @@ class Inbox:
 
 
 class SmallInbox:
-    """Small messages of one connection: whoever needs one reads it, after all that come before it."""
+    """Small messages of one connection: a waiting thread reads its message, after all earlier ones."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._connection = connection
@@ -146,7 +145,7 @@ class SmallInbox:
         self._free_ns = 0
         self._failure: RunError | None = None
         self._unread: deque[Letter] = deque()
-        # Entered as a lock: a condition enters in Python, which small messages would feel.
+        # Enter the lock itself: to enter a condition runs Python code, too slow for small messages.
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._reading = False
@@ -157,9 +156,9 @@ class SmallInbox:
         return letter
 
     def read(self, wanted: Letter) -> None:
-        """Read up to `wanted`; nothing behind a failure can be trusted to arrive.
+        """Read up to `wanted`; after a failure no later message can be read.
 
-        Who comes while another thread reads waits for its letter, which may come before what that one wants.
+        If another thread is reading, wait for `wanted`: it may come before that thread's own letter.
         """
         while wanted.times is None:
             with self._lock:
@@ -186,7 +185,7 @@ class SmallInbox:
 
 
 class Letter(Reports):
-    """A small message, which ends when the first who waits for it, or for a later one, has read it."""
+    """A small message; it ends when a thread that waits for it, or for a later one, has read it."""
 
     def __init__(self, inbox: SmallInbox, tensor: torch.Tensor, label: str) -> None:
         super().__init__()

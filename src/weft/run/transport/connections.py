@@ -1,7 +1,7 @@
 """TCP connections between pairs of ranks, for messages between stages.
 
-Every rank listens on a port that the operating system chooses, all tell each other where, and of two ranks
-the one with the higher number connects. A rank takes in only who knows the number that it drew for this.
+Every rank listens on a port that the operating system chooses, and sends its address to all. In each pair the
+rank with the higher number connects. A rank accepts only callers that know the random token it drew for this.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.errors import InputError, RunError, Violation
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
-# A rank greets at once; who does not is none, and others wait behind it.
+# A rank greets at once. A caller that does not is no rank, and makes others wait.
 GREETING_TIMEOUT_S = 5.0
 
 _TOKEN_BYTES = 16
-# Address, port and token of a rank; the rank that connects and what it connects for, after the token.
+# Address, port and token of a rank; token, connecting rank and the index of the connection's name.
 _WHERE = struct.Struct(f"!46sH{_TOKEN_BYTES}s")
 _GREETING = struct.Struct(f"!{_TOKEN_BYTES}sII")
 
@@ -33,16 +33,16 @@ Connections = dict[tuple[int, str], socket.socket]
 
 
 def connect(peers: Collection[int], names: Sequence[str], timeout_s: float) -> Connections:
-    """Connections to `peers`, one for each of `names`; every rank of the job's process group calls this.
+    """Connect to `peers`, once for each of `names`; every rank of the job's process group calls this.
 
     Args:
         peers: ranks that name this one among their own peers.
-        names: the same ones, in the same order, on all ranks.
-        timeout_s: how long to wait for the others, and later for any byte of a message.
+        names: the same names, in the same order, on all ranks.
+        timeout_s: seconds to wait for the others, and later for any byte of a message.
 
     Raises:
         InputError: when the ranks have no addresses at which they can reach each other.
-        RunError: naming the rank that could not be reached, or did not come.
+        RunError: names the rank that could not be reached, or did not connect.
     """
     rank = dist.get_rank()
     deadline = time.monotonic() + timeout_s
@@ -80,8 +80,8 @@ def _hang_up(connections: Connections) -> None:
 
 
 def own_address() -> str:
-    """Where other ranks reach this one: on the interface that gloo is told to use, if any, else on the way
-    to MASTER_ADDR.
+    """Return this rank's address for other ranks: of gloo's interface if set, else on the route to
+    MASTER_ADDR.
 
     Raises:
         InputError: when the interface has no IPv4 address.
@@ -97,7 +97,7 @@ def own_address() -> str:
         return address
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-            # Sends nothing: only asks which way a packet would take.
+            # This sends nothing and only looks up the route of a packet.
             route.connect((os.environ.get("MASTER_ADDR", LOOPBACK), 9))
             return str(route.getsockname()[0])
     except OSError:
@@ -105,10 +105,10 @@ def own_address() -> str:
 
 
 def require_reachable(addresses: Sequence[str]) -> None:
-    """Refuse ranks of several machines of which one tells the others an address that only itself can reach.
+    """Refuse ranks on several machines if one gives an address that only itself can reach.
 
     Raises:
-        InputError: naming these ranks.
+        InputError: names the first such rank.
     """
     alone = [rank for rank, address in enumerate(addresses) if address.startswith("127.")]
     if alone and len(alone) < len(addresses):
@@ -144,7 +144,7 @@ def _answer(
     expected: Collection[tuple[int, str]],
     deadline: float,
 ) -> tuple[tuple[int, str], socket.socket]:
-    """Return the next connection that one of the ranks expected has opened; others are hung up on.
+    """Return the next connection that an expected rank has opened; close others.
 
     Raises:
         TimeoutError: when none came before the deadline.
@@ -171,11 +171,11 @@ def receive_exactly(line: socket.socket, size: int) -> bytes:
 
 
 def receive_into(line: socket.socket, room: memoryview) -> None:
-    """Fill `room` with what comes next; blocks.
+    """Fill `room` with the next bytes; blocks.
 
     Raises:
         ConnectionError: when the peer is gone.
-        TimeoutError: when nothing came for as long as one waits.
+        TimeoutError: when nothing came within the connection's timeout.
     """
     while room:
         try:
@@ -192,7 +192,7 @@ def send_all(line: socket.socket, content: memoryview) -> None:
 
     Raises:
         ConnectionError: when the peer is gone.
-        TimeoutError: when it took nothing for as long as one waits.
+        TimeoutError: when the peer took nothing within the connection's timeout.
     """
     try:
         line.sendall(content)
@@ -201,7 +201,7 @@ def send_all(line: socket.socket, content: memoryview) -> None:
 
 
 def send_now(line: socket.socket, content: memoryview) -> int:
-    """Send what can be sent at once and return how many bytes that are."""
+    """Send as many bytes as the system takes at once and return their number."""
     try:
         return line.send(content, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -211,7 +211,7 @@ def send_now(line: socket.socket, content: memoryview) -> int:
 def _make_ready(line: socket.socket, timeout_s: float) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A timeout of Python's would cost a system call more for every transfer.
+    # Python's own timeout would cost one more system call per transfer.
     line.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

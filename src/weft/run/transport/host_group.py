@@ -1,7 +1,7 @@
-"""`HostGroup`: what ranks exchange goes through host memory, which is what gloo works on.
+"""`HostGroup`: collectives of ranks through host memory, on which gloo works.
 
-The one place that knows it, with the messages of `weft.run.transport.channels`: everybody else gives tensors
-where they lie. On a CPU they are in host memory already, and nothing is copied.
+Only this module and `weft.run.transport.channels` know of the copies: all callers give tensors on their
+device. A CPU's tensors are in host memory already, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 
 class HostGroup:
-    """A process group of gloo; a `weft.sync.base.Group`, whose calls return when the result is there.
+    """A gloo process group; a `weft.sync.base.Group`, so each call returns when its result is there.
 
-    `ranks` are its members, by their place in it; None: those that torch knows.
+    `ranks` are its members, by their place in it; None takes them from torch.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
@@ -26,15 +26,15 @@ class HostGroup:
 
     @classmethod
     def open(cls, name: str, ranks: Sequence[int], timeout: timedelta) -> HostGroup:
-        """A group of these ranks of the job, each of which opens it under the same name; others do nothing.
+        """Open a group of these ranks of the job; only members call it, all with the same name.
 
-        Nobody else has used the name in this job. Of several groups all ranks open their own in one order.
+        The name must be new in this job. All ranks open their groups in one order.
         """
         members = sorted(ranks)
         store = dist.PrefixStore(f"weft group {name}", _job_store())
         place = members.index(dist.get_rank())
         gloo = dist.ProcessGroupGloo(store, place, len(members), timeout)
-        # It has all calls of a group that are made here; torch's types leave them out.
+        # It has all the group calls used here; torch's types omit them.
         return cls(gloo, members)  # type: ignore[arg-type]
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -66,23 +66,23 @@ class HostGroup:
         bring_back(tensor, on_host)
 
     def close(self) -> None:
-        """Its threads end with the last reference to it."""
+        """Shut the group down; its threads end with the last reference to it."""
         self._group.shutdown()
 
 
 def _job_store() -> dist.Store:
-    """Where the ranks of the job tell each other where they are."""
+    """Return the store through which the job's ranks exchange their addresses."""
     world = dist.group.WORLD
     assert world is not None, "the job has begun"
     return world.get_group_store()
 
 
 def host_room(tensor: torch.Tensor) -> torch.Tensor:
-    """Where to put what is to fill a tensor: the tensor itself, if the host can write it."""
+    """Return host memory to receive a tensor's values: the tensor itself if it is on the CPU."""
     return tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
 
 
 def bring_back(tensor: torch.Tensor, on_host: torch.Tensor) -> None:
-    """Fill a tensor with what is in host memory, unless it is the same memory."""
+    """Fill a tensor from host memory, unless it is the same memory."""
     if on_host is not tensor:
         tensor.copy_(on_host)

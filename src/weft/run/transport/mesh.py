@@ -1,12 +1,11 @@
 """The process groups of one runtime: disposable, numbered by generation, kept in no module.
 
-A rank opens the groups that it is in and asks for no other. All ranks open theirs in one order, so that none
-waits for itself: one for losses, the groups of the Program by number, those of the tensor and of the context
-ranks of each replica.
+A rank opens its own groups only. All ranks open theirs in one order, so that no cycle of waits arises. The
+order is: the losses, the Program's groups by number, each replica's tensor and context ranks.
 
-Torch's `new_group` would have every rank ask for every group. With `use_local_synchronization` it would not,
-but names a group after how many groups the rank is in by then, so that ranks in different numbers of groups
-never meet, and a group that is made again finds what the former one has left.
+Torch's `new_group` makes every rank open every group. Its `use_local_synchronization` avoids this, but names
+a group by the number of the rank's groups so far. Then ranks with different numbers of groups never meet. And
+a group that is made again finds the remains of the former one.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ BACKEND = "gloo"
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """What one rank communicates over.
+    """The process groups of one rank.
 
-    `collective` has the groups of the rank's part of the Program, by their number there. `replica` has those
-    of the ranks that divide layers or tokens among them, by these ranks.
+    `collective` maps the group numbers of the rank's part of the Program to groups. `replica` has the groups
+    that divide layers or tokens, by their ranks.
     """
 
     rank: int
@@ -39,7 +38,7 @@ class Groups:
     replica: dict[tuple[int, ...], HostGroup]
 
     def close(self) -> None:
-        """Give the groups back. All members are done with them when the last one closes."""
+        """Release the groups. All members are done with them when the last one closes."""
         dist.destroy_process_group(self.losses)
         for group in (*self.collective.values(), *self.replica.values()):
             group.close()
@@ -48,11 +47,11 @@ class Groups:
 def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: timedelta) -> Groups:
     """Open the rank's groups of a plan and its program inside the job; all ranks call it.
 
-    `generation` counts the runtimes of this job, so that groups made after a failure cannot meet the remains
-    of earlier ones.
+    `generation` counts the runtimes of this job: groups made after a failure never meet remains of earlier
+    ones.
 
     Raises:
-        InputError: when the job has not as many ranks as the program.
+        InputError: when the job's number of ranks differs from the program's.
     """
     world_size = dist.get_world_size()
     if world_size != program.ranks:
@@ -64,7 +63,7 @@ def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: t
             )
         )
     losses = dist.new_group(timeout=timeout, backend=BACKEND, group_desc=f"weft {generation} losses")
-    # Two runtimes of one generation may follow each other; torch has numbered the groups of both.
+    # One generation may have two runtimes in turn; torch's group numbers tell them apart.
     prefix = f"{generation} {losses.group_name}"
     return Groups(
         rank=program.rank,
@@ -82,7 +81,7 @@ def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: t
 
 
 def replica_groups(plan: Plan, rank: int) -> list[tuple[int, ...]]:
-    """Return the ranks with which a rank divides layers or tokens, several each, in order."""
+    """Return the sorted groups of ranks, at least two each, with which a rank divides layers or tokens."""
     groups = {
         group
         for stage, ranks in plan.stages_of(rank).items()

@@ -1,1 +1,1 @@
-"""Context parallelism: the ranks that divide the tokens of a sample, and what follows from it."""
+"""Context parallelism: the ranks that divide the tokens of a sample, their attention and their losses."""

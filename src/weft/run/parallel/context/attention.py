@@ -1,9 +1,9 @@
-"""Attention of the tokens of one context rank to those of all.
+"""Attention of one context rank's tokens to the tokens of all ranks.
 
-Each rank gathers the keys and values of all, and reduces and scatters their gradients (all-gather form:
-Llama 3, arXiv 2407.21783, section 3.3.2; a ring, Liu et al., arXiv 2310.01889, would hold less and exchange
-more often). With causal attention a chunk of queries reads no keys behind it, so that no rank computes scores
-of other tokens than its own, nor more than the masked part of one chunk's square for nothing.
+Each rank gathers the keys and values of all, and reduces and scatters their gradients (all-gather form: Llama
+3, arXiv 2407.21783, section 3.3.2). A ring (Liu et al., arXiv 2310.01889) holds less memory and exchanges
+more often. With causal attention a chunk of queries reads no later keys. So a rank computes its own tokens'
+scores only, and wastes at most the masked part of one chunk's square.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ContextAttention:
         causal: bool,
         scale: float,
     ) -> torch.Tensor:
-        """What the own tokens attend to, (b, own tokens, heads, head size).
+        """Return the attention output of the own tokens, (b, own tokens, heads, head size).
 
         Args:
-            queries, keys, values: of the own tokens, (b, heads, own tokens, head size); there may be fewer
-                heads of keys and values than of queries.
+            queries, keys, values: those of the own tokens, (b, heads, own tokens, head size); there may be
+                fewer heads of keys and values than of queries.
         """
         keys, values = _KeysAndValues.apply(keys, values, self._ranks)
         grouped = queries.shape[1] != keys.shape[1]
@@ -70,10 +70,10 @@ class ContextAttention:
         return torch.cat(parts, 1)
 
     def _lower_right(self, queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
-        """Lets the last of the queries see all keys, and each one before it one key less."""
+        """Build a mask that lets the last query see all keys, and each query before it one key less."""
         if like.device.type != "cpu":
             return causal_lower_right(queries, keys)
-        # Kernels of a CPU read masks, which would be kept for every call. All of them are ends of one.
+        # CPU kernels read masks, and autograd would keep one per call. All are views of this one.
         longest = 2 * self._ranks.size * queries
         kept = self._mask
         if kept is None or kept.shape != (queries, longest) or kept.dtype != like.dtype:
@@ -92,7 +92,7 @@ def spread_tokens(module: nn.Module, ranks: ContextRanks) -> None:
 
 
 class _Spread(Protocol):
-    """An attention module of `transformers` that a stage whose tokens are divided has."""
+    """An attention module of `transformers` in a stage with divided tokens."""
 
     config: PreTrainedConfig
     context_attention: ContextAttention
@@ -110,7 +110,7 @@ def _attend(
 
 
 class _KeysAndValues(Function):
-    """Those of all tokens out of those of the own ones, in one exchange; backward in another."""
+    """A gather of all ranks' keys and values in one exchange; backward makes another."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
-"""`DividedTokens`: what a last stage gives of the tokens of one context rank.
+"""`DividedTokens`: a last stage's output for the tokens of one context rank.
 
-A mean over tokens needs two numbers of the other ranks: their totals and their counts, which differ where
-targets are masked. Where tensor ranks divide the vocabulary, too, the total is theirs together.
+A mean over tokens needs two numbers of the other ranks: their totals and their counts. Counts differ if
+targets are masked. If tensor ranks also divide the vocabulary, they compute the total together.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 
 @dataclass(frozen=True, slots=True)
 class DividedTokens:
-    """Logits of all tokens, of which this rank has those of its own (b, own tokens, vocabulary), or of these
-    its columns."""
+    """Logits of all tokens; this rank has its own tokens', (b, own tokens, vocabulary), or columns of
+    these."""
 
-    # What a loss says that takes them.
+    # The attribute of a loss function that takes them.
     declared: ClassVar[str] = "takes_divided_tokens"
 
     share: torch.Tensor | DividedLogits
@@ -33,7 +33,7 @@ class DividedTokens:
         return self.share.whole() if isinstance(self.share, DividedLogits) else self.share
 
     def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-        """Mean over the targets (b, all tokens) that are not `ignored`; the same number on all ranks."""
+        """Return the mean over the targets (b, all tokens) that are not `ignored`, the same on all ranks."""
         own = self.ranks.own_tokens(targets).flatten()
         if isinstance(self.share, DividedLogits):
             total = self.share.total_cross_entropy(own, ignored)
@@ -43,15 +43,15 @@ class DividedTokens:
         return self.ranks.mean(total, (own != ignored).sum())
 
     def own_targets(self, targets: torch.Tensor) -> torch.Tensor:
-        """Of targets (b, all tokens, ...) those of the own tokens."""
+        """Return the own tokens' part of targets (b, all tokens, ...)."""
         return self.ranks.own_tokens(targets)
 
     def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """The mean of a loss of which this rank has the sum over `count` targets; the same on all ranks."""
+        """Return the mean of a loss from this rank's sum over `count` targets, the same on all ranks."""
         return self.ranks.mean(total, count)
 
     def detach(self) -> DividedTokens:
-        """Without what gradients need."""
+        """Return the logits cut from the autograd graph."""
         return DividedTokens(self.share.detach(), self.ranks)
 
     def argmax(self) -> torch.Tensor:
@@ -61,12 +61,12 @@ class DividedTokens:
         return self.ranks.joined(self.ranks.gather(own))
 
     def with_all_tokens(self) -> torch.Tensor | DividedLogits:
-        """Return the logits of all tokens, or the own columns of these; gradients flow to the own tokens."""
+        """Return the logits of all tokens, or their own columns; gradients flow to the own tokens."""
         if isinstance(self.share, DividedLogits):
             return replace(self.share, own=self.ranks.all_tokens(self.share.own))
         return self.ranks.all_tokens(self.share)
 
     def whole(self) -> torch.Tensor:
-        """All logits, for a loss that every rank computes in full; gradients flow to the own tokens."""
+        """Return all logits, for a loss that every rank computes; gradients flow to the own tokens."""
         logits = self.with_all_tokens()
         return logits.whole() if isinstance(logits, DividedLogits) else logits

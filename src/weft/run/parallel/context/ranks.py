@@ -1,9 +1,9 @@
 """`ContextRanks`: the ranks that divide the tokens of every sample.
 
-Every rank has the same weights, all of the stage's or the same tensor rank's share, and computes its own
-tokens. Attention alone reads other tokens (`weft.run.parallel.context.attention`). Of 2c chunks of a sample,
-rank r of c has the chunks r and 2c - 1 - r, so that with causal attention all ranks have the same work
-(Llama 3, arXiv 2407.21783, section 3.3.2).
+Every rank has the same weights (all of the stage's, or one tensor rank's share) and computes its own tokens.
+Only attention reads other tokens (`weft.run.parallel.context.attention`). A sample has 2c chunks; rank r of c
+has the chunks r and 2c - 1 - r. So with causal attention all ranks have the same work (Llama 3, arXiv
+2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ContextRanks(ReplicaRanks):
     def own_tokens(
         self, whole: torch.Tensor, dimension: int = _TOKENS, place: int | None = None
     ) -> torch.Tensor:
-        """Return the tokens of a rank, by default this one, of a value with all of them."""
+        """Return the tokens of a rank, by default this one, from a value with all tokens."""
         if self.size == 1:
             return whole
         place = self.place if place is None else place
@@ -35,23 +35,23 @@ class ContextRanks(ReplicaRanks):
         return torch.cat([chunks[place], chunks[-1 - place]], dimension)
 
     def joined(self, shares: torch.Tensor, dimension: int = _TOKENS) -> torch.Tensor:
-        """All tokens in their order out of those of all ranks, (size, ...); `dimension` is a share's own."""
+        """Return all tokens in order, from all ranks' shares (size, ...); `dimension` counts in one share."""
         halves = [share.chunk(2, dimension) for share in shares]
         return torch.cat([*(one for one, _ in halves), *(one for _, one in reversed(halves))], dimension)
 
     def all_tokens(self, own: torch.Tensor) -> torch.Tensor:
-        """Return all tokens of a value (b, own tokens, ...), for what every rank then computes in full."""
+        """Return all tokens of a value (b, own tokens, ...), for computations that every rank repeats."""
         whole: torch.Tensor = _AllTokens.apply(own, self) if self.size > 1 else own
         return whole
 
     def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' totals, scalars, together over all their counts; the same number on all."""
+        """Return the sum of all ranks' totals (scalars) over the sum of their counts, the same on all."""
         mean: torch.Tensor = _Mean.apply(total, count, self)
         return mean
 
 
 class _AllTokens(Function):
-    """What follows is the same on every rank, and so is its gradient: each takes the part of its tokens."""
+    """A gather for equal computations on all ranks: as gradients are equal, each takes its tokens' part."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
@@ -65,12 +65,12 @@ class _AllTokens(Function):
 
 
 class _Mean(Function):
-    """Totals and counts are exchanged at once; backward a rank knows the count and needs no other."""
+    """A mean that exchanges totals and counts at once; backward needs the count alone and no exchange."""
 
     @staticmethod
     def forward(ctx: Any, total: torch.Tensor, count: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
         totals, counts = ranks.gather(torch.stack([total.double(), count.double()])).sum(0)
-        # No saved tensor: a layer that is run again for its saved tensors ends before the exchange.
+        # Save no tensor: a layer that runs again for its saved tensors ends before the exchange.
         ctx.count = counts.item()
         mean: torch.Tensor = (totals / counts).to(total.dtype)
         return mean

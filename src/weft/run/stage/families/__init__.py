@@ -7,8 +7,8 @@ from importlib import import_module
 
 from weft.run.stage.stage_module import StageModule
 
-# By the family's name, where its stages are. A run needs one of them, and each brings its part of
-# `transformers` along, whose imports take about a second.
+# The modules and classes of stages by family. A run imports only one: each imports its part of
+# `transformers`, which takes about a second.
 STAGE_FAMILIES: Mapping[str, str] = {
     "gpt": "weft.run.stage.families.gpt:GptStage",
     "llama": "weft.run.stage.families.llama:LlamaStage",
@@ -21,7 +21,7 @@ STAGE_FAMILIES: Mapping[str, str] = {
 
 
 def stage_family(name: str) -> type[StageModule]:
-    """Return the stages of a known family; makes one of a `ModelConfig` and the positions of its layers."""
+    """Return the stage class of a known family; it takes a `ModelConfig` and positions of layers."""
     module, _, stage = STAGE_FAMILIES[name].partition(":")
     family: type[StageModule] = getattr(import_module(module), stage)
     return family

@@ -14,7 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.run.stage.families.convolution import ConvolutionalStage, MaskedDropout, as_computed
 from weft.run.stage.layers import LayerFunction
 
-# Where torchvision's lists, which count activations, pools and dropouts, have the layers with weights.
+# Indices of the layers with weights in torchvision's lists, which count activations, pools and dropouts.
 FEATURES = (0, 3, 6, 8, 10)
 CLASSIFIER = (1, 4, 6)
 
@@ -53,7 +53,8 @@ class AlexNetStage(ConvolutionalStage):
                 self._functions.append(partial(self._multiply, linear, place))
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Pixels, maps (b, channels, size, size) or vectors (b, width) to one of the latter or logits."""
+        """Return layers from pixels, maps (b, channels, size, size) or vectors (b, width) to such or
+        logits."""
         return self._functions
 
     def _convolve(self, unit: nn.Module, pools: bool, maps: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Stages of BERT with its head for masked tokens, out of the layers of `transformers`."""
+"""Stages of BERT with its head for masked tokens, made from the layers of `transformers`."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ def bert_config(config: ModelConfig) -> BertConfig:
 
 
 class _TokenTable(nn.Module):
-    """What a stage has of `bert.embeddings` where it has the head alone."""
+    """The part of `bert.embeddings` in a stage with the head alone."""
 
     word_embeddings: nn.Embedding
 
 
 class _BertEncoder(nn.Module):
-    """What a stage has of `bert.encoder`."""
+    """A stage's part of `bert.encoder`."""
 
     layer: Submodules[BertLayer]
 
 
 class _Bert(nn.Module):
-    """What a stage has of `bert`."""
+    """A stage's part of `bert`."""
 
     embeddings: BertEmbeddings | _TokenTable
     encoder: _BertEncoder
 
 
 class _Predictions(nn.Module):
-    """What a stage has of `cls.predictions`; a tied head has a `bias`, another a `decoder`."""
+    """A stage's part of `cls.predictions`; a tied head has a `bias`, any other a `decoder`."""
 
     transform: BertPredictionHeadTransform
     bias: nn.Parameter
@@ -75,7 +75,7 @@ class _Predictions(nn.Module):
 
 
 class _Head(nn.Module):
-    """What a stage has of `cls`."""
+    """A stage's part of `cls`."""
 
     predictions: _Predictions
 
@@ -110,7 +110,7 @@ class BertStage(StageModule):
         if self.embeds:
             embeddings = BertEmbeddings(hugging_face)
             self.bert.embeddings = embeddings
-            # Buffers and no parameters: nothing would give them values after the meta device.
+            # Buffers are no parameters: `materialise` gives them no values, so they skip the meta device.
             with torch.device("cpu"):
                 positions = torch.arange(config.sequence).unsqueeze(0)
                 embeddings.register_buffer("position_ids", positions, persistent=False)
@@ -141,7 +141,8 @@ class BertStage(StageModule):
         return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
+        vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.bert.encoder.layer.values()
         return [*functions, self._head] if self.ends else functions
@@ -181,7 +182,7 @@ class BertStage(StageModule):
 
 
 def _normed_branch(inside: LayerFunction, output: BertSelfOutput | BertOutput, *regions: nn.Module) -> Branch:
-    """A branch whose norm follows the sum with the stream; `output` has its last product and the norm."""
+    """Return a branch with a norm after the sum; `output` has its last product and the norm."""
     product = row_product(output.dense)
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:

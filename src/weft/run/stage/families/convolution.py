@@ -1,4 +1,4 @@
-"""What stages of convolutional networks share: shapes between layers, initial values, dropout."""
+"""The common part of stages of convolutional networks: shapes between layers, initial values, dropout."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HEAD_DEVIATION = 0.01
 
 
 class ConvolutionalStage(StageModule):
-    """The first stage reads pixels (b, channels, size, size), the last one gives logits (b, classes).
+    """The first stage reads pixels (b, channels, size, size), the last one returns logits (b, classes).
 
-    Convolutions and linear layers begin as He et al. say (arXiv 1502.01852), the last one small, biases at 0.
+    Initial weights follow He et al. (arXiv 1502.01852), the last layer's are small. Biases begin at 0.
     """
 
     held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
@@ -36,11 +36,11 @@ class ConvolutionalStage(StageModule):
     @staticmethod
     @abstractmethod
     def sample_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-        """Of the values between the layers: of one sample, before each and after the last."""
+        """Return the shapes of one sample's values: before each layer, and after the last."""
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """None that tensor ranks divide."""
+        """Empty: tensor ranks cannot divide these families."""
         return ()
 
     def initial(self, name: str) -> Initial:
@@ -71,5 +71,5 @@ class MaskedDropout(nn.Dropout):
 
 
 def as_computed(pixels: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """Pixels come in one precision, whatever the model computes in."""
+    """Cast pixels, which come in one precision, to the precision of the module."""
     return pixels.to(next(module.parameters()).dtype)

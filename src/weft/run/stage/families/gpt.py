@@ -1,4 +1,4 @@
-"""Stages of GPT-2, out of the blocks of `transformers`."""
+"""Stages of GPT-2, made from the blocks of `transformers`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def gpt_config(config: ModelConfig) -> GPT2Config:
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="sdpa",
-        # The family's gelu_new in one kernel, which keeps its input alone for the backward pass.
+        # The family's gelu_new in one kernel, which keeps only its input for the backward pass.
         activation_function="gelu_pytorch_tanh",
     )
 
 
 class _Transformer(nn.Module):
-    """What a stage has of `transformer`."""
+    """A stage's part of `transformer`."""
 
     wte: nn.Embedding
     wpe: nn.Embedding
@@ -108,7 +108,8 @@ class GptStage(StageModule):
         return Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
+        vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.transformer.h.values()
         return [*functions, self._head] if self.ends else functions

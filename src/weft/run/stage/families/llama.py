@@ -1,4 +1,4 @@
-"""Stages of Llama, out of the blocks of `transformers`."""
+"""Stages of Llama, made from the blocks of `transformers`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
 
 
 class _Model(nn.Module):
-    """What a stage has of `model`."""
+    """A stage's part of `model`."""
 
     embed_tokens: nn.Embedding
     layers: Submodules[LlamaDecoderLayer]
@@ -84,7 +84,7 @@ class LlamaStage(StageModule):
         self.model.layers = Submodules(
             {str(index): LlamaDecoderLayer(hugging_face, layer_idx=index) for index in self.block_indices}
         )
-        # The angles are a buffer and no parameter: nothing would give them values after the meta device.
+        # The angles are a buffer: `materialise` gives it no values, so it skips the meta device.
         with torch.device("cpu"):
             self.model.rotary_emb = LlamaRotaryEmbedding(hugging_face)
         if self.ends:
@@ -100,7 +100,8 @@ class LlamaStage(StageModule):
         return Initial(mean=1.0) if "norm" in name else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Token ids (b, s) or hidden states (b, s, hidden) to hidden states or logits (b, s, vocabulary)."""
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
+        vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         if self.block_indices:
             angles = self._angles(inputs)
@@ -130,13 +131,13 @@ class LlamaStage(StageModule):
         return self.embed(self.look_up(tokens), tokens)
 
     def _angles(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the positions, each (1, tokens, head size), shared by the stage's blocks."""
-        # Tensor ranks compute all keys, also where the stage's input has this rank's tokens only.
+        """Return cosines and sines of positions, each (1, tokens, head size), for all the stage's blocks."""
+        # Tensor ranks compute all keys, even if the stage's input has only this rank's tokens.
         divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
         tokens = inputs.shape[1] * (1 if self.embeds else divided)
         positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
         positions = self.context.own_tokens(positions)
-        # Of its first argument the module takes the device and the precision of what is returned.
+        # The module takes the device and precision of its result from its first argument.
         like = next(self.model.layers.parameters())
         cosines, sines = self.model.rotary_emb(like, position_ids=positions)
         return cosines, sines

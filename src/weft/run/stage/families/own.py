@@ -1,4 +1,4 @@
-"""Stages of a model of one's own: its layers, each with initial values of its own."""
+"""Stages of a user's own model: its layers, each with its own initial values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OwnStage(nn.Module):
                 self.layers[str(index)] = model.layer(index).to(dtype)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
-        """Return the layers in their order."""
+        """Return the layers in order."""
         first, *others = self.layers.values()
         return [lambda value: first(self._as_computed(value)), *others]
 
@@ -38,12 +38,12 @@ class OwnStage(nn.Module):
         return value
 
     def _as_computed(self, inputs: torch.Tensor) -> torch.Tensor:
-        # Samples come in one precision, whatever the model computes in.
+        # Samples come in one precision for all models.
         weight = next(self.parameters(), inputs)
         return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """None: layers of one's own share nothing."""
+        """Return no parameters: layers of a user's own model share none."""
         return ()
 
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class OwnStage(nn.Module):
 
 
 class OwnGraphStage(OwnStage):
-    """Likewise, of a model whose layers form a graph."""
+    """A stage of a user's own model with layers that form a graph."""
 
     def __init__(self, model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
         super().__init__(model, layers, seed, dtype)
@@ -76,12 +76,12 @@ class OwnGraphStage(OwnStage):
         )
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
-        """Return the layers in their order, each from what the layers before it in the model give."""
+        """Return the layers in order, each a function of its inputs in the model's graph."""
         return [
             self._of_samples(one) if name in self._samples_first else one for name, one in self.layers.items()
         ]
 
-    # Called as its wiring says, and by nobody as a chain.
+    # The runtime calls the layers by their wiring, never as a chain.
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         return run_wired(self.layer_functions(inputs[0]), self.wiring, inputs, recompute="none", draws=False)
 

@@ -1,4 +1,4 @@
-"""Stages of a residual network, out of the blocks of `transformers`."""
+"""Stages of a residual network, made from the blocks of `transformers`."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def resnet_config(config: ModelConfig) -> ResNetConfig:
 
 
 class _Group(nn.Module):
-    """What a stage has of one of `resnet.encoder.stages`."""
+    """A stage's part of one of `resnet.encoder.stages`."""
 
     layers: Submodules[ResNetBasicLayer | ResNetBottleNeckLayer]
 
 
 class _ResNetEncoder(nn.Module):
-    """What a stage has of `resnet.encoder`."""
+    """A stage's part of `resnet.encoder`."""
 
     stages: Submodules[_Group]
 
 
 class _ResNet(nn.Module):
-    """What a stage has of `resnet`."""
+    """A stage's part of `resnet`."""
 
     embedder: ResNetEmbeddings
     encoder: _ResNetEncoder
@@ -78,7 +78,7 @@ class ResNetStage(ConvolutionalStage):
         use_step_batch_norms(self)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
+        """Return layers from pixels or maps (b, channels, size, size) to maps or logits (b, classes)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         for group in self.resnet.encoder.stages.values():
             functions += group.layers.values()

@@ -14,7 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.run.stage.families.convolution import ConvolutionalStage, MaskedDropout, as_computed
 from weft.run.stage.layers import LayerFunction
 
-# Linear, activation and dropout; so the linear layers are called 0, 3 and 6.
+# Linear, activation and dropout; so the linear layers are named 0, 3 and 6.
 _LINEAR_STEP = 3
 
 
@@ -36,7 +36,7 @@ class VggStage(ConvolutionalStage):
         for layer in layers:
             if layer < len(described):
                 channels, pools = described[layer]
-                # Every convolution and pool before it, and every activation, has a number, too.
+                # Every earlier convolution, pool and activation has a number, too.
                 number = 2 * layer + sum(pool for _, pool in described[:layer])
                 unit = nn.Conv2d(shapes[layer][0], channels, 3, padding=1)
                 self.features[str(number)] = unit
@@ -50,7 +50,8 @@ class VggStage(ConvolutionalStage):
                 self._functions.append(partial(self._multiply, linear, place == 0, is_last))
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Pixels, maps (b, channels, size, size) or vectors (b, width) to one of the latter or logits."""
+        """Return layers from pixels, maps (b, channels, size, size) or vectors (b, width) to such or
+        logits."""
         return self._functions
 
     def _convolve(self, unit: nn.Module, pools: bool, maps: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Stages of a vision transformer, out of the blocks of `transformers`."""
+"""Stages of a vision transformer, made from the blocks of `transformers`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def vit_config(config: ModelConfig) -> ViTConfig:
 
 
 class _ViT(nn.Module):
-    """What a stage has of `vit`."""
+    """A stage's part of `vit`."""
 
     embeddings: ViTEmbeddings
     layers: Submodules[ViTLayer]
@@ -46,9 +46,9 @@ class _ViT(nn.Module):
 
 
 class ViTStage(StageModule):
-    """The first stage reads pixels (b, channels, size, size), the last one gives logits (b, classes).
+    """The first stage reads pixels (b, channels, size, size), the last one returns logits (b, classes).
 
-    Tensor ranks divide the blocks; patches, and the classes of the class token, are computed on each in full.
+    Tensor ranks divide the blocks; each computes patches, and the classes of the class token, in full.
     """
 
     held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
@@ -90,7 +90,7 @@ class ViTStage(StageModule):
         return Initial() if name.endswith("bias") else Initial(deviation=self.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
-        """Pixels or hidden states (b, s, hidden) to hidden states or logits (b, classes)."""
+        """Return layers from pixels or states (b, s, hidden) to hidden states or logits (b, classes)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += self.vit.layers.values()
         return [*functions, self._head] if self.ends else functions
@@ -114,7 +114,7 @@ class ViTStage(StageModule):
             yield plain_branch(layer.layernorm_after, mlp, mlp.fc2, mlp)
 
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
-        # Pixels come in one precision, whatever the model computes in.
+        # Pixels come in one precision for all models.
         embedded: torch.Tensor = self.vit.embeddings(pixels.to(self.vit.embeddings.cls_token.dtype))
         return self.tensor.own_tokens(embedded)
 
