@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -90,6 +92,9 @@ def main() -> None:
         train_dataset=Bytes(asked.text, asked.sequence),
         callbacks=[Times(asked.out / "steps.jsonl")] if main_rank else [],
     ).train()
+    dist.barrier()
+    # gloo's threads abort a normal exit now and then.
+    os._exit(0)
 
 
 if __name__ == "__main__":
