@@ -7,9 +7,10 @@ Each program runs as its users run it, from command to exit, in turns with the o
     dp 2, zero-3  beside the Trainer with FSDP2
     pp 2          beside the Trainer with DistributedDataParallel, because the Trainer has no pipelines
 
-Tokens per second come from the median time between the ends of steps, start-up from the command to the end of
-the first step, and peak memory is the sum over all processes of what each held at most. torchtitan is left
-out where it does not start. Get the peers with `pip install accelerate torchtitan`.
+Each takes the loss of as many held-out samples before its first step. Tokens per second come from the median
+time between the ends of steps. Start-up lasts from the command to the end of the first step. Peak memory is
+the sum of all processes' peaks. torchtitan is left out where it does not start. Get the peers with
+`pip install accelerate torchtitan`.
 
     python benchmarks/training_beside.py [--rounds N] [MODEL ...]
 """
@@ -37,6 +38,8 @@ from typing import Any
 from figures import Value
 from harness import Report, parser
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, set_seed
+
+from weft.training.evaluation.held_out import HELD_OUT_SAMPLES
 
 RANKS, SEQUENCE, MICRO_BATCH_SIZE, MICRO_BATCHES = 2, 256, 4, 2
 STEPS, WARM_UP, ROUNDS, LOG_EVERY = 15, 4, 3, 5
@@ -156,6 +159,7 @@ class Contender:
             "micro-batches": MICRO_BATCHES,
             "steps": STEPS,
             "log-every": LOG_EVERY,
+            "held-out": HELD_OUT_SAMPLES,
             "learning-rate": LEARNING_RATE,
         }
         words = [f"--{name}={value}" for name, value in options.items()]

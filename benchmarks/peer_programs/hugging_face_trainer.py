@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 class Bytes(Dataset[dict[str, torch.Tensor]]):
     """A text cut into samples of `sequence` bytes, each shape (sequence,) in int64."""
 
-    def __init__(self, text: Path, sequence: int) -> None:
-        whole = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8)
+    def __init__(self, whole: torch.Tensor, sequence: int) -> None:
         self._samples = whole[: len(whole) // sequence * sequence].view(-1, sequence)
 
     def __len__(self) -> int:
@@ -57,7 +56,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("model", type=Path)
     made.add_argument("text", type=Path)
     made.add_argument("out", type=Path)
-    for name in ("sequence", "micro-batch-size", "micro-batches", "steps", "log-every"):
+    for name in ("sequence", "micro-batch-size", "micro-batches", "steps", "log-every", "held-out"):
         made.add_argument(f"--{name}", type=int, required=True)
     made.add_argument("--learning-rate", type=float, required=True)
     made.add_argument("--fsdp", action="store_true")
@@ -72,6 +71,9 @@ def main() -> None:
         output_dir=str(asked.out / "trainer"),
         use_cpu=True,
         per_device_train_batch_size=asked.micro_batch_size,
+        per_device_eval_batch_size=asked.micro_batch_size,
+        eval_on_start=True,
+        prediction_loss_only=True,
         gradient_accumulation_steps=asked.micro_batches,
         max_steps=asked.steps,
         learning_rate=asked.learning_rate,
@@ -85,11 +87,14 @@ def main() -> None:
         dataloader_pin_memory=False,
         **({"fsdp": "full_shard auto_wrap", "fsdp_config": sharded} if asked.fsdp else {}),
     )
+    text = torch.frombuffer(bytearray(asked.text.read_bytes()), dtype=torch.uint8)
+    held_out = asked.held_out * asked.sequence
     main_rank = arguments.process_index == 0
     Trainer(
         model=model,
         args=arguments,
-        train_dataset=Bytes(asked.text, asked.sequence),
+        train_dataset=Bytes(text[:-held_out], asked.sequence),
+        eval_dataset=Bytes(text[-held_out:], asked.sequence),
         callbacks=[Times(asked.out / "steps.jsonl")] if main_rank else [],
     ).train()
     dist.barrier()

@@ -132,7 +132,7 @@ class StageSquares:
             # Most parameters are short vectors: all of them are multiplied at once.
             self._vectors.append(gradient)
         else:
-            self._squares.append(square(gradient.reshape(-1)))
+            self._squares.append(square(gradient.flatten()))
 
     def take(self) -> torch.Tensor | float:
         """Return the sum since the last call, and begin a new one."""
