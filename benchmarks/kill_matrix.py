@@ -59,7 +59,7 @@ def workers(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes of the ranks, in no order."""
     try:
         below = psutil.Process(launcher.pid).children(recursive=True)
-        return [process for process in below if "weft.run.launch.worker_main" in process.cmdline()]
+        return [process for process in below if process.name().startswith("weft-rank-")]
     except psutil.Error:
         return []
 

@@ -106,7 +106,7 @@ def test_a_stopped_worker_does_not_hold_up_sigterm_for_long(
     workers = [
         process
         for process in psutil.Process(run.pid).children(recursive=True)
-        if "weft.run.launch.worker_main" in process.cmdline()
+        if process.name().startswith("weft-rank-")
     ]
     workers[1].suspend()
     run.send_signal(signal.SIGTERM)

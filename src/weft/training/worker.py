@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,22 @@ def main(run_dir: Path) -> int:
     return exit_code
 
 
+def load(run_dir: Path) -> None:
+    """Import what every rank of the run needs.
+
+    Raises:
+        InputError: as `join`.
+    """
+    for module in ("weft.run.launch.worker_start", "weft.training.loop"):
+        import_module(module)
+    from weft.run.stage.families import STAGE_FAMILIES, stage_family
+    from weft.training.session import reopen
+
+    family = reopen(run_dir).problem.model.family
+    if family in STAGE_FAMILIES:
+        stage_family(family)
+
+
 def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
     """Read the run that `run_dir` holds and join its other ranks.
 
@@ -74,14 +91,12 @@ def _require_ranks(given: int, needed: int) -> None:
 
 
 def command(main: Callable[[Path], int], module: str) -> None:
-    """Run a worker's `main` as `python -m MODULE RUN_DIR` and exit."""
+    """Run a worker's `main` as `python -m MODULE RUN_DIR` under torchrun, and exit."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m {module} RUN_DIR")
     try:
         exit_code = main(Path(sys.argv[1]))
     except (InputError, RunError) as error:
-        if AGENT_PID in os.environ:
-            raise  # the agent's wrapper reports it
         print(f"error: {error}", file=sys.stderr)
         exit_code = 2 if isinstance(error, InputError) else 1
     sys.stdout.flush()

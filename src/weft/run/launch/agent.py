@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ from weft.run.launch.failures import first_failure, log_path
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.rank_processes import POLL_S, RankProcesses
 from weft.run.launch.threads import threads_per_rank
-from weft.run.launch.worker_main import AGENT_PID
+from weft.run.launch.worker_main import AGENT_PID, load
+from weft.run.launch.worker_main import main as worker
 from weft.run.record.activity import Activity
 
 if TYPE_CHECKING:
@@ -43,18 +44,22 @@ LOOK_EVERY_S = 1.0
 def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     """Run the workers to their end and return the exit code: 0, 1, 2, or 128 plus a signal."""
     die_with_parent(launcher_pid)
+    # Nothing is under way yet: these signals end the agent at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    server = socket.create_server((_own_address(), 0), backlog=socket.SOMAXCONN)
+    os.register_at_fork(after_in_child=server.close)
+    os.environ |= _environment(world_size, *server.getsockname())
+    # The ranks are copies of this process: what takes seconds to import is imported once.
+    load(module, run_dir)
+    ranks = RankProcesses(partial(worker, module, run_dir), world_size)
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stops.append(number))
-    server = socket.create_server((_own_address(), 0), backlog=socket.SOMAXCONN)
-    command = [sys.executable, "-m", "weft.run.launch.worker_main", module, str(run_dir)]
-    ranks = RankProcesses(command, _environments(world_size, *server.getsockname()))
-    # A thread starts the store, which takes seconds; workers that connect meanwhile wait.
-    store = ThreadPoolExecutor(1).submit(_host_store, server)
+    # After the copies, because it has a thread; it lives until this function returns.
+    _store = _host_store(server)
     while ranks.running and not ranks.failed and not stops:
         ranks.poll()
-        if store.done():
-            store.result()  # raises the store's error
     if stops:
         _stop(run_dir, ranks, signal.Signals(stops[0]))
         return 128 + stops[0]
@@ -116,9 +121,9 @@ def _own_address() -> str:
     return lab.hub_address
 
 
-def _environments(world_size: int, address: str, port: int) -> list[dict[str, str]]:
-    """Return each rank's environment: variables of torchrun, threads, and the interface to listen on."""
-    shared = os.environ | {
+def _environment(world_size: int, address: str, port: int) -> dict[str, str]:
+    """Return the ranks' environment: variables of torchrun, threads, and the interface to listen on."""
+    shared = {
         AGENT_PID: str(os.getpid()),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -126,15 +131,17 @@ def _environments(world_size: int, address: str, port: int) -> list[dict[str, st
         "MASTER_PORT": str(port),
         # For torch: the store exists, so rank 0 starts none.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # A library that looks for GPUs while it is imported must not start CUDA, which no copy could use.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(world_size)),
     }
-    shared.setdefault("OMP_NUM_THREADS", str(threads_per_rank(world_size)))
     if current_lab() is not None:
         # A rank of a lab has one thread on a part of one core, and no GPU of the machine.
         shared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     elif sys.platform == "linux":
         # All ranks are on this host: the user's own interface would only admit strangers.
         shared["GLOO_SOCKET_IFNAME"] = "lo"
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    return shared
 
 
 if __name__ == "__main__":

@@ -4,61 +4,73 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 POLL_S = 0.05
 
 
 class RankProcesses:
-    """One process per rank, each in its own session, so that a kill also reaches its child processes.
+    """One process per rank, each in its own process group, so that a kill also reaches its child processes.
+
+    On Linux the processes are copies of this one, with all that it has imported; so it must have no threads.
+
+    Args:
+        main: takes a rank and the pipe for the report of a failure. Outside of Linux it must be picklable.
 
     Attributes:
         exit_codes: those of the ended ranks, in the order of their ends; negative for a signal.
-        words: the bytes that each rank has written to its standard output.
+        words: the bytes that each rank has written to its pipe.
     """
 
-    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, main: Callable[[int, Connection], None], ranks: int) -> None:
+        context = get_context("fork") if sys.platform == "linux" else get_context("spawn")
         self.exit_codes: dict[int, int] = {}
-        self.words = dict.fromkeys(range(len(environments)), b"")
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        for rank, environment in enumerate(environments):
-            process = subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-            )
-            assert process.stdout is not None
-            os.set_blocking(process.stdout.fileno(), False)
-            self._running[rank] = process
+        self.words = dict.fromkeys(range(ranks), b"")
+        self._running: dict[int, tuple[BaseProcess, Connection]] = {}
+        for rank in range(ranks):
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_in_own_group, args=(main, rank, writer))
+            process.start()
+            assert process.pid is not None
+            # Both sides make the group: a signal may come before the process runs, or after it has ended.
+            with suppress(OSError):
+                os.setpgid(process.pid, process.pid)
+            writer.close()
+            os.set_blocking(reader.fileno(), False)
+            self._running[rank] = process, reader
 
     @property
     def running(self) -> dict[int, int]:
         """Process id by rank."""
-        return {rank: process.pid for rank, process in self._running.items()}
+        return {rank: process.pid for rank, (process, _) in self._running.items() if process.pid is not None}
 
     @property
     def failed(self) -> bool:
         return any(self.exit_codes.values())
 
     def poll(self) -> None:
-        """Wait `POLL_S`, read the ranks' output and note ended ranks."""
+        """Wait `POLL_S`, read the ranks' pipes and note ended ranks."""
         time.sleep(POLL_S)
-        for rank, process in list(self._running.items()):
-            exit_code = process.poll()
+        for rank, (process, reader) in list(self._running.items()):
+            exit_code = process.exitcode
             # Read after the poll, so that all output of an ended rank is read.
-            self._read(rank, process)
+            self._read(rank, reader)
             if exit_code is not None:
                 self.exit_codes[rank] = exit_code
                 del self._running[rank]
-                assert process.stdout is not None
-                process.stdout.close()
+                reader.close()
 
     def send(self, number: int) -> None:
         """Send a signal to the running ranks and their child processes."""
-        for process in self._running.values():
+        for pid in self.running.values():
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                os.killpg(pid, number)
 
     def end(self, grace_s: float) -> None:
         """End the running ranks with SIGTERM, and after `grace_s` with SIGKILL."""
@@ -74,7 +86,12 @@ class RankProcesses:
         while self._running:
             self.poll()
 
-    def _read(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        while part := process.stdout.read(1 << 16):  # None: nothing yet; empty: the end
-            self.words[rank] += part
+    def _read(self, rank: int, reader: Connection) -> None:
+        with suppress(BlockingIOError):  # nothing yet; empty: the end
+            while part := os.read(reader.fileno(), 1 << 16):
+                self.words[rank] += part
+
+
+def _in_own_group(main: Callable[[int, Connection], None], rank: int, pipe: Connection) -> None:
+    os.setpgid(0, 0)
+    main(rank, pipe)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.training.worker import command, join
+from weft.training.worker import command, join, load
+
+__all__ = ["load", "main"]
 
 
 def main(run_dir: Path) -> int:
