@@ -30,10 +30,7 @@ Ranks = tuple[int, ...]
 
 
 class Exchanges(NamedTuple):
-    """Seconds of one micro-batch's exchanges by pass (`again_s`: a repeated forward pass).
-
-    `gradient_s` is for one sum of a stage's gradient.
-    """
+    """Seconds of a micro-batch's exchanges (`again_s`: its repeated forward), and of one gradient sum."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -132,10 +129,7 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
 def tensor_exchanges_s(
     plan: Plan, graph: LayerGraph, network: Network, stage: int, ranks: Ranks
 ) -> tuple[float, float]:
-    """Return seconds of a replica's tensor exchanges in one pass: all, and those not between layer pieces.
-
-    A loss makes the latter.
-    """
+    """Return seconds of a replica's tensor exchanges in one pass: all, and a loss's, not between layer pieces."""
     shape, left = plan.shape(stage), 0.0
     for layer in plan.stages[stage].layers:
         between = sum(one.elements(shape) for one in cut_of(graph.layers[layer]).borders)

@@ -108,7 +108,7 @@ class PlacedPlan:
         }
 
     def _update_share(self, stage: int) -> float:
-        """Return the part of a stage's parameters that each replica steps: a shard where states are sharded."""
+        """Return the part of a stage's parameters that each replica steps: a shard if states are sharded."""
         return 1.0 / self.plan.sharers(stage)
 
     @cached_property
