@@ -1,6 +1,6 @@
 """Tasks: instructions of a Program that can slow each other, and the links where transfers can meet.
 
-A route is the set of links of a queue's transfers. A message has two links; a collective has those of every
+A route is the set of links of a queue's transfers. A message has two links; a collective has links of every
 spanned node. Transfers of one queue follow each other and never meet.
 """
 

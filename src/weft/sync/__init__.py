@@ -40,7 +40,7 @@ def get_synchroniser(choice: Choice) -> Synchroniser:
 def _all_synchronisers() -> tuple[
     Mapping[str, Callable[[], Synchroniser]], Mapping[str, Callable[[TomlTable], Synchroniser]]
 ]:
-    """Return the synchronisers without options, and those that methods contribute, which take options."""
+    """Return the synchronisers without options, and the ones with options, contributed by methods."""
     of_methods = {one.name: one.make for one in runtime_parts(SynchroniserOf)}
     plain = dict(SYNCHRONISERS)
     for name, named in installed("weft.synchronisers"):

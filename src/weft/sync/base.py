@@ -83,7 +83,7 @@ class Synchroniser(Protocol):
 
 @runtime_checkable
 class Averager(Synchroniser, Protocol):
-    """A synchroniser of weights: its replicas step independently. Its gradients are those of one replica."""
+    """A synchroniser of weights: its replicas step independently. A gradient is that of one replica."""
 
     def average(self, weights: torch.Tensor, share: float, meeting: Meeting) -> None:
         """Replace flat `weights` of this replica by the agreed weights, on every rank of the meeting.
@@ -98,7 +98,7 @@ class StatefulSynchroniser(Protocol):
     """A synchroniser with a state for every stage, kept from meeting to meeting."""
 
     def begin(self, stage: int, flat: torch.Tensor) -> None:
-        """Reset the state of a stage whose meetings exchange flat tensors like `flat`.
+        """Reset the state of a stage; its meetings exchange flat tensors like `flat`.
 
         For an averager, `flat` holds the replicas' initial weights; for a method on gradients, zeros.
         """

@@ -1,4 +1,4 @@
-"""Collectives that need little extra memory, built from those of every group."""
+"""Collectives that need little extra memory, built from the collectives of every group."""
 
 from __future__ import annotations
 

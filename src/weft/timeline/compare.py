@@ -96,7 +96,7 @@ class Comparison:
 
     Attributes:
         labels: names of the two sides.
-        step: seconds per step: those of the run's summary if `compare` got them, else medians of
+        step: seconds per step, from the run's summary if `compare` got it, else medians of
             `weft.timeline.medians.step_times_s`.
         steps, warm_up_steps: numbers of counted measured steps, and of skipped steps before them.
         cycle: number of different steps before they repeat.

@@ -204,7 +204,7 @@ class ComputeModel:
         return self.machine.instruction_s * self._factor(device)
 
     def slowdowns(self, device: Device) -> tuple[float, float]:
-        """Return the factors of a computation beside a transfer and of the transfer; 1 if not measured."""
+        """Return factors (computation, transfer) of their times while they overlap; 1 if not measured."""
         if self.machine is None or not self._measured(device):
             return 1.0, 1.0
         return self.machine.compute_slowdown, self.machine.communication_slowdown

@@ -129,7 +129,10 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
 def tensor_exchanges_s(
     plan: Plan, graph: LayerGraph, network: Network, stage: int, ranks: Ranks
 ) -> tuple[float, float]:
-    """Return seconds of a replica's tensor exchanges in one pass: all, and a loss's, not between layer pieces."""
+    """Return seconds per pass of a replica's tensor exchanges: all, and those outside layer borders.
+
+    The latter come from a loss.
+    """
     shape, left = plan.shape(stage), 0.0
     for layer in plan.stages[stage].layers:
         between = sum(one.elements(shape) for one in cut_of(graph.layers[layer]).borders)

@@ -48,7 +48,7 @@ CostHook = Callable[[Pricing, Ints], Taken]
 
 @dataclass(frozen=True, kw_only=True)
 class CostOf:
-    """The cost of a kind of instruction; a method contributes it beside the kind."""
+    """The cost of a kind of instruction; a method contributes it together with the kind."""
 
     kind: str
     hook: CostHook

@@ -32,7 +32,7 @@ class Kept(Protocol[_Given]):
 
     @property
     def products(self) -> _Given:
-        """Bytes kept beside inputs, so that backward passes do not repeat products."""
+        """Bytes of kept products, without inputs; backward passes do not repeat these products."""
 
 
 class Timed(Protocol[_Given]):

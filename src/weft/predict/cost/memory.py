@@ -220,7 +220,9 @@ def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pr
 
 
 def stage_product_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Return the bytes, beside layer inputs, that save one micro-batch's repeated products in a stage.
+    """Return the bytes of one micro-batch's kept products in a stage, without its layers' inputs.
+
+    With them, a selective recomputation does not repeat the products.
 
     Raises:
         InputError: when a layer does not define the bytes of its products.

@@ -167,7 +167,7 @@ class PlacedPlan:
         return found
 
     def exchanges_of(self, stage: int, replica: int) -> Exchanges:
-        """Return the seconds of exchanges among a replica's ranks, or the worst of those it stands for."""
+        """Return seconds of the exchanges among a replica's ranks; of several folded replicas, the worst."""
         if stage not in self._exchanges:
             return Exchanges()
         known, of_replica = self._exchanges[stage]
@@ -189,6 +189,6 @@ class PlacedPlan:
 
 
 def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:
-    """Return the longest exchanges among kinds whose stage times contain tensor exchanges, or do not."""
+    """Return the longest exchanges among kinds whose stage times contain tensor exchanges iff `contained`."""
     alike = (one for one, inside in zip(known, timed, strict=True) if inside == contained)
     return Exchanges(*map(max, zip(*alike, strict=True)))

@@ -21,7 +21,7 @@ from weft.program.program import NONE, Groups, Program
 
 
 class Messages(NamedTuple):
-    """The messages of a rank to a peer, which also stand for those of all twins.
+    """The messages of a rank to a peer; they also represent the messages of all twins.
 
     Attributes:
         kinds: for each kind that may take longest, (rank, peer, number of flows that share its links).
@@ -53,7 +53,7 @@ class PlanLinks:
     def _twins_of_group(self) -> Mapping[int, tuple[int, ...]]:
         """By group that the program uses, the groups that it stands for, itself first.
 
-        Where one replica is simulated for all, its group stands for the groups of its ranks' twins. Those are
+        Where one replica is simulated for all, its group stands for the groups of its ranks' twins. They are
         in other replicas, such as other groups of sharers.
         """
         groups, kin = self.program.groups, self.program.kin
@@ -163,7 +163,7 @@ class PlanLinks:
             links = int(used[0, 0]), int(used[1, 0])
             if len(here) > 1:
                 flows[crosses] = np.bincount(used.ravel())[used].max(axis=0)
-        # One of the pairs between the same groups of nodes is enough.
+        # One pair between the same groups of nodes is enough.
         alike = codes(places.group[here], places.group[there], flows, crosses.astype(np.int64))
         kinds = np.sort(np.unique(alike, return_index=True)[1])
         columns = (column[kinds].tolist() for column in (here, there, flows))

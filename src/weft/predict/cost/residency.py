@@ -73,7 +73,7 @@ def live_bytes(pricing: Pricing) -> Ints:
 
 
 def _border_changes(pricing: Pricing) -> Ints:
-    """Return changes by the largest tensors across segment borders, held until the end of the next segment."""
+    """Return changes by the largest tensors across segment borders, live to the end of the next segment."""
     columns, edges = pricing.program.columns, pricing.program.edges
     change = np.zeros(len(columns), dtype=np.int64)
     borders = segment_borders(pricing.program)

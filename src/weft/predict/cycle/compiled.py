@@ -12,7 +12,7 @@ from typing import Any
 from weft.predict.cycle import links, ranks, run, state
 
 MODULES = (state, links, ranks, run)
-# Functions that numba compiles for `run_cycle`, each after those it calls.
+# Functions that numba compiles for `run_cycle`, each after its callees.
 CALLED = (
     state.set_rate,
     links.touch_links,

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.predict.cycle.state import WAITING, Tasks, set_rate
 
-# Links whose shares differ by less than rounding decide together.
+# Links decide together if their shares differ by less than rounding.
 SHARE_ROUNDING = 1.0 + 1e-12
 
 
