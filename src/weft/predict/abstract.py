@@ -2,8 +2,8 @@
 
 `forward` and `backward` are for one micro-batch through ALL local stages of a device. A stage takes a v-th
 part on a device with v stages. `hop` is the pure latency of one crossing from stage to stage. `weight_share`
-is the weight gradient's part of a backward. The notation follows Lamy-Poirier, arXiv 2211.05953. Stages with
-unequal times have one time each.
+is the weight gradient's part of a backward. The notation follows Lamy-Poirier, arXiv 2211.05953. Unequal
+stages have a forward and a backward time each.
 """
 
 from __future__ import annotations

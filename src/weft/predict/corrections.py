@@ -5,10 +5,10 @@ the plan's own part. Before any measurement, the declared 90 % interval gives th
 is shared. Residuals of plans give a posterior (Gelman et al., Bayesian Data Analysis, 3rd edition). The
 shared part is their median, shrunk towards 0 by a normal prior with a normal likelihood (section 2.5). The
 own variance is a scaled inverse chi-squared (section 2.6); its prior counts as `PRIOR` residuals. The prior
-of the shared variance counts as much. It grows where the median is far outside the declared interval. It
-never falls, because one shared part says little about it. A plan may be measured while the machine does
-something else. So median and median absolute deviation replace mean and variance. Factors from Croux and
-Rousseeuw (COMPSTAT 1992) make the deviation unbiased for few values.
+of the shared variance counts as much. This variance grows where the median is far outside the declared
+interval. It never falls, because one shared part says little about it. A plan may be measured while the
+machine does something else. So median and median absolute deviation replace mean and variance. Factors from
+Croux and Rousseeuw (COMPSTAT 1992) make the deviation unbiased for few values.
 
 Instructions are measured one by one. So computations, messages and collectives have corrections of their own
 from `LEAST` measurements on. The correction of the remaining error of the whole step applies to all of them.

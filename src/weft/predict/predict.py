@@ -30,8 +30,7 @@ class PredictedStep:
 def predict(model: CostModel, plan: Plan, program: Program, *, run_name: str = "") -> PredictedStep:
     """Predict one steady step of a plan.
 
-    A folded program gives the peaks of all ranks. A rank without instructions has the peak of the rank that
-    stands for it.
+    A folded program gives the peaks of all ranks; a rank without instructions has its representative's peak.
 
     Raises:
         InputError: as `price` and `simulate` do.

@@ -67,9 +67,9 @@ class LayerTiming:
 class LayerProfile:
     """Measured layers of one model at one sequence length and precision.
 
-    `model_fingerprint` ties the profile to a LayerGraph. An empty one fits any model; so do a `sequence` of 0
-    and an empty `precision`. `spread` is the relative half-width of 90 % of the repeated measurements around
-    their median.
+    `model_fingerprint` ties the profile to a LayerGraph. An empty one fits any model, a `sequence` of 0 any
+    length, and an empty `precision` any precision. `spread` is the relative half-width of 90 % of the
+    repeated measurements around their median.
     """
 
     model_fingerprint: str

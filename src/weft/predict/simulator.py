@@ -1,11 +1,11 @@
 """Simulate a Program: the start and end of every instruction, until a cycle repeats the last one.
 
-An instruction starts when its queue is free, its host has reached it and its edges have ended. An edge may
-add its source's latency. A collective starts on all members when the last one is ready. So does a computation
-with an all-reduce of tensor ranks, and the slowest rank sets its time. A synchronous rank posts nothing while
-it computes; an asynchronous one posts at once. Messages and collectives of one cycle share a link while they
-overlap on it. Computations and transfers of one rank slow each other while they overlap. Time is in int64
-ticks.
+An instruction starts when its queue is free, its host has reached it and its edges' sources have ended. A
+source's latency may follow its end. A collective starts on all members when the last one is ready. So does a
+computation with an all-reduce of tensor ranks, and the slowest rank sets its time. A synchronous rank posts
+nothing while it computes; an asynchronous one posts at once. Messages and collectives of one cycle share a
+link while they overlap on it. Computations and transfers of one rank slow each other while they overlap.
+Time is in int64 ticks.
 """
 
 from __future__ import annotations

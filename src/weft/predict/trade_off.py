@@ -2,8 +2,8 @@
 
 With a batch of B samples, a target loss takes E(B) = E_min (1 + B / B_crit) samples. That is K(B) = E(B) / B
 steps (McCandlish et al., arXiv 1812.06162). A cluster reaches the utilisation U(beta) with beta samples per
-device (Lamy-Poirier, arXiv 2211.05953). N devices take a time in proportion to (1 + beta N / B_crit) / (N
-U(beta)), and cost N times that.
+device (Lamy-Poirier, arXiv 2211.05953). N devices take a time proportional to (1 + beta N / B_crit) / (N
+U(beta)). The cost is N times that.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def samples_to_target(batch: float, critical_batch: float) -> float:
 
 
 def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: float) -> TradeOff:
-    """Return the samples per device with the least cost on `devices`; the fewest among equal costs.
+    """Return the trade-off of least cost on `devices`; among equal costs, the fewest samples per device.
 
     Each cost is linear in N, with slope beta / U(beta) and intercept 1 / U(beta). So the best beta never
     grows with N.

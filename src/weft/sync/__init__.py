@@ -25,7 +25,7 @@ def get_synchroniser(choice: Choice) -> Synchroniser:
     """Return the synchroniser with the name and options of `choice`, for all stages of one rank.
 
     Raises:
-        InputError: for an unknown name, or options that the method does not have.
+        InputError: for an unknown or ambiguous name, or options that the method does not have.
     """
     plain, of_methods = _all_synchronisers()
     require_choice("sync", choice.name, {**plain, **of_methods})

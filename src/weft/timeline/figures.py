@@ -58,7 +58,7 @@ def peak_in_flight(program: Program) -> list[int]:
     """Return the most stage-micro-batches each rank holds at once, from the order of its program alone.
 
     A rank holds one from its forward to its backward, or to the weight part of a split backward. A stage
-    without training holds none. A program without backwards keeps everything.
+    without training holds none. A program without backwards counts as if it kept everything.
     """
     change = np.zeros(len(KINDS), dtype=np.int64)
     change[FORWARD] = 1

@@ -123,7 +123,11 @@ def load_profiles(
 
 
 def save_cluster(cluster: Cluster, home: Path) -> Path:
-    """Write a cluster with measured links as a CLUSTER.toml; return the path."""
+    """Write a cluster with measured links as a CLUSTER.toml; return the path.
+
+    Raises:
+        InputError: when the file cannot be written.
+    """
     return write_measurement(home / FOLDER / f"cluster-{file_name(cluster.name)}.toml", to_toml(cluster))
 
 

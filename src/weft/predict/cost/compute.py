@@ -284,8 +284,7 @@ class StageWork:
     def without_products_s(self) -> float:
         """Seconds of a selective recomputation: usually the forward pass without its products.
 
-        A profile has the time of a whole pass only. The recomputed part takes the share of it that the speeds
-        give.
+        A profile has the time of a whole pass only. The recomputed part takes its share of it by the speeds.
         """
         asked, total = (self.shape, self.precision, self.device, self._speeds), 0.0
         for layer, count in self._distinct:
@@ -318,7 +317,7 @@ class StageWork:
         return total, *self.model._speeds(self.device, self.precision)[1:]
 
     def _profiled(self, profile: LayerProfile, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
-        """Return the sum by a profile of AdamW. Other optimizers scale its updates by their touched bytes."""
+        """Return the sum by a profile; its updates, measured with AdamW, scale with touched bytes."""
         require_same_model(profile, self.graph, self.shape, self.precision)
         total, nearness = LayerTimes(), Nearness.EXACTLY
         for layer, count in self._distinct:

@@ -18,8 +18,7 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 class CostModel:
     """A model, a cluster, their measurements, and the correction from measured steps.
 
-    Create one for many plans: layers and links evaluated for one plan are reused for the next. Prices do not
-    depend on earlier prices.
+    Create one for many plans: they share evaluated layers and links. No price depends on earlier prices.
     """
 
     graph: LayerGraph

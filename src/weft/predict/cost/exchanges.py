@@ -93,8 +93,7 @@ def stage_exchanges(
 def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
     """Return (first replica of each kind of place, kind of each replica); kinds rise with their first ones.
 
-    All nodes of a group are alike, so for a replica inside one node only the group matters. `ranks` has shape
-    (replicas, ranks of one).
+    All nodes of a group are alike, so inside one node only the group matters. `ranks` has a row per replica.
     """
     places = network.places
     node = places.node[ranks]

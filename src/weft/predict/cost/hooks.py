@@ -1,8 +1,8 @@
 """Costs of instructions by kind.
 
 Each kind of instruction has a cost hook; the package that adds a kind contributes its hook (`weft.bundles`).
-Hooks see all rows of their kind at once and answer by table, not by row. Each answer gives its uncertainty
-and its sources.
+Hooks get all rows of their kind at once and look costs up by table, not by row. Each result has an
+uncertainty and sources.
 """
 
 from __future__ import annotations

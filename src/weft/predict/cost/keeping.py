@@ -1,7 +1,6 @@
 """`Keeping`: the part of their forward passes that stages keep for backward; methods contribute it.
 
-A stage names a word of `describe.plan.RECOMPUTES`. The word that keeps everything is here; others are
-methods.
+A stage names a word of `describe.plan.RECOMPUTES`. The word that keeps all is here; others are methods.
 """
 
 from __future__ import annotations

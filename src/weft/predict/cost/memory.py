@@ -63,7 +63,7 @@ class StackMemory:
 
     Attributes:
         half_gradients: 16-bit training accumulates and reduces gradients in 16 bits, not in fp32.
-        bucket_bytes: largest buffer of arriving gradients or weights; None: as large as a stage's.
+        bucket_bytes: largest buffer of arriving gradients or weights; None: as large as a stage needs.
     """
 
     half_gradients: bool = False

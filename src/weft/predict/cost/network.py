@@ -2,10 +2,9 @@
 
 A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring and
 a hierarchical algorithm. The latter needs a group with several ranks on each of several nodes. It reduces
-inside the nodes, then between them, and then spreads inside them. An all-reduce may also use two trees, with
-a latency that grows with the logarithm of the ranks. All times assume that the collective has the links of
-its nodes to itself. Between ranks of one node with a measured device, the measured tables replace the
-description.
+inside the nodes, reduces between them, and spreads inside them. An all-reduce may also use two trees, with a
+latency that grows with the logarithm of the ranks. All times assume that the collective has its nodes' links
+to itself. Between ranks of one node with a measured device, measured tables replace the description.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Network:
     __repr__ = one_line
 
     def carrying(self, wire: Wire) -> Network:
-        """Return the same links for collectives with the encoding `wire`."""
+        """Return the same links for collectives with the traffic per byte of `wire`."""
         return self if wire == self.wire else replace(self, wire=wire)
 
     @cached_property
@@ -145,8 +144,8 @@ class Network:
 
         An inner rank of one tree is a leaf of the other, so each sends and receives all bytes once. The
         source is Sanders et al., Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
-        Trees join the ranks of a node before the nodes. With k pieces and `depth` levels, the time is (depth
-        + k - 1) (latency + bytes / (k bandwidth)). Here k is the best real number.
+        Trees join the ranks of a node before the nodes. With k pieces over `depth` levels, the time is
+        (depth + k - 1) (latency + bytes / (k bandwidth)). Here k is the best real number.
         """
         if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
@@ -204,8 +203,7 @@ def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
 def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
     """Return a measured all-reduce of two ranks, scaled to n as rings scale.
 
-    Two ranks take two turns and move all the bytes. The n ranks take 2 (n - 1) turns and move 2 (n - 1) / n
-    of them.
+    Two ranks take two turns and move all bytes. Then n take 2 (n - 1) turns and move 2 (n - 1) / n of them.
     """
     empty = table[0][1]
     moving = max(0.0, value_at(table, float(reduced_bytes)) - empty)

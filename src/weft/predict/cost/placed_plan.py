@@ -47,8 +47,7 @@ class PlacedPlan:
     def twins(self) -> Mapping[int, Ints]:
         """The ranks that each rank with instructions stands for.
 
-        A rank of a folded program stands for several. Each of its instructions costs the highest cost among
-        them.
+        A rank of a folded program stands for several. Each of its instructions has their highest cost.
         """
         return twins_of(self.program, self.ranks_of_stage)
 

@@ -108,7 +108,7 @@ class PlanLinks:
     def flows_of_group(self) -> Ints:
         """By group of the program, the collectives on a link that one simulated collective stands for.
 
-        Collectives of folded lanes and replicas run in step with it. The simulator finds their meetings with
+        Collectives of folded lanes and replicas run in step with it. The simulator finds meetings with
         others.
         """
         return self._in_step(lanes=self.program.kept_lane is not None)
@@ -136,7 +136,7 @@ class PlanLinks:
     def message_s(self, rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
         """Return (occupancy, latency), in seconds, of the slowest twin's message.
 
-        Twins run in step, so that their messages share links. The simulator finds their meetings with others.
+        Twins run in step, so that their messages share links. The simulator finds meetings with others.
         """
         kinds = self.messages[rank, peer].kinds
         return max(

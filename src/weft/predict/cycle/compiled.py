@@ -33,7 +33,7 @@ CALLED = (
 
 @cache
 def compiled_run_cycle() -> Callable[..., Any]:
-    """Load the compiled engine from disk in about 0.4 s. Without a file, compile it: far slower."""
+    """Load the compiled engine from disk in about 0.4 s; if it is not there, compile it, far slower."""
     import numba
 
     names: dict[str, Any] = {}

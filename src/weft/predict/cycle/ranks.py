@@ -66,7 +66,7 @@ def disturb(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> 
 
 
 def set_limit(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> None:
-    """Set the largest rate that a task's ranks allow; 1 times its demand when nothing disturbs it."""
+    """Set the largest rate that a task's ranks allow: its full demand when nothing disturbs it."""
     limit = 1.0
     for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
         rank = tasks.rank[place]

@@ -17,7 +17,7 @@ class Tasks(NamedTuple):
 
     All fields are lists in plain Python, arrays under numba. `row` is the task's row in the program, `link`
     the link of a slot and `sharer` its task. `head`, `following` and `preceding` chain the slots under way on
-    a link. `rate` is the speed, 1 when undisturbed; `remaining` is the rest at `since`, in ticks alone. An
+    a link. `rate` is the speed, 1 when undisturbed; `remaining` is the work left at `since`, in ticks. An
     event is (tick, task, version), void when the task has a newer version. `demand` is the part of each link
     that a task uses alone. `limit` is the largest part that its ranks allow. `spare`, `users` and `fresh` are
     the working space of `share_links`.
