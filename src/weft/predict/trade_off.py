@@ -2,8 +2,8 @@
 
 With a batch of B samples, a target loss takes E(B) = E_min (1 + B / B_crit) samples. That is K(B) = E(B) / B
 steps (McCandlish et al., arXiv 1812.06162). A cluster reaches the utilisation U(beta) with beta samples per
-device (Lamy-Poirier, arXiv 2211.05953). N devices take a time proportional to (1 + beta N / B_crit) / (N
-U(beta)). The cost is N times that.
+device (Lamy-Poirier, arXiv 2211.05953). N devices take a time proportional to
+(1 + beta N / B_crit) / (N U(beta)). The cost is N times that.
 """
 
 from __future__ import annotations

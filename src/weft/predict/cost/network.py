@@ -203,7 +203,8 @@ def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
 def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
     """Return a measured all-reduce of two ranks, scaled to n as rings scale.
 
-    Two ranks take two turns and move all bytes. Then n take 2 (n - 1) turns and move 2 (n - 1) / n of them.
+    Two ranks take two turns and move all bytes. In general, n ranks take 2 (n - 1) turns and move 2 (n - 1) /
+    n of the bytes.
     """
     empty = table[0][1]
     moving = max(0.0, value_at(table, float(reduced_bytes)) - empty)
