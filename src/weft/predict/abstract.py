@@ -1,9 +1,9 @@
-"""A schedule on abstract stages: durations are exact fractions, nothing else costs anything.
+"""A schedule on abstract stages: durations are exact fractions, and nothing else has a cost.
 
-`forward` and `backward` are one micro-batch through ALL local stages of a device, so that a stage of a
-device with v of them takes a v-th part; `hop` is one crossing from stage to stage, pure latency, and
-`weight_share` is the part of a backward that computes the weight gradient. The notation is that of
-Lamy-Poirier, arXiv 2211.05953. Stages of unequal times are given one by one.
+`forward` and `backward` are for one micro-batch through ALL local stages of a device. A stage takes a v-th
+part on a device with v stages. `hop` is the pure latency of one crossing from stage to stage. `weight_share`
+is the weight gradient's part of a backward. The notation follows Lamy-Poirier, arXiv 2211.05953. Unequal
+stages have a forward and a backward time each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.program.schedules.base import Options, Pipeline, placements
 from weft.timeline.figures import busy_by_kind, peak_in_flight
 from weft.timeline.timeline import Timeline
 
-# Longest simulated time in ticks; sums of two such times still fit into 64 bits.
+# Longest simulated time in ticks; the sum of two such times still fits into 64 bits.
 MOST_TICKS = 2**62
 
 _COMPUTATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
@@ -39,10 +39,10 @@ _COMPUTATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFigures:
-    """One isolated step of a schedule, in the unit of the durations given.
+    """One isolated step of a schedule, in the unit of the given durations.
 
-    `makespan` and `ideal` (the busiest device's computation without any wait) are exact; `loops` is the most
-    stages of a device.
+    `makespan` and `ideal` (the busiest device's computation without any wait) are exact. `loops` is the
+    largest number of stages on a device.
     """
 
     makespan: Fraction
@@ -64,9 +64,9 @@ class ScheduleFigures:
         return float(self.makespan / self.ideal - 1)
 
     def record(self, *, dump: bool = False) -> dict[str, Any]:
-        """The JSON answer of `weft schedule`; with `dump`, `instructions` lists them instead of counting.
+        """Return the JSON answer of `weft schedule`; with `dump`, `instructions` is a list, else a count.
 
-        `gathers` and `reduces` count what rank 0 would do per step with fully sharded states and two buffers.
+        `gathers` and `reduces` count rank 0's operations per step with fully sharded states and two buffers.
         """
         first = program_orders(self.program)[0]
         return {
@@ -82,7 +82,7 @@ class ScheduleFigures:
         }
 
     def _instructions(self) -> list[dict[str, Any]]:
-        """Every instruction with its times, rank by rank in the order in which the host issues them."""
+        """Return every instruction with its times, by rank, in issue order of the host."""
         timeline, columns = self.timeline, self.program.columns
         times = {"start_s": timeline.start_ns, "end_s": timeline.end_ns}
         rows = timeline.position
@@ -119,9 +119,9 @@ def simulate_schedule(
 ) -> ScheduleFigures:
     """Simulate one isolated step, without optimizer and data-parallel traffic.
 
-    Stages are uniform, with 1 loop, forward 1 and backward 2 unless given, or have the `stage_times`, one for
-    each, which take the place of `loops`, `forward` and `backward`. `weight_share` only matters to schedules
-    that split the backward. The first `frozen_stages` stages are not trained.
+    Stages are uniform; defaults are 1 loop, forward 1 and backward 2. `stage_times` gives one time per stage
+    and replaces `loops`, `forward` and `backward`. `weight_share` matters only to schedules that split the
+    backward. The first `frozen_stages` stages are not trained.
 
     Raises:
         InputError: for an unknown schedule or option, counts below one, negative or unreadable times, or a
@@ -184,7 +184,7 @@ class _Times:
         weight_share: Number,
         stage_times: Sequence[PassTimes] | None,
     ) -> _Times:
-        """Refuse, all at once, counts and times that no pipeline has."""
+        """Return checked times; raise one InputError for all counts and times that no pipeline has."""
         counts = {"ranks": devices, "loops": 1 if loops is None else loops, "micro-batches": micro_batches}
         problems = [
             Violation(where, f"{count} is not a count of at least 1", "1")
@@ -221,7 +221,7 @@ class _Times:
         return cls(stages, times["weight share"], times["hop"])
 
     def of(self, kind: int) -> list[Fraction]:
-        """Time of a kind of computation on each stage."""
+        """Return the time of a kind of computation on each stage."""
         share = {
             BACKWARD: Fraction(1),
             BACKWARD_INPUT: 1 - self.weight_share,
@@ -236,7 +236,7 @@ class _Times:
 
 
 def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs, list[Fraction]]:
-    """Costs in exact ticks, and each rank's computation in units."""
+    """Return costs in exact ticks, and each rank's computation in units."""
     if len(program) * max(times.all()) * ticks_per_unit > MOST_TICKS:
         problem = "have no common unit small enough; use rounder numbers"
         raise InputError(Violation("forward, backward, hop, weight share", problem))

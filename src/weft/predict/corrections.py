@@ -1,18 +1,17 @@
-"""What measured steps say of predictions: residuals of plans, and the correction that is fitted to them.
+"""Residuals of measured plans against predictions, and the correction fitted to them.
 
-A residual is the logarithm of measured over predicted. It has a part that all plans of one model on one
-machine share, and one that is the plan's own. Before anything is measured both have the variances that the
-declared 90 % interval stands for, `SHARED` of it shared. Residuals of plans turn that into a posterior: the
-shared part is their median, shrunk towards 0 as a normal prior with a normal likelihood shrinks it (Gelman
-et al., Bayesian Data Analysis, 3rd edition, section 2.5), and the own variance is a scaled inverse
-chi-squared (section 2.6) whose prior counts as `PRIOR` residuals. So does the shared variance's, which one
-shared part tells little of: it grows where the median is far outside of what was declared, and never falls.
-Median and median absolute deviation take the place of mean and variance, because a plan may be measured while
-the machine does something else; the factors that make the deviation unbiased for few values are those of
-Croux and Rousseeuw (COMPSTAT 1992).
+A residual is log(measured / predicted). It has a part shared by all plans of one model on one machine, and
+the plan's own part. Before any measurement, the declared 90 % interval gives the variance, and `SHARED` of it
+is shared. Residuals of plans give a posterior (Gelman et al., Bayesian Data Analysis, 3rd edition). The
+shared part is their median, shrunk towards 0 by a normal prior with a normal likelihood (section 2.5). The
+own variance is a scaled inverse chi-squared (section 2.6); its prior counts as `PRIOR` residuals. The prior
+of the shared variance counts as much. This variance grows where the median is far outside the declared
+interval. It never falls, because one shared part says little about it. A plan may be measured while the
+machine does something else. So median and median absolute deviation replace mean and variance. Factors from
+Croux and Rousseeuw (COMPSTAT 1992) make the deviation unbiased for few values.
 
-Instructions are measured one by one, so computations, messages and collectives have corrections of their own,
-as soon as there are `LEAST` of them; what these leave of the whole step is shared out over all of them.
+Instructions are measured one by one. So computations, messages and collectives have corrections of their own
+from `LEAST` measurements on. The correction of the remaining error of the whole step applies to all of them.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft.describe.prediction import SHARED
 
-# The declared own spread counts as much as this many residuals; with fewer its mean would be undefined.
+# The declared own spread counts as this many residuals; with fewer its mean would be undefined.
 PRIOR = 3
-# A median of fewer values is no protection against one that went wrong.
+# A median of fewer values does not protect against an outlier.
 LEAST = 3
-# A machine drifts: only so many of the newest measurements count.
+# A machine drifts: only this many of the newest measurements count.
 MOST = 64
 END_OF_INTERVAL = NormalDist().inv_cdf(0.95)
 
@@ -42,7 +41,7 @@ _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 
 
 PartKind = Literal["computations", "messages", "collectives"]
 Key = tuple[PartKind, str]
-"""A kind of part, and the device for computations, else an empty name."""
+"""A kind of part, and the device of computations, else an empty name."""
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -52,11 +51,10 @@ class _CorrectionRecord(BaseModel):
 
 
 class Part(_CorrectionRecord):
-    """What one kind of instruction had to do with a step.
+    """The contribution of one kind of instruction to a step.
 
-    `share` is the part of the predicted step that it makes: by how many per cent the step grows for each per
-    cent that the instructions take longer. `ratio` is their measured over their predicted time; None where
-    none of them was measured, or not by itself.
+    `share` is its part of the predicted step. If the instructions take 1 % longer, the step grows by `share`
+    per cent. `ratio` is measured over predicted time; None if none was measured, or not separately.
     """
 
     kind: PartKind
@@ -70,10 +68,10 @@ class Part(_CorrectionRecord):
 
 
 class Observation(_CorrectionRecord):
-    """A plan's step: predicted without any correction, and measured.
+    """A plan's step, predicted without any correction, and measured.
 
-    `sources` says for each kind of device what its times came from; `half_width` is the relative half-width
-    of the declared 90 % interval; `time_s` is when it was measured, in seconds since 1970.
+    `sources` gives the source of the times for each kind of device. `half_width` is the relative half-width
+    of the declared 90 % interval. `time_s` is the time of the measurement, in seconds since 1970.
     """
 
     plan_id: str
@@ -86,18 +84,18 @@ class Observation(_CorrectionRecord):
 
     @property
     def declared_spread(self) -> float:
-        """Standard deviation of the residual that the declared interval stands for."""
+        """Standard deviation of the residual, as the declared interval implies it."""
         return spread_of(1.0 - self.half_width, 1.0 + self.half_width)
 
     def scaled_step_s(self, factors: Mapping[Key, float]) -> float:
-        """The predicted step after each part takes its factor longer, as long as the critical path stays."""
+        """Return the predicted step with the parts' times scaled by `factors`, if the critical path stays."""
         more = sum(part.share * (factors.get(part.key, 1.0) - 1.0) for part in self.parts)
         return self.predicted_step_s * (1.0 + more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """What residuals say of the next one: the logarithm expected of it, and the variances around that."""
+    """The expected logarithm of the next ratio after some residuals, and the variances around it."""
 
     log_ratio: float
     shared_variance: float
@@ -106,14 +104,14 @@ class Posterior:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """By what predictions of one model on one machine are multiplied, and how sure they are then.
+    """Factors for predictions of one model on one machine, and the remaining uncertainty.
 
     Attributes:
-        sources: for each kind of device, what the times that are corrected come from.
-        count: how many measurements stand behind it.
-        factors: of each part's time. step: of all times on top of that.
-        shared_variance, own_variance: of the residuals that are left; all plans share the first one.
-        declared_spread: standard deviation of the residuals before anything was measured.
+        sources: the source of the corrected times, by kind of device.
+        count: the number of measurements behind it.
+        factors: of each part's time. step: of all times, in addition.
+        shared_variance, own_variance: of the remaining residuals; all plans share the first.
+        declared_spread: standard deviation of the residuals before any measurement.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +123,7 @@ class Correction:
     declared_spread: float = 0.0
 
     def computations(self, device: str) -> float:
-        """Factor of the time of a device's computations."""
+        """Return the factor of the time of a device's computations."""
         return self.factors.get(("computations", device), 1.0) * self.step
 
     @property
@@ -140,14 +138,14 @@ class Correction:
 
     @cached_property
     def shared(self) -> float:
-        """Share of the variance that is common to all plans, which is the correlation of any two."""
+        """Share of the variance that is common to all plans: the correlation of any two of them."""
         variance = self.shared_variance + self.own_variance
         return self.shared_variance / variance if variance > 0.0 else SHARED
 
     def interval(self, low_scale: float, high_scale: float) -> tuple[float, float]:
-        """Ends of the 90 % interval over the corrected step, for a plan with these declared ends.
+        """Return the ends of the 90 % interval over the corrected step, for a plan with these declared ends.
 
-        What is declared to be surer than the measured plans is not, what is less sure stays so.
+        The interval is at least as wide as that of the measured plans, and wider for a wider declaration.
         """
         spread = math.sqrt(self.shared_variance + self.own_variance)
         if self.declared_spread > 0.0:
@@ -155,17 +153,17 @@ class Correction:
         return math.exp(-END_OF_INTERVAL * spread), math.exp(END_OF_INTERVAL * spread)
 
     def covers(self, sources: Mapping[str, str]) -> bool:
-        """Return whether it was learned for all these kinds of devices and sources of their times."""
+        """Return True if the correction was fitted for all these kinds of devices and their sources."""
         return sources.items() <= self.sources.items()
 
     def in_words(self) -> str:
-        """As a prediction's source says it."""
+        """Return the words for a prediction's source."""
         return f"corrected by {count_text(self.count)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A measured plan, predicted with the correction that all other plans give, with its interval."""
+    """A measured plan and its prediction, with interval, by the correction fitted to all other plans."""
 
     observation: Observation
     step_s: float
@@ -178,12 +176,12 @@ class LeftOut:
 
 
 def spread_of(low_scale: float, high_scale: float) -> float:
-    """Standard deviation of the logarithm whose 90 % interval has these ends, both more than 0."""
+    """Return the standard deviation of a logarithm from the ends, above 0, of its 90 % interval."""
     return math.log(high_scale / low_scale) / (2.0 * END_OF_INTERVAL)
 
 
 def posterior(residuals: Sequence[float], declared_spread: float) -> Posterior:
-    """What residuals say of the next one, given the standard deviation that was declared for it, above 0."""
+    """Return the posterior of the next residual; `declared_spread`, above 0, is the prior deviation."""
     shared_variance = SHARED * declared_spread**2
     own_variance = (1.0 - SHARED) * declared_spread**2
     count = len(residuals)
@@ -206,7 +204,7 @@ def posterior(residuals: Sequence[float], declared_spread: float) -> Posterior:
 
 
 def fit(observations: Sequence[Observation]) -> Correction | None:
-    """The correction that plans of the same model, machine and sources give; None where there are none.
+    """Return the correction from plans of the same model, machine and sources; None without observations.
 
     The order of the observations does not matter.
     """
@@ -238,9 +236,9 @@ def fit(observations: Sequence[Observation]) -> Correction | None:
 
 
 def left_out(observations: Sequence[Observation]) -> tuple[LeftOut, ...]:
-    """Return each measured plan as the others predict it, which is how well one is that nobody has measured.
+    """Return each measured plan as the others predict it: the accuracy for a plan without a measurement.
 
-    A plan without others has its prediction as it was, with the declared interval.
+    A plan without others keeps its prediction, with the declared interval.
     """
     found = []
     for one in observations:
@@ -254,19 +252,19 @@ def left_out(observations: Sequence[Observation]) -> tuple[LeftOut, ...]:
 
 
 def newest(observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return the last `MOST` measurements, each once, rising in time."""
+    """Return the last `MOST` distinct measurements, rising in time."""
     ordered = sorted(observations, key=lambda one: (one.time_s, one.model_dump_json()))
     once = {(one.plan_id, one.time_s, tuple(sorted(one.sources.items()))): one for one in ordered}
     return tuple(once.values())[-MOST:]
 
 
 def count_text(count: int) -> str:
-    """So many measurements, in words."""
+    """Return the count of measurements in words."""
     return f"{count} measurement{'s' if count != 1 else ''}"
 
 
 def _deviation(values: Sequence[float], middle: float) -> float:
-    """Return the standard deviation of normal values that have this median absolute deviation."""
+    """Return the standard deviation of normal values, estimated from their median absolute deviation."""
     count = len(values)
     if count < 2:
         return 0.0

@@ -1,9 +1,9 @@
-"""Measured steps beside their predictions, as files in `WEFT_HOME`: to read, copy, share and delete.
+"""Files of measured steps with their predictions in `WEFT_HOME`, to read, copy, share and delete.
 
     measurements/corrections-MODEL-PRECISION-HARDWARE.json      Residuals
 
-A file is of one model in one precision on one machine or cluster, which its name and its content both say.
-It holds what was observed; corrections are fitted to that whenever they are asked for.
+A file covers one model in one precision on one machine or cluster; its name and its content both say so.
+It holds the observations; each use fits corrections to them anew.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Residuals(BaseModel):
     observations: tuple[Observation, ...] = ()
 
     def with_more(self, more: Sequence[Observation]) -> Residuals:
-        """With further measurements; the newest are kept, each once."""
+        """Return a copy with further measurements; the newest are kept, each once."""
         return self.model_copy(update={"observations": newest([*self.observations, *more])})
 
     def of(self, sources: Mapping[str, str]) -> tuple[Observation, ...]:
-        """Those whose predictions rested on these sources, by kind of device."""
+        """Return the observations with predictions from these sources, by kind of device."""
         return tuple(one for one in self.observations if one.sources == sources)
 
     def by_sources(self) -> Iterator[tuple[Observation, ...]]:
@@ -54,10 +54,10 @@ class Residuals(BaseModel):
 
 
 def hardware_of(cluster: Cluster) -> str:
-    """What a cluster is made of, in words and with a hash of its links and relative speeds.
+    """Return the composition of a cluster in words, with a hash of its links and relative speeds.
 
-    Its name plays no part, nor do the devices' data sheets: the clock that a processor reports may change
-    from one hour to the next.
+    The cluster's name does not count, nor do the devices' data sheets. The clock that a processor reports may
+    change from one hour to the next.
     """
     words = "+".join(f"{group.count}x{group.devices}x{group.device.name}" for group in cluster.groups)
     record = {
@@ -68,7 +68,7 @@ def hardware_of(cluster: Cluster) -> str:
 
 
 def empty_residuals(graph: LayerGraph, precision: str, cluster: Cluster) -> Residuals:
-    """Those of a model on a cluster of which nothing was measured."""
+    """Return residuals without observations, for a model on a cluster."""
     return Residuals(
         model=graph.name,
         model_fingerprint=graph.fingerprint,
@@ -78,16 +78,20 @@ def empty_residuals(graph: LayerGraph, precision: str, cluster: Cluster) -> Resi
 
 
 def save_residuals(residuals: Residuals, home: Path) -> Path:
-    """Keep them, in place of older ones of the same model and hardware; returns the file."""
+    """Write residuals in place of older ones of the same model and hardware; return the file's path.
+
+    Raises:
+        InputError: when the file cannot be written.
+    """
     text = json.dumps(residuals.model_dump(mode="json"), indent=1, sort_keys=True)
     return write_measurement(_path(residuals, home), text + "\n")
 
 
 def load_residuals(graph: LayerGraph, precision: str, cluster: Cluster, home: Path) -> Residuals:
-    """What was measured of a model on a cluster; without observations where nothing was.
+    """Read the measured steps of a model on a cluster; without a file there are no observations.
 
     Raises:
-        InputError: when the file is broken, or was written for something else.
+        InputError: when the file is broken, or belongs to another model, precision or hardware.
     """
     wanted = empty_residuals(graph, precision, cluster)
     path = _path(wanted, home)
@@ -103,10 +107,10 @@ def load_residuals(graph: LayerGraph, precision: str, cluster: Cluster, home: Pa
 
 
 def read_residuals(path: Path) -> Residuals:
-    """Return a file of measured steps.
+    """Read a file of measured steps.
 
     Raises:
-        InputError: when it cannot be read, listing everything in it that is wrong.
+        InputError: when the file cannot be read; it lists every error in it.
     """
     record = read_json(path)
     try:
@@ -116,7 +120,7 @@ def read_residuals(path: Path) -> Residuals:
 
 
 def residual_files(home: Path) -> list[Path]:
-    """Return all files of measured steps, by name."""
+    """Return the paths of all files of measured steps, sorted by name."""
     return sorted((home / FOLDER).glob(f"{_PREFIX}*.json"))
 
 

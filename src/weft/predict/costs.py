@@ -1,4 +1,4 @@
-"""`Costs`: how long each instruction of a Program occupies its stream, and how late its effect arrives."""
+"""`Costs`: the time of each instruction of a Program on its stream, and the delay of its effect."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Costs:
         latency: further time before dependent instructions may start (a message on its way); the stream is
             already free.
         tick_s: seconds per tick; 1e-9 for plans, any exact fraction for abstract schedules.
-        synchronous: per rank, whether the host computes itself, so that later instructions are posted only
-            when the current computation has ended.
+        synchronous: per rank, True if the host computes itself, so that it posts later instructions only
+            after the current computation.
         live_bytes: change of the rank's live bytes when the instruction ends (negative: freed).
         base_bytes: per rank, bytes held all the time: weights, gradients, optimizer state, buffers.
-        links: shape (instructions, 2): numbers of the two links that a message occupies, where it leaves its
-            node and where it enters another; -1 where it does not. Both have the same capacity: messages that
-            overlap on a link share it, and each takes its occupancy when alone. None: messages share nothing.
-        group_links: by group of the program, the links that its collectives occupy: of every node they span
-            the one in each direction, numbered like `links`. None: collectives share nothing.
-        demand: part of the capacity of its links that an instruction uses while it is alone there, more than
-            0 where it uses any and at most 1. None: all of it.
-        lead: ticks before the end of what an instruction waits for at which it may already start: the first
-            gradients of a stage are ready to be reduced before its backward has ended. None: none may.
-        rest: ticks by which an instruction with a lead ends at the earliest after what it waits for has
-            ended. None: it ends when its occupancy has passed.
-        compute_slowdown: per rank, how many times longer a computation takes while a message or collective of
-            the rank is under way; at least 1. None: nothing is slowed.
-        communication_slowdown: per rank, how many times longer a message or collective takes while the rank
-            computes; at least 1. None: nothing is slowed.
+        links: shape (instructions, 2): numbers of a message's links out of its node and into another; -1
+            inside a node. Both have the same capacity. Messages that overlap on a link share it; alone,
+            each takes its occupancy. None: messages share nothing.
+        group_links: by group of the program, the links of its collectives: one in each direction for every
+            spanned node, numbered like `links`. None: collectives share nothing.
+        demand: part of the capacity of its links that an instruction uses alone, at most 1, and more than 0
+            if it uses any. None: all of it.
+        lead: ticks by which an instruction may start before the end of its inputs: the first gradients of a
+            stage are ready for reduction before its backward has ended. None: no early starts.
+        rest: least ticks from the end of its inputs to the end of an instruction with a lead. None: it ends
+            after its occupancy.
+        compute_slowdown: per rank, factor of a computation's time while a message or collective of the rank
+            is under way; at least 1. None: no slowdown.
+        communication_slowdown: per rank, factor of the time of a message or collective while the rank
+            computes; at least 1. None: no slowdown.
     """
 
     occupancy: Ints

@@ -1,7 +1,7 @@
 """The event engine: one cycle of a Program as arrays, run in plain Python or compiled.
 
-Small programs run `run_cycle` as it stands, because importing a compiler costs more than they do; large ones
-run it through numba.
+Small programs run the plain `run_cycle`, because importing a compiler costs more. Large ones run it through
+numba.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from weft.predict.cycle.state import Tasks
 from weft.predict.tasks import SimulatedTasks
 from weft.program.arrays import Ints
 
-# Work above which loading the compiled engine pays for itself: plain Python takes about 0.2 us for each
-# instruction and edge and 5 us for each task, in three cycles or so; the compiled engine takes about 0.4 s to
-# load from its cache.
+# Work above which loading the compiled engine pays off. Plain Python takes about 0.2 us per instruction and
+# edge and 5 us per task, in about three cycles. The compiled engine takes about 0.4 s to load from its cache.
 COMPILED_FROM = 600_000
 WORK_OF_TASK = 20
 
@@ -35,9 +34,9 @@ class CycleGraph:
         source, target, delay: edges inside the cycle; the target may start `delay` ticks after the source
             has ended.
         occupancy: ticks from start to end, per instruction.
-        meeting: number of the collective an instruction takes part in, or -1; its members start together
-            when the last one is ready.
-        tasks: instructions that can slow each other, which take their occupancy when undisturbed.
+        meeting: number of the instruction's collective, or -1; its members start together when the last
+            one is ready.
+        tasks: instructions that can slow each other; undisturbed, they take their occupancy.
     """
 
     source: Ints
@@ -54,7 +53,7 @@ class CycleGraph:
     def _arrays(self) -> tuple[npt.NDArray[np.signedinteger], ...]:
         """Predecessor counts, successors in rows, members of the meetings in rows, tasks.
 
-        Numbers of rows and edges are narrow, for most of the time goes into fetching them from memory.
+        Numbers of rows and edges are narrow, because fetching them from memory takes most of the time.
         """
         length = len(self)
         order = np.argsort(self.source, kind="stable")
@@ -77,11 +76,11 @@ class CycleGraph:
         return tuple(array.tolist() for array in self._arrays)
 
     def run(self, release: Ints, compiled: bool | None = None) -> tuple[Ints, Ints, Ints]:
-        """Start and end of every instruction, none of which may start before its `release`.
+        """Return start and end, in ticks, of every instruction; none starts before its `release`.
 
-        The third array counts the predecessors that never ended: all zero unless the graph has a cycle.
-        `compiled` picks the engine; by default it is the compiled one where that is loaded, or worth it for
-        the size of the graph.
+        The third array counts predecessors that never ended: all zero unless the graph has a cycle.
+        `compiled` picks the engine. By default it is the compiled one if it is loaded already or pays off for
+        this graph.
         """
         if compiled is None:
             work = len(self) + len(self.source) + WORK_OF_TASK * len(self.tasks)
@@ -100,5 +99,5 @@ class CycleGraph:
 
 
 def load_compiled_engine() -> None:
-    """Load it now, for those who know that they will simulate a lot."""
+    """Load the compiled engine now, before many simulations."""
     compiled_run_cycle()

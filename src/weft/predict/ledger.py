@@ -1,7 +1,7 @@
-"""The ledger: every prediction weft makes, and what reality said about it.
+"""The ledger: every prediction of weft, and its measured value.
 
-One SQLite file in the user's data folder. Write-ahead logging lets several runs write at once; nobody
-rewrites an entry, and an entry is scored once.
+It is one SQLite file in the user's data folder. Write-ahead logging lets several runs write at once. Entries
+are never rewritten, and an entry is scored once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.errors import InputError, Violation
 from weft.timeline.figures import prediction_error
 
 BUSY_TIMEOUT_S = 30.0
-# The quantity that every run enters: seconds of a steady step.
+# The quantity that every run records: seconds of a steady step.
 STEP = "step_s"
 
 _SCHEMA = """
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS predictions (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A prediction that reality has answered; see `Ledger.record_prediction`."""
+    """A prediction with its measured value; see `Ledger.record_prediction`."""
 
     quantity: str
     subject: str
@@ -53,11 +53,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honesty:
-    """How one quantity was predicted so far.
+    """The accuracy of the predictions of one quantity so far.
 
     Attributes:
-        scored: predictions that reality has answered.
-        inside: share of them whose interval held the measured value.
+        scored: number of predictions with a measured value.
+        inside: share of them with the measured value inside the interval.
         median_error: median of the predictions' relative errors; 0 is unbiased.
     """
 
@@ -67,7 +67,7 @@ class Honesty:
 
 
 class Ledger:
-    """Open it with `with`; `path` defaults to `ledger.sqlite` in `weft_home()`.
+    """The ledger as a context manager; `path` defaults to `ledger.sqlite` in `weft_home()`.
 
     Raises:
         InputError: when the file is not a ledger or cannot be opened.
@@ -106,14 +106,14 @@ class Ledger:
         source: str,
         time_s: float,
     ) -> int:
-        """Enter a prediction and return the number of its entry.
+        """Record a prediction and return the number of its entry.
 
         Args:
-            quantity: what is predicted, with its unit: `step_s`, `peak_bytes`, ...
-            subject: what it is predicted of, such as a plan id.
+            quantity: the predicted quantity, with its unit: `step_s`, `peak_bytes`, ...
+            subject: the subject of the prediction, such as a plan id.
             predicted, low, high: the value and the ends of its 90 % interval.
-            source: what the prediction rests on.
-            time_s: when it was made, in seconds since 1970.
+            source: the basis of the prediction.
+            time_s: time of the prediction, in seconds since 1970.
 
         Raises:
             InputError: unless 0 < low <= predicted <= high.
@@ -132,7 +132,7 @@ class Ledger:
         return cursor.lastrowid
 
     def score(self, entry: int, measured: float) -> None:
-        """Enter what was measured.
+        """Record the measured value of an entry.
 
         Raises:
             InputError: when there is no such entry, it is scored already, or the value is not positive.
@@ -147,7 +147,7 @@ class Ledger:
             raise InputError(Violation("ledger", f"entry {entry} does not exist or is already scored"))
 
     def scored(self) -> tuple[Entry, ...]:
-        """Return all that has been scored, by quantity and in the order in which it was predicted."""
+        """Return all scored predictions, by quantity and in the order of prediction."""
         with self._readable():
             rows = self._connection.execute(
                 "SELECT quantity, subject, source, predicted, low, high, measured FROM predictions "
@@ -157,7 +157,7 @@ class Ledger:
         return tuple(Entry(**dict(zip(names, row, strict=True))) for row in rows)
 
     def honesty(self) -> Mapping[str, Honesty]:
-        """By quantity, for all that has been scored."""
+        """Return the accuracy of all scored predictions, by quantity."""
         scores: dict[str, list[tuple[bool, float]]] = defaultdict(list)
         for one in self.scored():
             inside = one.low <= one.measured <= one.high
@@ -173,7 +173,7 @@ class Ledger:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Turn what can be wrong with the file into one line for its owner."""
+        """Raise every error of the file as an InputError of one line for its owner."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Live bytes of a rank over a step: what it holds all the time, and what its instructions add and free."""
+"""Live bytes of a rank over a step: its permanent bytes, and the changes by its instructions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) -> tuple[Ints, Ints]:
-    """The most bytes each rank holds at once, and the row at whose end it does; -1 for ranks without rows.
+    """Return each rank's peak live bytes and the row that ends at the peak; -1 for ranks without rows.
 
-    Two cycles that follow each other after `period` ticks are looked at, because what a rank receives early
-    for the next step is added to what it still holds of this one. At equal times additions come first.
+    Two cycles, `period` ticks apart, count. A rank may receive early for the next step while it still holds
+    bytes of this one. At equal times additions come first. Both arrays have shape (ranks,).
     """
     changing = np.flatnonzero(costs.live_bytes)
     peak = costs.base_bytes.copy()
     position = np.where(np.diff(program.rank_starts) > 0, program.rank_starts[:-1], NONE)
-    # Rank by rank, because sorting a few thousand changes at a time is faster than millions at once.
+    # Rank by rank: sorting a few thousand changes at a time is faster than millions at once.
     starts = np.searchsorted(changing, program.rank_starts)
     for one in np.flatnonzero(np.diff(starts)).tolist():
         mine = changing[starts[one] : starts[one + 1]]
@@ -39,7 +39,7 @@ def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) ->
 
 
 def live_curve(program: Program, predicted: PredictedStep, rank: int) -> list[tuple[float, int]]:
-    """(seconds since the start of the step, bytes live from then on) of one rank, in order of time."""
+    """Return (seconds since the start of the step, bytes live from then on) of one rank, in order of time."""
     costs, timeline = predicted.priced.costs, predicted.simulation.timeline
     mine = np.flatnonzero((timeline.rank == rank) & (costs.live_bytes[timeline.position] != 0))
     change = costs.live_bytes[timeline.position[mine]]

@@ -1,4 +1,4 @@
-"""Predict a step: price the program, simulate it, and say how sure the answer is."""
+"""Predict a step: price the program, simulate it, and give the uncertainty."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.program.program import Program
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedStep:
-    """The simulation of a plan's program, the record a plan keeps of it, and the costs it rests on."""
+    """The simulation of a plan's program, the prediction record for the plan, and the costs behind it."""
 
     simulation: Simulation
     prediction: Prediction
@@ -30,8 +30,7 @@ class PredictedStep:
 def predict(model: CostModel, plan: Plan, program: Program, *, run_name: str = "") -> PredictedStep:
     """Predict one steady step of a plan.
 
-    A folded program gives the peaks of all ranks: a rank without instructions holds what the rank that
-    stands for it holds.
+    A folded program gives the peaks of all ranks; a rank without instructions has its representative's peak.
 
     Raises:
         InputError: as `price` and `simulate` do.
@@ -42,7 +41,7 @@ def predict(model: CostModel, plan: Plan, program: Program, *, run_name: str = "
 def predict_priced(
     program: Program, priced: Priced, *, run_name: str = "", plan_id: str = ""
 ) -> PredictedStep:
-    """Predict one steady step of a program whose costs are known; the names go into its timeline.
+    """Predict one steady step of a program with known costs; the names go into its timeline.
 
     Raises:
         InputError: as `simulate` does.
@@ -61,7 +60,7 @@ def predict_priced(
 
 
 def _unfolded(twins: Mapping[int, Ints], peak_bytes: Ints) -> Ints:
-    """Peaks of all ranks from those of the ranks that were simulated."""
+    """Return the peaks of all ranks from the peaks of the simulated ranks."""
     peaks = peak_bytes.copy()
     for rank, alike in twins.items():
         peaks[alike] = peak_bytes[rank]

@@ -1,7 +1,7 @@
-"""What has been measured: of a machine (`MachineMeasurement`) and of a model's layers on it (`LayerProfile`).
+"""Measurements of a machine (`MachineMeasurement`) and of a model's layers on it (`LayerProfile`).
 
-Both are plain files in `WEFT_HOME`, written by `weft measure` and readable from anyone's own tools.
-`value_at` reads their tables between and beyond their points.
+Both are plain files in `WEFT_HOME`, written by `weft measure` and readable by any tool.
+`value_at` interpolates and extrapolates their tables.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import cached_property
 
 
 def value_at(points: Sequence[tuple[float, float]], size: float) -> float:
-    """What was measured for `size`, by a straight line between the two nearest points.
+    """Return the value at `size`, interpolated linearly between the two nearest points.
 
-    Below the smallest measured size the value stays what it was there, because overhead rules; above the
-    largest it grows in proportion. `points` rise in size.
+    Below the smallest measured size the value stays constant, because overhead dominates. Above the largest
+    size it grows in proportion. `points` rise in size.
     """
     index = bisect_left(points, (size,))
     if index == 0:
@@ -30,7 +30,7 @@ def value_at(points: Sequence[tuple[float, float]], size: float) -> float:
 
 
 def seconds_of_speeds(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """(size, seconds) from (size, size per second)."""
+    """Return (size, seconds) pairs from (size, size per second) pairs."""
     return tuple((size, size / speed) for size, speed in points)
 
 
@@ -50,7 +50,7 @@ PROFILE_COLUMNS = (
 class LayerTiming:
     """Measured times of one layer kind at one micro-batch size; the columns of a profile file.
 
-    `layer` is a kind of layer, or the name of one. Times with `tp` above 1 contain what its ranks exchange.
+    `layer` is a kind of layer or a layer's name. Times with `tp` above 1 contain the tensor ranks' exchanges.
     """
 
     device: str
@@ -67,9 +67,9 @@ class LayerTiming:
 class LayerProfile:
     """Measured layers of one model at one sequence length and precision.
 
-    `model_fingerprint` ties it to a LayerGraph; one that is empty, as a `sequence` of 0 and an empty
-    `precision`, ties it to nothing. `spread` is the relative half-width of 90 % of the repeated
-    measurements around their median.
+    `model_fingerprint` ties the profile to a LayerGraph. An empty one fits any model, a `sequence` of 0 any
+    length, and an empty `precision` any precision. `spread` is the relative half-width of 90 % of the
+    repeated measurements around their median.
     """
 
     model_fingerprint: str
@@ -80,19 +80,19 @@ class LayerProfile:
 
     @cached_property
     def rows(self) -> Mapping[tuple[str, str, int], tuple[LayerTiming, ...]]:
-        """By (device, layer, tensor degree), rising in micro-batch size."""
+        """Timings by (device, layer, tensor degree), rising in micro-batch size."""
         rows: dict[tuple[str, str, int], list[LayerTiming]] = defaultdict(list)
         for timing in sorted(self.timings, key=lambda timing: timing.micro_batch_size):
             rows[timing.device, timing.layer, timing.tp].append(timing)
         return {key: tuple(timings) for key, timings in rows.items()}
 
     def renewed(self, newer: LayerProfile) -> LayerProfile:
-        """With all rows of a newer profile of the same, and of this one those at other tensor degrees."""
+        """Return all rows of a `newer` profile of the same model, and this one's of other tensor degrees."""
         degrees = {timing.tp for timing in newer.timings}
         kept = tuple(timing for timing in self.timings if timing.tp not in degrees)
         if not kept:
             return newer
-        # Sorting is stable: layers and sizes stay in the order in which they were measured.
+        # Sorting is stable: layers and sizes stay in the order of measurement.
         timings = sorted(kept + newer.timings, key=lambda timing: timing.tp)
         return replace(newer, timings=tuple(timings), spread=max(self.spread, newer.spread))
 
@@ -107,9 +107,8 @@ class MachineMeasurement:
         memory: (bytes moved, bytes/s reached), rising in size.
         launch_s: host time per kernel.
         instruction_s: host time the executor adds per compute instruction.
-        compute_slowdown: how many times longer a computation takes while a transfer is under way on its rank;
-            at least 1.
-        communication_slowdown: how many times longer a transfer takes while its rank computes; at least 1.
+        compute_slowdown: factor of a computation's time while a transfer overlaps it on its rank; at least 1.
+        communication_slowdown: factor of a transfer's time while its rank computes; at least 1.
         message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
         all_reduce: (bytes reduced by each of two ranks, seconds), rising.
         spread: relative half-width of 90 % of the repeated measurements around their median.

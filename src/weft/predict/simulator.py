@@ -1,12 +1,11 @@
-"""Simulate a Program: when every instruction starts and ends, until one cycle is like the next.
+"""Simulate a Program: the start and end of every instruction, until a cycle repeats the last one.
 
-An instruction starts when its queue is free, its host has reached it and its edges have ended (plus the
-source's latency); a collective starts on all members when the last one is ready, and so does a computation
-in which tensor ranks all-reduce; it takes all of them as long as the slowest. A synchronous rank posts
-nothing while it computes; an asynchronous one posts at once. Messages and collectives of one cycle that are
-under way on the same link at once share it, and computations and transfers of one rank slow each other while
-they overlap.
-Time is int64 ticks.
+An instruction starts when its queue is free, its host has reached it and its edges' sources have ended. A
+source's latency may follow its end. A collective starts on all members when the last one is ready. So does a
+computation with an all-reduce of tensor ranks, and the slowest rank sets its time. A synchronous rank posts
+nothing while it computes; an asynchronous one posts at once. Messages and collectives of one cycle share a
+link while they overlap on it. Computations and transfers of one rank slow each other while they overlap.
+Time is in int64 ticks.
 """
 
 from __future__ import annotations
@@ -33,21 +32,20 @@ STUCK_SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the simulator says about a Program.
+    """The simulator's results for a Program.
 
     Attributes:
-        timeline: the last cycle simulated, like all later ones if `steady`. Instructions posted before that
-            cycle began count as posted at its beginning.
-        first_step_s: from nothing to the end of the first step, the prologue included; `first_step_ticks`
-            is the same, exact.
+        timeline: the last simulated cycle; if `steady`, all later ones are like it. Instructions posted
+            before that cycle began count as posted at its beginning.
+        first_step_s: seconds to the end of the first step, with the prologue; `first_step_ticks` is exact.
         step_s: time per step of a steady cycle; the mean over the later half of the cycles if not `steady`.
-        steady: whether every instruction of the next cycle would come exactly one period after that of the
-            last, and so on.
-        cycles: how many cycles were simulated.
+        steady: True if every instruction of the next cycle would come exactly one period after the last
+            cycle's, and so on.
+        cycles: number of simulated cycles.
         peak_bytes: per rank, the most bytes live at once.
-        peak_positions: per rank, the instruction at whose end that happens; -1 where nothing changes.
-        instructions: instructions of one cycle.
-        simulate_s: what the simulation itself took.
+        peak_positions: per rank, the instruction that ends at the peak; -1 without changes.
+        instructions: number of instructions in one cycle.
+        simulate_s: seconds of the simulation itself.
     """
 
     timeline: Timeline
@@ -101,8 +99,8 @@ def simulate(
         end[unrolled.late] = end[len(program) :]
         ends.append(end)
         if len(ends) > 1:
-            # A cycle depends on earlier ones by what reaches over to it alone: as many equal periods of that
-            # in a row as edges reach back make the next cycle, and all later ones, like the last.
+            # A cycle depends on earlier ones only by carried edges. After as many equal periods in a row as
+            # these edges reach back, the next cycle, and all later ones, are like the last.
             shifts = np.unique((ends[-1] - ends[-2])[carrying])
             same = len(shifts) <= 1 and np.array_equal(shifts, period)
             steady_for = steady_for + 1 if same else int(len(shifts) <= 1)
@@ -129,7 +127,7 @@ def simulate(
 
 
 def _mean_period(program: Program, ends: list[Ints]) -> float:
-    """Ticks per cycle over the later half of the cycles."""
+    """Return the ticks per cycle over the later half of the cycles."""
     body = program.columns.iteration != NONE
     finish = [int(end[: len(program)][body].max(initial=0)) for end in ends]
     if len(finish) == 1:
@@ -139,7 +137,7 @@ def _mean_period(program: Program, ends: list[Ints]) -> float:
 
 
 def _release(unrolled: Unrolled, ends: list[Ints]) -> Ints:
-    """When the next cycle's instructions may start, as far as earlier cycles decide it."""
+    """Return the earliest starts of the next cycle's instructions that earlier cycles allow."""
     release = np.zeros(len(unrolled.first), dtype=np.int64)
     carried = unrolled.carried
     for distance in np.unique(carried.distance[carried.distance <= len(ends)]):
@@ -150,7 +148,7 @@ def _release(unrolled: Unrolled, ends: list[Ints]) -> Ints:
 
 
 def _posted(unrolled: Unrolled, ends: list[Ints], period: float | None) -> Ints:
-    """When the host reached each instruction of the last cycle; 0 on asynchronous ranks.
+    """Return the post times of the last cycle's instructions; 0 on asynchronous ranks.
 
     The cycle before a steady one came a `period` earlier.
     """
@@ -167,7 +165,7 @@ def _timeline(
     program: Program, costs: Costs, run: str, plan_id: str, posted: Ints, start: Ints, end: Ints
 ) -> Timeline:
     columns = program.columns
-    # Rows are in order of rank already, and mostly of one step: to put millions in order takes its time.
+    # Rows are already in order of rank, and mostly of one step: sorting millions takes long.
     order: Ints | slice = slice(None)
     if (np.diff(columns.iteration) < 0).any():
         order = np.argsort(columns.iteration, kind="stable")
@@ -198,11 +196,11 @@ def _timeline(
 
 
 def _stuck(program: Program, unrolled: Unrolled, graph: CycleGraph, left: Ints) -> Violation:
-    """Return the circle of instructions that wait for each other."""
+    """Return a violation that lists a circle of instructions that wait for each other."""
     before = np.full(len(left), NONE, dtype=np.int64)
     blocked = left[graph.source] > 0
     before[graph.target[blocked]] = graph.source[blocked]
-    # A member of a collective that has come waits for one that has not.
+    # A present member of a collective waits for an absent one.
     meeting = graph.meeting
     for row in np.flatnonzero((left > 0) & (before == NONE)).tolist():
         absent = np.flatnonzero((meeting == meeting[row]) & (before != NONE))
@@ -212,7 +210,7 @@ def _stuck(program: Program, unrolled: Unrolled, graph: CycleGraph, left: Ints) 
     while row not in seen:
         seen[row] = len(seen)
         row = int(before[row])
-    # The end of a late row is that row to its readers.
+    # The end node of a late row appears as that row.
     row_of = np.concatenate([np.arange(len(program)), unrolled.late])
     circle = list(dict.fromkeys(int(row_of[node]) for node, turn in seen.items() if turn >= seen[row]))[::-1]
     words = [f"rank {int(program.columns.rank[p])} {program.instruction(p)}" for p in circle[:STUCK_SHOWN]]

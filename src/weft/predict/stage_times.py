@@ -1,4 +1,4 @@
-"""Times of unequal abstract stages, and the CSV file that gives them, one row for each."""
+"""Times of unequal abstract stages, and their CSV file, one row for each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PassTimes:
 
 
 def exact(where: str, value: Number, *, zero: bool = False) -> Fraction:
-    """Return the time as a fraction; a decimal is taken as typed.
+    """Return the time as a fraction; a decimal keeps its typed value.
 
     Raises:
-        InputError: for what is no finite time, is negative, or is zero unless `zero` is allowed.
+        InputError: for a time that is not finite, is negative, or is zero unless `zero` is True.
     """
     try:
         # str of a float is the decimal the user typed, not the binary fraction next to it.
@@ -42,7 +42,7 @@ def read_stage_times(path: Path) -> tuple[PassTimes, ...]:
     """Read a CSV file with the heading `forward,backward` and one row per stage, first stage first.
 
     Raises:
-        InputError: naming every line that is wrong.
+        InputError: naming every wrong line.
     """
     rows = [line.split(",") for line in read_text(path).splitlines()]
     heading = [word.strip().lower() for word in rows[0]] if rows else []

@@ -1,7 +1,7 @@
-"""Which instructions of a Program can slow each other, and on which links transfers can meet.
+"""Tasks: instructions of a Program that can slow each other, and the links where transfers can meet.
 
-A route is the set of links that transfers of one queue take: the two of a message, or those of every node
-that a collective spans. Transfers of one queue follow each other and never meet.
+A route is the set of links of a queue's transfers. A message has two links; a collective has links of every
+spanned node. Transfers of one queue follow each other and never meet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Routes:
     """Transfers and their links.
 
     Attributes:
-        row, route: of each transfer, in order of rows: where the program has it, and which route it takes.
+        row, route: row and route of each transfer, in order of rows.
         queue: of each route.
         on, link: pairs of a route and one of its links, in order of routes.
     """
@@ -36,7 +36,7 @@ class Routes:
     link: Ints
 
     def slots(self) -> tuple[Ints, Ints]:
-        """(first, link): `link[first[t] : first[t + 1]]` are the links of transfer t."""
+        """Return (first, link): `link[first[t] : first[t + 1]]` are the links of transfer t."""
         of_route = np.searchsorted(self.on, np.arange(len(self.queue) + 1))
         count = np.diff(of_route)[self.route]
         first = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
@@ -48,7 +48,7 @@ def routes_of(program: Program, costs: Costs, leader: Ints) -> Routes:
     """Return the routes of all messages and collectives that occupy links.
 
     Args:
-        leader: of each row the first row of its meeting, or itself; a meeting is one transfer.
+        leader: for each row the first row of its meeting, or the row itself; a meeting is one transfer.
     """
     columns, queue = program.columns, program.queue
     messages, used = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
@@ -81,10 +81,10 @@ def routes_of(program: Program, costs: Costs, leader: Ints) -> Routes:
 
 
 def where_they_meet(routes: Routes) -> Routes:
-    """Return the transfers that can meet another one, and the links, numbered densely, on which they can.
+    """Return the transfers that can meet another one, and the links, numbered densely, where they can.
 
-    A link of one queue alone never slows anything, and links of the same routes always give the same shares,
-    so that one stands for all of them.
+    A link of one queue alone never slows anything. Links of the same routes always give the same shares, so
+    one stands for all of them.
     """
     numbers, dense = np.unique(routes.link, return_inverse=True)
     dense = dense.ravel().astype(np.int64)
@@ -100,7 +100,7 @@ def where_they_meet(routes: Routes) -> Routes:
 
 
 def _alike(on: Ints, link: Ints) -> Ints:
-    """Dense numbers that are equal for links of the same routes, in order of the first link of each."""
+    """Return dense numbers, equal for links of the same routes, in order of the first link of each."""
     order = np.lexsort((on, link))
     ends = np.flatnonzero(np.diff(link[order])) + 1
     known: dict[bytes, int] = {}
@@ -114,18 +114,18 @@ def _alike(on: Ints, link: Ints) -> Ints:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedTasks:
-    """The instructions that must be served in order of time.
+    """The instructions that need the order of time.
 
     Attributes:
-        rows: of each task, rising: where the program has it; of a meeting its first member.
-        of_row: of each row of the program, its task or -1.
-        ticks: what each takes when undisturbed.
-        first_slot, link: in `link[first_slot[t] : first_slot[t + 1]]` the links that task t can share.
-        demand: what each uses of every link when undisturbed, more than 0 and at most 1.
-        computes: whether it is a computation.
-        place_task, place_rank: pairs of a task and a rank on which it can be disturbed, in order of tasks;
+        rows: each task's row in the program, rising; for a meeting, its first member.
+        of_row: for each row of the program, its task or -1.
+        ticks: time of each task when undisturbed.
+        first_slot, link: `link[first_slot[t] : first_slot[t + 1]]` are the links that task t can share.
+        demand: part of every link that each task uses when undisturbed, more than 0 and at most 1.
+        computes: True for computations.
+        place_task, place_rank: pairs of a task and a rank where it can be disturbed, in order of tasks;
             ranks have dense numbers.
-        computing_rate, transfer_rate: by those ranks, the rates of what is disturbed, at most 1.
+        computing_rate, transfer_rate: by those ranks, the rates of disturbed tasks, at most 1.
     """
 
     rows: Ints
@@ -148,7 +148,7 @@ class SimulatedTasks:
         return np.searchsorted(self.place_task, np.arange(len(self) + 1)).astype(np.int64)
 
     def before_the_first(self) -> Tasks:
-        """Return the state of all tasks before anything has started."""
+        """Return the state of all tasks before any instruction has started."""
         tasks, places, ranks = len(self), len(self.place_task), len(self.computing_rate)
         links, slots = int(self.link.max(initial=NONE)) + 1, len(self.link)
 
@@ -190,8 +190,8 @@ def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> 
     """Return the tasks of a program.
 
     Args:
-        occupancy, meeting: of each row, ticks and the number of the meeting it takes part in, or -1; members
-            of one meeting start and end together.
+        occupancy, meeting: for each row, its ticks and the number of its meeting, or -1; members of one
+            meeting start and end together.
     """
     computing, transferring = (
         np.ones(program.ranks) if factors is None else factors
@@ -229,20 +229,20 @@ def tasks_of(program: Program, costs: Costs, occupancy: Ints, meeting: Ints) -> 
 
 
 def _leaders(meeting: Ints) -> Ints:
-    """Of each row the first row of its meeting, or itself."""
+    """Return for each row the first row of its meeting, or the row itself."""
     leader = np.arange(len(meeting), dtype=np.int64)
     together = np.flatnonzero(meeting != NONE)
     first = np.zeros(int(meeting.max(initial=NONE)) + 1, dtype=np.int64)
-    # Of several values for one place the last stays.
+    # The last of several values for one place stays.
     first[meeting[together[::-1]]] = together[::-1]
     leader[together] = first[meeting[together]]
     return leader
 
 
 def _places(program: Program, slowed: Mask, occupancy: Ints) -> tuple[Ints, Ints]:
-    """(row, rank) of all that can be disturbed or disturb.
+    """Return (row, rank) of all tasks that can disturb or be disturbed.
 
-    A rank matters when something would be `slowed` there and it has both computations and transfers.
+    A rank matters if it has both computations and transfers, and would slow some of them (`slowed`).
     """
     columns = program.columns
     if not slowed.any():

@@ -1,9 +1,9 @@
-"""Time against cost of training over the number of devices: small batches are cheap, large ones are quick.
+"""Time against cost of training over the number of devices: small batches are cheap, large ones fast.
 
-McCandlish et al. (arXiv 1812.06162): with a batch of B samples a target loss takes
-E(B) = E_min (1 + B / B_crit) samples and K(B) = E(B) / B steps. Lamy-Poirier (arXiv 2211.05953) joins this to
-the utilisation U(beta) that a cluster reaches with beta samples per device: N devices take a time in
-proportion to (1 + beta N / B_crit) / (N U(beta)) and cost N times that.
+With a batch of B samples, a target loss takes E(B) = E_min (1 + B / B_crit) samples. That is K(B) = E(B) / B
+steps (McCandlish et al., arXiv 1812.06162). A cluster reaches the utilisation U(beta) with beta samples per
+device (Lamy-Poirier, arXiv 2211.05953). N devices take a time proportional to
+(1 + beta N / B_crit) / (N U(beta)). The cost is N times that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from weft.errors import InputError, Violation
 
 # Kaplan et al. (arXiv 2001.08361): a model of n parameters reaches a loss of (PARAMETERS / n)^0.076 nats per
-# token, where the critical batch is TOKENS / loss^(1 / 0.21).
+# token. There, the critical batch is TOKENS / loss^(1 / 0.21).
 _KAPLAN_PARAMETERS, _KAPLAN_PARAMETERS_POWER = 8.8e13, 0.076
 _KAPLAN_TOKENS, _KAPLAN_TOKENS_POWER = 2e8, 0.21
 
@@ -25,7 +25,7 @@ class TradeOff:
 
     Attributes:
         devices: N.
-        samples_per_device: beta, of the batch with the least cost.
+        samples_per_device: beta, for the batch with the least cost.
         utilisation: U(beta), fraction of the devices' peak.
         cost: (1 + beta N / B_crit) / U(beta): device time over that of the least samples at full utilisation.
         samples: E(B) / E_min: samples over the least that reach the target.
@@ -44,12 +44,12 @@ class TradeOff:
 
     @property
     def time(self) -> float:
-        """Time over that of one device at full utilisation with the least samples: cost / N."""
+        """Time relative to one device at full utilisation with the least samples: cost / N."""
         return self.cost / self.devices
 
 
 def samples_to_target(batch: float, critical_batch: float) -> float:
-    """E(B) / E_min: samples over the least that reach the target loss with `batch` samples per step.
+    """Return E(B) / E_min: samples to the target loss at `batch` samples per step, over the least.
 
     Raises:
         InputError: when a count is not positive.
@@ -59,10 +59,10 @@ def samples_to_target(batch: float, critical_batch: float) -> float:
 
 
 def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: float) -> TradeOff:
-    """Return the samples per device with the least cost on `devices`; of equal ones the fewest.
+    """Return the trade-off of least cost on `devices`; among equal costs, the fewest samples per device.
 
-    Each cost is a straight line in N with slope beta / U(beta) and intercept 1 / U(beta), so that the best
-    beta never grows with N.
+    Each cost is linear in N, with slope beta / U(beta) and intercept 1 / U(beta). So the best beta never
+    grows with N.
 
     Args:
         utilisation: U(beta) in (0, 1] by beta, samples per device.
@@ -70,7 +70,7 @@ def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: f
         critical_batch: B_crit, samples.
 
     Raises:
-        InputError: when there is no utilisation to choose from, or a number is not positive.
+        InputError: when `utilisation` is empty or out of range, or a number is not positive.
     """
     violations = [
         Violation(
@@ -100,7 +100,7 @@ def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: f
 def trade_offs(
     utilisation: Mapping[float, float], devices: Sequence[int], critical_batch: float
 ) -> tuple[TradeOff, ...]:
-    """`cheapest` for every number of devices: the curve of time against cost.
+    """Return `cheapest` for every number of devices: the curve of time against cost.
 
     Raises:
         InputError: as `cheapest` does.
@@ -109,9 +109,9 @@ def trade_offs(
 
 
 def critical_batch_tokens(parameters: int) -> float:
-    """Return an estimate of B_crit in tokens at the loss a language model of that size converges to.
+    """Return an estimate of B_crit in tokens, at the loss to which a language model of this size converges.
 
-    Kaplan et al., arXiv 2001.08361, equations 1.1 and 1.4. Measured noise scales are better.
+    The source is Kaplan et al., arXiv 2001.08361, equations 1.1 and 1.4. Measured noise scales are better.
 
     Raises:
         InputError: when there are no parameters.

@@ -1,7 +1,7 @@
-"""All constraints of a Program's cycle as edges: what the simulator runs, and what reaches into the next.
+"""All constraints of a Program's cycle as edges, inside the cycle and into the next.
 
-An instruction waits for its queue, for its edges' sources and, on a synchronous rank, for the computation
-that its host issues before it.
+An instruction waits for its queue and for its edges' sources. On a synchronous rank it also waits for the
+last computation that its host issues before it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from weft.program.program import NONE, Edges, Program
 
 @dataclass(frozen=True, kw_only=True)
 class Unrolled:
-    """A cycle's inner edges, and those that reach over cycles, from which its release times come.
+    """A cycle's inner edges, and the edges across cycles, which give its release times.
 
-    `first` differs from `later` only by the prologue. `posted_after` is the computation whose end lets the
-    host of a synchronous rank reach a row, in the same cycle or, where `posted_later`, in the one before.
-    The rows `late` end with nodes of their own, in their order after all rows.
+    `first` differs from `later` only by the prologue. `posted_after` is a computation: after its end, the
+    host of a synchronous rank reaches the row. The computation is in the same cycle or, if `posted_later`, in
+    the one before. The rows `late` have end nodes of their own, in their order after all rows.
     """
 
     first: CycleGraph
@@ -39,7 +39,7 @@ class Unrolled:
 
 
 def unroll(program: Program, costs: Costs) -> Unrolled:
-    """Every constraint as an edge: the program's own, queues' order, and hosts of synchronous ranks."""
+    """Return every constraint as an edge: the program's own, queue order, and hosts of synchronous ranks."""
     rows = np.arange(len(program), dtype=np.int64)
     prologue = program.columns.iteration == NONE
     by_queue = np.argsort(program.queue, kind="stable")
@@ -51,7 +51,7 @@ def unroll(program: Program, costs: Costs) -> Unrolled:
         (by_queue[:-1][same], by_queue[1:][same], 0, False),
         (host[waits], rows[waits], host_later[waits].astype(np.int64), False),
     ]
-    # In a steady cycle a queue goes on where it ended in the cycle before; the prologue does not come back.
+    # In a steady cycle a queue continues from the end of the cycle before; the prologue does not repeat.
     body = by_queue[~prologue[by_queue]]
     first = np.flatnonzero(np.diff(program.queue[body], prepend=-1))
     last = np.append(first[1:], len(body)) - 1 if len(first) else first
@@ -74,7 +74,7 @@ def unroll(program: Program, costs: Costs) -> Unrolled:
         meeting = np.concatenate([meeting, np.where(meeting[late] == NONE, NONE, meeting[late] + meetings)])
         tasks = replace(tasks, of_row=np.concatenate([tasks.of_row, np.full_like(late, NONE)]))
         prologue = np.concatenate([prologue, prologue[late]])
-    # The prologue runs before everything, so that its edges hold in the first cycle whatever their distance.
+    # The prologue runs before everything, so its edges hold in the first cycle at any distance.
     distance = np.where(prologue[source], 0, distance)
     now = distance == 0
     over = ~now & ~prologue[target]
@@ -105,10 +105,10 @@ def unroll(program: Program, costs: Costs) -> Unrolled:
 def _with_ends(
     costs: Costs, late: Ints, source: Ints, target: Ints, distance: Ints, delay: Ints, explicit: Mask
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """(source, target, distance, delay) of the edges with a node more for the end of each late row.
+    """Return (source, target, distance, delay) of the edges, with an end node for each late row.
 
-    What waits for a late row waits for its end node, which waits for the row's occupancy, and for its rest
-    after what the row waits for.
+    The followers of a late row wait for its end node. That node waits for the row's occupancy, and for its
+    rest after the row's inputs.
     """
     node = np.arange(len(costs.occupancy))
     node[late] = len(node) + np.arange(len(late))
@@ -126,7 +126,7 @@ def _with_ends(
 
 
 def _late_rows(costs: Costs, occupancy: Ints, meeting: Ints) -> Ints:
-    """Rows that may have to wait for their rest when their occupancy has passed, and those that meet them."""
+    """Return rows that may wait for their rest after their occupancy, and the rows that meet them."""
     if costs.lead is None or costs.rest is None:
         return np.zeros(0, dtype=np.int64)
     late = (costs.lead > 0) & (costs.lead + costs.rest > occupancy)
@@ -135,8 +135,11 @@ def _late_rows(costs: Costs, occupancy: Ints, meeting: Ints) -> Ints:
 
 
 def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
-    """The computation before each row of a synchronous rank, whether it is of the cycle before, and which
-    rows must be told: those of the compute stream wait in their queue anyway."""
+    """Return the computation before each row of a synchronous rank, and two masks.
+
+    The first marks computations of the cycle before. The second marks rows that need an edge: rows of the
+    compute stream wait in their queue anyway.
+    """
     columns = program.columns
     if not costs.synchronous.any():
         nothing = np.zeros(len(program), dtype=np.bool_)
@@ -145,7 +148,7 @@ def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
     rows = np.arange(len(program), dtype=np.int64)
     before = np.maximum.accumulate(np.where(computes, rows, NONE))
     before = np.concatenate([[NONE], before[:-1]]) if len(rows) else before
-    # A rank's prologue comes first and is not followed by itself.
+    # A rank's prologue comes first and does not repeat.
     body = columns.iteration != NONE
     part = 2 * columns.rank + body
     began = np.maximum.accumulate(np.where(np.diff(part, prepend=NONE) != 0, rows, 0))
@@ -159,9 +162,9 @@ def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:
 
 
 def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
-    """Occupancies, with the longest of a meeting's members for all of them, and the meeting of each row.
+    """Return occupancies, with a meeting's longest for all its members, and the meeting of each row.
 
-    Members of a collective meet, and tensor ranks in a computation that all-reduces among them.
+    Members of a collective meet. So do tensor ranks in a computation with an all-reduce among them.
     """
     columns = program.columns
     rows = np.flatnonzero(is_collective(columns.kind))

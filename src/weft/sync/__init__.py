@@ -1,8 +1,8 @@
-"""torch: how replicas agree, chosen by `Plan.sync.name`.
+"""torch: synchronisers, the methods by which replicas agree, chosen by `Plan.sync.name`.
 
-A package of others names a class that follows `weft.sync.base.Synchroniser` in the entry-point group
-`weft.synchronisers`, and a move that says what it keeps in `weft.moves`. A method that takes options
-contributes a `SyncMethod` (`weft.describe.synchronisation`) and, to the runtime, a `SynchroniserOf`.
+A third-party package names a class that follows `weft.sync.base.Synchroniser` in the entry-point group
+`weft.synchronisers`. It names a move with the method's contract in the group `weft.moves`. A method with
+options contributes a `SyncMethod` (`weft.describe.synchronisation`) and a `SynchroniserOf` for the runtime.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SYNCHRONISERS: Mapping[str, Callable[[], Synchroniser]] = {"dense": Dense}
 
 
 def get_synchroniser(choice: Choice) -> Synchroniser:
-    """Return a synchroniser of that name, for all stages of one rank.
+    """Return the synchroniser with the name and options of `choice`, for all stages of one rank.
 
     Raises:
-        InputError: for a name that is not known, or options that the method does not have.
+        InputError: for an unknown or ambiguous name, or options that the method does not have.
     """
     plain, of_methods = _all_synchronisers()
     require_choice("sync", choice.name, {**plain, **of_methods})
@@ -40,7 +40,7 @@ def get_synchroniser(choice: Choice) -> Synchroniser:
 def _all_synchronisers() -> tuple[
     Mapping[str, Callable[[], Synchroniser]], Mapping[str, Callable[[TomlTable], Synchroniser]]
 ]:
-    """Those that take no options, and those of methods, which do."""
+    """Return the synchronisers without options, and the ones with options, contributed by methods."""
     of_methods = {one.name: one.make for one in runtime_parts(SynchroniserOf)}
     plain = dict(SYNCHRONISERS)
     for name, named in installed("weft.synchronisers"):

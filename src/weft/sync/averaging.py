@@ -1,7 +1,7 @@
-"""Weights averaged over replicas that step by themselves, with or without an outer step.
+"""Weight averaging over replicas that step independently, with or without an outer step.
 
-The outer step is that of Wang et al., SlowMo (arXiv 1910.00643), and Douillard et al., DiLoCo
-(arXiv 2311.08105): what the average has moved since the last one is the gradient of a Nesterov step.
+The outer step follows SlowMo (Wang et al., arXiv 1910.00643) and DiLoCo (Douillard et al., arXiv 2311.08105).
+The change of the average since the last averaging is the gradient of a Nesterov step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from weft.sync.dense import Dense
 
 
 class Averaging(Dense):
-    """The mean of all replicas' weights; what a replica adds up within itself, it adds up densely."""
+    """The mean of all replicas' weights. Gradients within one replica are summed as in `Dense`."""
 
     def average(self, weights: torch.Tensor, share: float, meeting: Meeting) -> None:
-        """Replace `weights` (shape (n,), contiguous) by their mean over the group, in rank order."""
+        """Replace `weights`, shape (n,), contiguous, by the mean over the group, added in rank order."""
         add_up(weights.mul_(share), meeting.group)
 
 
 class OuterMomentum(Averaging):
-    """A step from the weights of the last averaging towards the mean, with Nesterov's momentum.
+    """An outer step from the weights of the last averaging towards the mean, with Nesterov momentum.
 
-    All replicas get the same mean, so that all remember and step the same.
+    All replicas get the same mean, so they keep the same momentum and take the same step.
     """
 
     def __init__(self, momentum: float, learning_rate: float) -> None:

@@ -1,4 +1,4 @@
-"""What the runtime asks of a method that makes replicas agree, and what it gives to it."""
+"""Interfaces between the runtime and a synchroniser, the method that makes replicas agree."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import torch
 
 
 class Group(Protocol):
-    """Ranks that exchange tensors, which are contiguous and given where they lie, on any device.
+    """Ranks that exchange contiguous tensors in place, on any device.
 
-    The calls are made on a stream of the Program. They may block the thread that makes them; when a result
-    is there, the stream knows. Every rank of the group makes the same calls in the same order.
+    The calls go to a stream of the Program and may block the calling thread. Later work on the stream sees
+    the result. Every rank of the group makes the same calls in the same order.
 
     Attributes:
-        size, place: how many ranks there are, and which of them this one is.
+        size, place: the number of ranks, and the index of this rank among them.
     """
 
     size: int
     place: int
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the sum of all ranks', added in any order."""
+        """Replace a tensor by the sum over all ranks, added in any order."""
         ...
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
-        """Fill `flat`, shape (n,), with the shares of all ranks, shape (n / size,), in their order."""
+        """Fill `flat`, shape (n,), with the shares of all ranks, shape (n / size,), in rank order."""
         ...
 
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
-        """Give the r-th of `size` equal parts of `given`, shape (n,), to rank r, and take one of each."""
+        """Send the r-th of `size` equal parts of `given`, shape (n,), to rank r; fill `taken` by rank."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Replace a tensor, contiguous or not, by that of rank `source` of the whole job."""
+        """Replace a tensor, contiguous or not, by the one of rank `source`, numbered over the whole job."""
         ...
 
     def send(self, tensor: torch.Tensor, place: int) -> None:
-        """Send a tensor to the rank at that place of the group."""
+        """Send a tensor to the rank with index `place` in the group."""
         ...
 
     def receive(self, tensor: torch.Tensor, place: int) -> None:
-        """Fill a tensor with what the rank at that place sends."""
+        """Fill a tensor with the message of the rank with index `place` in the group."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where replicas agree.
+    """One synchronisation of replicas.
 
     Attributes:
-        group: the ranks that do.
-        stage: whose gradient or weights it is about; -1 of a weight that several stages share.
-        step: counted over the whole job.
+        group: the ranks that agree.
+        stage: the stage of the gradient or weights; -1 for a weight that several stages share.
+        step: the optimizer step, counted over the whole job.
     """
 
     group: Group
@@ -63,18 +63,18 @@ class Meeting:
 
 
 class Synchroniser(Protocol):
-    """One method, for all stages of one rank. The runtime calls it on a stream of its own, so it may block.
+    """A method for all stages of one rank. The runtime calls it on a separate stream, so it may block.
 
-    A gradient is the flat one of a stage, or a share of it: shape (n,), contiguous, where the stage lies. The
-    length n is a multiple of the group's size.
+    A gradient is the flat gradient of a stage or a share of it, on the stage's device. It has shape (n,) and
+    is contiguous; n is a multiple of the group's size.
     """
 
     def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
-        """Make `gradient` the one to step with on every rank of the meeting."""
+        """Replace `gradient` on every rank of the meeting by the gradient for the optimizer step."""
         ...
 
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
-        """The rank's own share, shape (n / size,), of the gradient to step with; `gradient` stays as it is.
+        """Return the rank's share, shape (n / size,), of the gradient to step with; keep `gradient` as is.
 
         The r-th rank of the group gets the r-th share.
         """
@@ -83,10 +83,10 @@ class Synchroniser(Protocol):
 
 @runtime_checkable
 class Averager(Synchroniser, Protocol):
-    """One whose replicas step by themselves and agree on weights; its gradients are those of one replica."""
+    """A synchroniser of weights: its replicas step independently. A gradient is that of one replica."""
 
     def average(self, weights: torch.Tensor, share: float, meeting: Meeting) -> None:
-        """Make flat `weights`, which are this replica's, those to go on with on every rank of the meeting.
+        """Replace flat `weights` of this replica by the agreed weights, on every rank of the meeting.
 
         `share` is the part of the batch that the replica runs.
         """
@@ -95,23 +95,23 @@ class Averager(Synchroniser, Protocol):
 
 @runtime_checkable
 class StatefulSynchroniser(Protocol):
-    """One that remembers something of every stage from meeting to meeting."""
+    """A synchroniser with a state for every stage, kept from meeting to meeting."""
 
     def begin(self, stage: int, flat: torch.Tensor) -> None:
-        """Begin anew with a stage of which the meetings are about such a flat tensor.
+        """Reset the state of a stage; its meetings exchange flat tensors like `flat`.
 
-        It has the weights that replicas begin with, or, of one that agrees on gradients, nothing yet.
+        For an averager, `flat` holds the replicas' initial weights; for a method on gradients, zeros.
         """
         ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What a checkpoint keeps of it on this rank, by name; loading fills the same tensors."""
+        """Return the state that a checkpoint keeps on this rank, by name; loading fills the same tensors."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynchroniserOf:
-    """Makes the synchroniser of a method from its checked options; part of the method's runtime."""
+    """Factory of a method's synchroniser from its checked options; part of the method's runtime."""
 
     name: str
     make: Callable[[Any], Synchroniser]

@@ -1,4 +1,4 @@
-"""Collectives that hold little beside what they are given, made of those that every group has."""
+"""Collectives that need little extra memory, built from the collectives of every group."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 
 from weft.sync.base import Group
 
-# Elements of a flat tensor that are exchanged at once: they bound the memory, stay in the cache until they
-# are added up, and are many enough for a message each.
+# Elements of a flat tensor per exchange. They bound the memory, stay in the cache until they are added up,
+# and are many enough for one message each.
 PIECE_ELEMENTS = 2**20
 
 
 def reduce_scatter(flat: torch.Tensor, group: Group) -> torch.Tensor:
-    """This rank's share, shape (n / ranks,), of the sum of `flat` over the group, in the order of the ranks.
+    """Return this rank's share, shape (n / ranks,), of the sum of `flat` over the group, in rank order.
 
-    `flat` has shape (n,), is contiguous and stays as it is; n is a multiple of the number of ranks. Made of
-    all-to-all and a local sum: a ring would add each piece in an order that starts at another rank, and
-    gloo's own reduce-scatter moves twice the bytes of the formula.
+    `flat`, shape (n,), is contiguous and stays unchanged; n is a multiple of the number of ranks. The steps
+    are an all-to-all and a local sum. A ring would add each piece in an order that starts at another rank.
+    The reduce-scatter of gloo moves twice the bytes of the formula.
     """
     shares = flat.view(group.size, len(flat) // group.size)
     total, length = torch.empty_like(shares[0]), -(-PIECE_ELEMENTS // group.size)
@@ -32,7 +32,7 @@ def reduce_scatter(flat: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def add_up(flat: torch.Tensor, group: Group) -> None:
-    """Replace `flat`, as `reduce_scatter` takes it, by the sum over the group, in the order of the ranks."""
+    """Replace `flat`, as in `reduce_scatter`, by the sum over the group, in rank order."""
     if group.size == 2:
         # The sum of two numbers does not depend on their order.
         group.all_reduce(flat)

@@ -1,8 +1,7 @@
-"""`dense`: every replica adds the full gradients of all others, in the order of the ranks.
+"""`dense`: every replica adds the full gradients of all replicas, in rank order.
 
-Two replicas use all-reduce: the sum of two numbers does not depend on their order, so the result is the same
-bits whoever is first. More replicas use a reduce-scatter in the order of the ranks, then an all-gather. The
-shares of the sum have the same bits as the sum.
+Two replicas use all-reduce: the sum of two numbers does not depend on their order. More replicas use a
+reduce-scatter in rank order, then an all-gather. The shares of the sum have the same bits as the sum.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from weft.sync.collectives import add_up, reduce_scatter
 
 
 class Dense:
-    """Sum over replicas of a flat gradient whose length is a multiple of the number of replicas."""
+    """Sum over replicas of a flat gradient; its length is a multiple of the number of replicas."""
 
     def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
-        """Replace `gradient` (shape (n,), contiguous) by the sum over the group."""
+        """Replace `gradient`, shape (n,), contiguous, by the sum over the group."""
         add_up(gradient, meeting.group)
 
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
-        """This rank's share of the sum over the group, shape (n / replicas,)."""
+        """Return this rank's share, shape (n / replicas,), of the sum over the group."""
         return reduce_scatter(gradient, meeting.group)

@@ -1,4 +1,4 @@
-"""Where a step goes: every moment of every rank has one cause."""
+"""Breakdown of a step: every moment of every rank has one cause."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
 from weft.timeline.timeline import Timeline
 
-# What a rank that computes nothing does: it takes part in a collective, a message of its is on its way, or
-# it waits for what others have not yet computed.
+# Causes of a rank without computation: it takes part in a collective, it sends or receives a message, or it
+# waits for computations of other ranks.
 COLLECTIVES, MESSAGES, WAITING = "collectives", "messages", "waiting"
 
 
 def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int = 1) -> dict[str, float]:
     """Return seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
 
-    Computations count by kind, in order of registration. Collectives and messages count where their rank
-    computes nothing meanwhile, messages only where it takes part in no collective; a message occupies both of
-    its ranks. What is left is waiting: bubbles, and what a host lost.
+    Computations count by kind, in order of registration. Collectives count where their rank does not compute
+    meanwhile. Messages count where their rank also takes part in no collective; a message occupies both of
+    its ranks. The rest is waiting: bubbles, and delays by hosts.
 
     Args:
         timeline: one cycle of many equal ones, each `cycle` steps after the one before; they may overlap.
         peer: the other rank of each message by position in the program, -1 for all else.
-        step_s: at least what the busiest rank computes, of a cycle the mean.
-        cycle: how many steps the timeline has.
+        step_s: at least the computation of the busiest rank, as a mean over the cycle.
+        cycle: number of steps in the timeline.
     """
     ranks = np.unique(timeline.rank)
     if not len(ranks):
@@ -39,7 +39,7 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
         rows = compute & (timeline.kind == code)
         if rows.any():
             causes[kind.name] = float(length_ns[rows].sum())
-    # Where a rank is busy with a row: with its own, and with messages that reach it.
+    # A rank is busy with its own rows, and with messages that reach it.
     arriving = message & np.isin(other, ranks)
     place = np.searchsorted(ranks, np.concatenate((timeline.rank, other[arriving])))
     start_ns = np.concatenate((timeline.start_ns, timeline.start_ns[arriving]))
@@ -57,13 +57,12 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
 
 
 def _covered_ns(place: Ints, start_ns: Ints, length_ns: Ints, period_ns: float) -> float:
-    """Length of the union of intervals and of those of all other steps, within one step of each rank, of all
-    ranks together; `place` numbers the ranks."""
+    """Return the length of the union of periodic intervals in one period, over all ranks (`place`)."""
     if not len(place) or period_ns <= 0.0:
         return 0.0
     start = start_ns % period_ns
     end = start + np.minimum(length_ns, period_ns)
-    # What reaches beyond the step covers the beginning of the next one. Ranks lie one after the other.
+    # The part beyond the step covers the beginning of the next one. Ranks lie one after the other.
     beyond, first = end > period_ns, place * period_ns
     start = np.concatenate((first + start, first[beyond]))
     end = np.concatenate((first + np.minimum(end, period_ns), (first + end - period_ns)[beyond]))

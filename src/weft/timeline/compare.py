@@ -1,4 +1,4 @@
-"""Predicted against measured, joined by instruction id."""
+"""Comparison of prediction and measurement, joined by instruction id."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _WORST = 10
 class Pair:
     """One quantity on both sides, in seconds.
 
-    `error` is that of the prediction (inf where nothing was measured), `change` from a first measurement to a
-    second (inf where the first is nothing).
+    `error` is the relative error of the prediction (inf without a measured time). `change` is from a first
+    measurement to a second (inf if the first is 0).
     """
 
     predicted_s: float
@@ -62,8 +62,8 @@ def _relative(value: float, reference: float) -> float:
 class KindPair(Pair):
     """Median duration of the instructions of one kind; `stage` is -1 for all stages together.
 
-    `predicted_total_s` and `measured_total_s` sum over the instructions of one step and all ranks; of steps
-    that differ they are means, and `instructions` counts those of all.
+    `predicted_total_s` and `measured_total_s` sum over the instructions of one step and all ranks. If steps
+    differ, they are means over the steps, and `instructions` counts the instructions of all.
     """
 
     kind: str
@@ -85,21 +85,21 @@ class InstructionPair(Pair):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitPair(Pair):
-    """How long a rank's compute stream stood still between its instructions in one step (median)."""
+    """Idle time of a rank's compute stream between its instructions in one step (median)."""
 
     rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What was expected and what happened.
+    """Expected and measured times of a step, its instructions and waits.
 
     Attributes:
         labels: names of the two sides.
-        step: seconds per step, those of the run's summary where `compare` was given them, else medians of
+        step: seconds per step, from the run's summary if `compare` got it, else medians of
             `weft.timeline.medians.step_times_s`.
-        steps, warm_up_steps: measured steps that count, and steps before them that do not.
-        cycle: how many steps differ in what is done, before they come again.
+        steps, warm_up_steps: numbers of counted measured steps, and of skipped steps before them.
+        cycle: number of different steps before they repeat.
         matched, only_predicted, only_measured: counts of instructions.
         kinds, stages: by kind, and by stage and kind for the compute stream.
         waits: by rank. worst: the instructions with the largest differences, largest first.
@@ -125,14 +125,14 @@ class Comparison:
 
     @property
     def figure(self) -> str:
-        """What is said of a pair: the `error` of a prediction, or the `change` from one run to another."""
+        """The name of a pair's figure: `error` of a prediction, or `change` from one run to another."""
         return "error" if self.labels[0] == PREDICTED else "change"
 
     def figure_of(self, pair: Pair) -> float:
         return pair.error if self.figure == "error" else pair.change
 
     def record(self) -> dict[str, Any]:
-        """The same as plain data for JSON; `id` is written as sixteen hex digits."""
+        """Return the comparison as plain data for JSON, with each `id` as sixteen hex digits."""
         return {
             "labels": list(self.labels),
             "predicted_step_s": self.step.predicted_s,
@@ -192,9 +192,8 @@ def compare(
 ) -> Comparison:
     """Compare two timelines; the first may also be another run's measurement.
 
-    The first `warm_up` steps of a measured timeline do not count; of one that is not longer, only its last
-    step does, or its last steps, as many as differ from each other.
-    `step` is what is known of whole steps, besides their instructions.
+    The first `warm_up` steps of a measured timeline do not count. Of a timeline without more steps, only the
+    last cycle of steps counts. `step` gives known times of whole steps, besides their instructions.
 
     Raises:
         InputError: when one of them is empty, or they share no instruction.
@@ -257,14 +256,14 @@ class _Side:
 
 
 def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
-    """Predicted and measured; the names of the runs where both are measured."""
+    """Return "predicted" and "measured", or the names of the runs where both are measured."""
     if predicted.clock == PREDICTED:
         return PREDICTED, "measured"
     return predicted.run, measured.run
 
 
 def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int) -> tuple[KindPair, ...]:
-    """Return one pair per (stage, kind), of the instructions of so many steps."""
+    """Return one pair per (stage, kind), from the instructions of `cycle` steps."""
     code = (stage + 1) * len(KINDS) + rows.kind
     codes, first_median = median_by(code, rows.duration_s)
     _, second_median = median_by(code, measured_s)

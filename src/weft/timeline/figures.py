@@ -1,4 +1,4 @@
-"""Figures of a timeline: how busy ranks were, what they were busy with, how far a prediction is off."""
+"""Figures of a timeline: busy time of ranks, by kind, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def makespan_s(timeline: Timeline) -> float:
 
 
 def busy_s(timeline: Timeline) -> Floats:
-    """Return seconds each rank computed, one value per rank that occurs, ascending."""
+    """Return the seconds of computation on each rank, one value per existing rank, ascending."""
     compute = is_compute(timeline.kind)
     ranks, rank = np.unique(timeline.rank, return_inverse=True)
     duration = (timeline.end_ns - timeline.start_ns)[compute]
@@ -30,19 +30,19 @@ def busy_s(timeline: Timeline) -> Floats:
 
 
 def busy_fraction(timeline: Timeline) -> Floats:
-    """Share of the makespan that each rank computed, one value per rank that occurs, ascending."""
+    """Return each rank's computation as a share of the makespan, one value per existing rank, ascending."""
     makespan = makespan_s(timeline)
     return busy_s(timeline) / makespan if makespan else np.zeros_like(busy_s(timeline))
 
 
 def bubble_fraction(timeline: Timeline) -> float:
-    """1 - busy / (ranks * makespan)."""
+    """Return 1 - busy / (ranks * makespan)."""
     fraction = busy_fraction(timeline)
     return 1.0 - float(fraction.mean()) if len(fraction) else 0.0
 
 
 def bubble_overhead(timeline: Timeline) -> float:
-    """makespan / ideal - 1, where the ideal is the busiest rank's computation without any wait."""
+    """Return makespan / ideal - 1; the ideal is the busiest rank's computation without any wait."""
     ideal = float(busy_s(timeline).max(initial=0.0))
     return makespan_s(timeline) / ideal - 1.0 if ideal else 0.0
 
@@ -57,8 +57,8 @@ def busy_by_kind(timeline: Timeline) -> dict[str, float]:
 def peak_in_flight(program: Program) -> list[int]:
     """Return the most stage-micro-batches each rank holds at once, from the order of its program alone.
 
-    One is held from its forward until its backward, or until the weight part of a backward in two parts; a
-    stage that is not trained holds none. A program without backwards is counted as if it kept everything.
+    A rank holds one from its forward to its backward, or to the weight part of a split backward. A stage
+    without training holds none. A program without backwards counts as if it kept everything.
     """
     change = np.zeros(len(KINDS), dtype=np.int64)
     change[FORWARD] = 1
@@ -75,10 +75,10 @@ _Values = TypeVar("_Values", float, Floats)
 
 
 def prediction_error(predicted: _Values, measured: _Values) -> _Values:
-    """The relative error of a prediction, predicted / measured - 1: negative where it was too short."""
+    """Return the relative error, predicted / measured - 1; negative if the prediction was too short."""
     return predicted / measured - 1.0
 
 
 def error_text(error: float) -> str:
-    """Return the figure as people read it, with its sign; "-" where nothing was measured."""
+    """Return the error as a signed percentage; "-" without a measured value."""
     return f"{error:+.1%}" if math.isfinite(error) else "-"

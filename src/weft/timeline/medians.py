@@ -1,4 +1,4 @@
-"""What one timeline says per step: how long steps, instructions and waits last, as medians over its steps."""
+"""Figures of one timeline per step: times of steps, instructions and waits, as medians over the steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Instructions:
 
 
 def cycle_of(timeline: Timeline) -> int:
-    """After how many steps the same instructions come again; of a shorter timeline, its steps."""
+    """Return the number of steps after which instructions repeat; for a shorter timeline, its steps."""
     if not len(timeline):
         return 1
     _, first = np.unique(timeline.step, return_index=True)
@@ -47,10 +47,10 @@ def cycle_of(timeline: Timeline) -> int:
 
 
 def typical_step_s(steps: Sequence[int], seconds: Sequence[float], cycle: int) -> float:
-    """Return the median of steps at the same place of a cycle, and the mean over its places.
+    """Return the mean, over the places of a cycle, of the median step at each place.
 
     Args:
-        steps: their numbers. seconds: what each took.
+        steps, seconds: number and time of each step.
     """
     place, length = np.array(steps, dtype=np.int64) % cycle, np.array(seconds, dtype=np.float64)
     return float(np.mean([np.median(length[place == one]) for one in np.unique(place)]))
@@ -64,8 +64,8 @@ def from_step(timeline: Timeline, step: int) -> Timeline:
 def step_times_s(timeline: Timeline) -> Floats:
     """Return seconds per step, one value per step of the timeline, ascending.
 
-    A step lasts from its first start to the first start of the next step. A step that the next one does not
-    follow lasts as long as its busiest rank; in a steady cycle both are the same.
+    A step lasts from its first start to the first start of the next step. Without a next step it lasts as
+    long as its busiest rank. In a steady cycle both are the same.
     """
     pairs, pair = np.unique(np.stack([timeline.step, timeline.rank], axis=1), axis=0, return_inverse=True)
     begin = np.full(len(pairs), np.iinfo(np.int64).max)
@@ -83,7 +83,7 @@ def step_times_s(timeline: Timeline) -> Floats:
 
 
 def instructions(timeline: Timeline) -> Instructions:
-    """Median duration of each instruction."""
+    """Return the median duration of each instruction."""
     ids, first = np.unique(timeline.id, return_index=True)
     return Instructions(
         id=ids,
@@ -96,7 +96,7 @@ def instructions(timeline: Timeline) -> Instructions:
 
 
 def waits_s(timeline: Timeline) -> tuple[Ints, Floats]:
-    """(ranks, seconds a rank's compute stream stands still between its instructions of one step)."""
+    """Return (ranks, median idle seconds of a rank's compute stream between its instructions of one step)."""
     rows = np.flatnonzero(is_compute(timeline.kind))
     rows = rows[np.lexsort((timeline.start_ns[rows], timeline.rank[rows], timeline.step[rows]))]
     step, rank = timeline.step[rows], timeline.rank[rows]
@@ -111,7 +111,7 @@ def waits_s(timeline: Timeline) -> tuple[Ints, Floats]:
 
 
 def median_by(key: npt.NDArray[_Key], value: Ints | Floats) -> tuple[npt.NDArray[_Key], Floats]:
-    """(distinct keys, ascending; median of the values of each)."""
+    """Return (distinct keys, ascending; median of the values of each)."""
     order = np.lexsort((value, key))
     keys, first, count = np.unique(key[order], return_index=True, return_counts=True)
     ordered = value[order]

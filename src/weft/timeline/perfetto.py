@@ -1,7 +1,7 @@
-"""Timelines as Chrome trace JSON, which Perfetto, chrome://tracing and trace analysis tools open.
+"""Timelines as Chrome trace JSON, for Perfetto, chrome://tracing and trace analysis tools.
 
-Each rank of each timeline is a process, so that predicted and measured lie above each other, and each stream
-is a thread. A flow arrow joins a send to its receive.
+Each rank of each timeline is a process, so predicted and measured ranks lie above each other. Each stream is
+a thread. A flow arrow joins a send to its receive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP_LANE = 9
 
 
 def perfetto_trace(timelines: Sequence[Timeline], program: Program | None = None) -> dict[str, Any]:
-    """Return the trace as plain data. Arrows from sends to receives need the `program` the timelines share.
+    """Return the trace as plain data. The timelines' shared `program` adds arrows from sends to receives.
 
     Times are microseconds. `distributedInfo` describes the merged trace: all ranks in one file.
     """
@@ -54,7 +54,7 @@ def write_perfetto(path: Path, timelines: Sequence[Timeline], program: Program |
 
 
 class _Tracks:
-    """The events of one timeline; `track` is its place among all."""
+    """The events of one timeline; `track` is its index among all."""
 
     def __init__(self, timeline: Timeline, track: int, tracks: int) -> None:
         self._timeline = timeline
@@ -133,7 +133,7 @@ class _Tracks:
 
 
 def _messages(timeline: Timeline, program: Program) -> Ints:
-    """Timeline rows of every send and its receive in the same step, shape (messages, 2)."""
+    """Return timeline rows of every send and its receive in the same step, shape (messages, 2)."""
     edges = program.edges
     kinds = program.columns.kind
     sends = is_send(kinds[edges.source])

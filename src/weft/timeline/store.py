@@ -1,6 +1,6 @@
-"""Timelines as Parquet files, readable by anyone's tools.
+"""Timelines as Parquet files, readable by any tool.
 
-Kinds and streams are written by name, because their codes never leave a process.
+The files hold kinds and streams by name, because their codes are valid only inside a process.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """Read what `write_timeline` writes.
+    """Read a file of `write_timeline`.
 
     Raises:
-        InputError: when there is no such file, or it is no timeline of this version.
+        InputError: when there is no such file, or it is not a timeline of this version.
     """
     if not path.is_file():
         raise InputError(Violation(str(path), "no such timeline file"))

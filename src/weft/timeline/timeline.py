@@ -1,7 +1,7 @@
-"""`Timeline`: what happened, predicted or measured, one row per instruction and step.
+"""`Timeline`: predicted or measured events, one row per instruction and step.
 
-Predicted and measured rows of one instruction share its id; that join is what reports, stragglers, what-if
-and calibration read.
+Predicted and measured rows of one instruction share its id. Reports, straggler analysis, what-if analysis and
+calibration read that join.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Timeline:
     """Rows sorted by (step, rank, position in the rank's program).
 
     Attributes:
-        run, plan_id: which run and plan these rows belong to.
-        clock: `predicted`, or the name of the clock that measured.
+        run, plan_id: run and plan of these rows.
+        clock: `predicted`, or the name of the clock of the measurement.
         step: optimizer step, counted from 0.
         id: the instruction's id in the Program; `position` is its row there.
         kind: code in `weft.program.kinds.KINDS`; stage, micro_batch, rank, stream, group, bytes as there.
         posted_ns, start_ns, end_ns: int64 nanoseconds since the start of the first step of the timeline:
-            when the host reached the instruction, when it began and when it ended.
+            the host reaches the instruction; the instruction begins; it ends.
     """
 
     run: str
@@ -79,11 +79,11 @@ TIMELINE_COLUMNS = (
 
 
 def stream_names() -> tuple[str, ...]:
-    """Return names of all streams; `Timeline.stream` and `Program.stream` count in this order."""
+    """Return the names of all streams, in the order of codes in `Timeline.stream` and `Program.stream`."""
     return tuple(dict.fromkeys(kind.stream for kind in all_kinds()))
 
 
 def label(kind: int, stage: int, micro_batch: int) -> str:
-    """Return a short name such as ``F2.1``."""
+    """Return a short name of an instruction, such as ``F2.1``."""
     text = KINDS[kind].symbol + ("" if stage == NONE else str(stage))
     return text if micro_batch == NONE else f"{text}.{micro_batch}"

@@ -1,13 +1,13 @@
-"""What `weft measure` found, as files in `WEFT_HOME`: anyone can read, copy and share them.
+"""Results of `weft measure`, as files in `WEFT_HOME` to read, copy and share.
 
     measurements/machine-DEVICE.json           a MachineMeasurement
     measurements/profile-MODEL-...-NAME.csv    a LayerProfile: PROFILE_COLUMNS after one comment line of JSON
     measurements/cluster-NAME.toml             a CLUSTER.toml with the links that were measured in a lab
 
-The comment ties a profile to a model, a sequence and a precision. Anyone's own CSV file with these columns is
-a profile, too: without the comment it answers for every model that has its layers.
+The comment ties a profile to a model, a sequence and a precision. Any CSV file with these columns is a
+profile, too. Without the comment it fits every model that has its layers.
 
-Files are written beside their place and renamed, so that a reader never sees half of one.
+Each write goes to a temporary file and renames it, so that readers never see a partial file.
 """
 
 from __future__ import annotations
@@ -37,13 +37,17 @@ Measured = TypeVar("Measured", MachineMeasurement, LayerProfile)
 
 
 def save_machine(machine: MachineMeasurement, home: Path) -> Path:
-    """Keep a machine's measurement, in place of an older one of the same device; returns the file."""
+    """Write a machine's measurement in place of an older one of the same device; return the path.
+
+    Raises:
+        InputError: when the file cannot be written.
+    """
     text = json.dumps({"version": VERSION, **asdict(machine)}, indent=1, sort_keys=True)
     return write_measurement(_machine_path(machine.device, home), text + "\n")
 
 
 def load_machine(device: str, home: Path) -> MachineMeasurement | None:
-    """Return the measurement of a device, or None when it was never measured.
+    """Read the measurement of a device, or return None when it was never measured.
 
     Raises:
         InputError: when the file is broken.
@@ -52,10 +56,10 @@ def load_machine(device: str, home: Path) -> MachineMeasurement | None:
 
 
 def save_profile(profile: LayerProfile, home: Path) -> Path:
-    """Keep a profile, in place of an older one of the same model and circumstances; returns the file.
+    """Write a profile in place of one of the same model, device, sequence and precision; return the path.
 
     Raises:
-        InputError: when the profile is empty or mixes devices, so that nobody could ask for it.
+        InputError: when the profile is empty or mixes devices, or the file cannot be written.
     """
     devices = sorted({timing.device for timing in profile.timings})
     if len(devices) != 1:
@@ -77,9 +81,7 @@ def save_profile(profile: LayerProfile, home: Path) -> Path:
 
 
 def add_profile(profile: LayerProfile, home: Path) -> Path:
-    """Keep a profile beside the rows of other tensor degrees that an older one of the same has.
-
-    One that is broken is replaced. Returns the file.
+    """Write a profile with a readable older one's rows of other tensor degrees; return the path.
 
     Raises:
         InputError: as `save_profile` does.
@@ -88,7 +90,7 @@ def add_profile(profile: LayerProfile, home: Path) -> Path:
     try:
         older = load_profile(profile.model_fingerprint, device, profile.sequence, profile.precision, home)
     except InputError:
-        # What reads it says that measuring again is the remedy.
+        # The message of `_read` names a new measurement as the remedy.
         older = None
     return save_profile(profile if older is None else older.renewed(profile), home)
 
@@ -96,7 +98,7 @@ def add_profile(profile: LayerProfile, home: Path) -> Path:
 def load_profile(
     model_fingerprint: str, device: str, sequence: int, precision: str, home: Path
 ) -> LayerProfile | None:
-    """Return the profile of a model's layers on a device, or None when it was never taken.
+    """Read the profile of a model's layers on a device, or return None when it was never taken.
 
     Raises:
         InputError: when the file is broken.
@@ -107,7 +109,7 @@ def load_profile(
 def load_profiles(
     model_fingerprint: str, devices: Sequence[str], sequence: int, precision: str, home: Path
 ) -> LayerProfile | None:
-    """The profiles of a model's layers on several kinds of devices as one, of those kinds that have any.
+    """Read and merge the profiles of a model's layers on several kinds of devices; None without any.
 
     Raises:
         InputError: when a file is broken.
@@ -121,18 +123,22 @@ def load_profiles(
 
 
 def save_cluster(cluster: Cluster, home: Path) -> Path:
-    """Keep a cluster whose links were measured as a CLUSTER.toml; returns the file."""
+    """Write a cluster with measured links as a CLUSTER.toml; return the path.
+
+    Raises:
+        InputError: when the file cannot be written.
+    """
     return write_measurement(home / FOLDER / f"cluster-{file_name(cluster.name)}.toml", to_toml(cluster))
 
 
 def profile_from_record(record: Mapping[str, Any]) -> LayerProfile:
-    """Return a profile from what `dataclasses.asdict` has made of it."""
+    """Return a profile from a record of `dataclasses.asdict`."""
     timings = tuple(LayerTiming(**timing) for timing in record["timings"])
     return LayerProfile(**{**record, "timings": timings})
 
 
 def load_profile_file(path: Path) -> LayerProfile:
-    """Return a profile from a file of anyone's.
+    """Read a profile from any file.
 
     Raises:
         InputError: when the file cannot be read or is not a profile.
@@ -152,13 +158,13 @@ def _profile_path(fingerprint: str, device: str, sequence: int, precision: str, 
 
 
 def file_name(name: str) -> str:
-    """Return a name where it can be a file's, else what can, with a hash that tells names apart."""
+    """Return a name that is valid for a file: `name` itself, or a substitute with a hash of it."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def write_measurement(path: Path, text: str) -> Path:
-    """Write a file of `WEFT_HOME` whole; returns its path.
+    """Write a file of `WEFT_HOME` whole; return its path.
 
     Raises:
         InputError: when it cannot be written.
@@ -188,7 +194,7 @@ def _machine_from(text: str) -> MachineMeasurement:
     record: dict[str, Any] = json.loads(text)
     _require_version(record)
     if "compute_slowdown" not in record:
-        # The only factor of older files, under the other's name, is that of computations.
+        # The only factor in older files is that of computations, under the other's name.
         record["compute_slowdown"] = record["communication_slowdown"]
         record["communication_slowdown"] = 1.0
     return MachineMeasurement(
@@ -199,7 +205,7 @@ def _machine_from(text: str) -> MachineMeasurement:
         instruction_s=_number(record["instruction_s"]),
         compute_slowdown=max(1.0, _number(record["compute_slowdown"])),
         communication_slowdown=max(1.0, _number(record["communication_slowdown"])),
-        # One rank alone has nobody to measure messages with.
+        # One rank alone has no peer to measure messages with.
         message=_table(record["message"], least=0, from_zero=True),
         all_reduce=_table(record["all_reduce"], least=0, from_zero=True),
         spread=_number(record["spread"]),
@@ -252,7 +258,7 @@ def _require_version(record: dict[str, Any]) -> None:
 def _table(
     rows: Sequence[Sequence[Any]], *, least: int, from_zero: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Pairs whose sizes rise and whose values are more than nothing."""
+    """Return (size, value) pairs; raise ValueError unless sizes rise and values are positive."""
     table = tuple((_number(size), _number(value)) for size, value in rows)
     sizes = [size for size, _ in table]
     if len(table) < least or sizes != sorted(set(sizes)) or any(value == 0.0 for _, value in table):

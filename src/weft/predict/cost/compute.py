@@ -1,7 +1,8 @@
 """Times of stages: from a layer profile, else from the measured machine, else from the data sheet.
 
-A pass takes its matmuls at the speed of their size, plus its memory-bound kernels at the speed of theirs. An
-asynchronous device is never faster than its host can launch; on a synchronous one launches come on top.
+A pass takes its matmuls at the speed for their size, plus its memory-bound kernels at the speed for theirs.
+An asynchronous device is never faster than the kernel launches of its host. On a synchronous device the
+launches add to the time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 DATA_SHEET_HALF_WIDTH = 0.30
 MACHINE_HALF_WIDTH = 0.15
 PROFILE_HALF_WIDTH = 0.10
-# A profile of one micro-batch size says how fast layers are, and not how that grows.
+# A profile of one micro-batch size gives the speed of layers, but not its growth with the size.
 _PROFILED = {
     Nearness.EXACTLY: ("layer profile", PROFILE_HALF_WIDTH),
     Nearness.BETWEEN: ("layer profile, between its micro-batch sizes", PROFILE_HALF_WIDTH),
@@ -54,10 +55,10 @@ _PROFILED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of one micro-batch through a stage, of its optimizer's update, and of reading its gradients.
+    """Seconds of a stage: one micro-batch, the optimizer's update, and one read of the gradients.
 
-    `update_s` and `read_gradients_s` are for the parameters that one rank steps. `half_width` is the relative
-    half-width of the 90 % interval, `source` says where the times come from.
+    `update_s` and `read_gradients_s` cover the parameters that one rank steps. `half_width` is the relative
+    half-width of the 90 % interval; `source` names the origin of the times.
     """
 
     forward_s: float
@@ -71,10 +72,10 @@ class StageTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeModel:
-    """What is known about compute times; every device is answered for by the best source that covers it.
+    """Sources of compute times; each device uses the best source that covers it.
 
-    A profile covers the devices it names; a machine measurement its own device, in the precisions measured.
-    A correction multiplies all times of its devices, whatever they come from.
+    A profile covers the devices it names. A machine measurement covers its device in the measured precisions.
+    A correction multiplies all times of its devices, from any source.
     """
 
     machine: MachineMeasurement | None = None
@@ -96,15 +97,15 @@ class ComputeModel:
         update_share: float = 1.0,
         optimizer: OptimizerWork = ADAMW,
     ) -> StageTimes:
-        """Times of the layers at positions `layers`, run one after the other as one stage.
+        """Return the times of the layers at positions `layers`, run in sequence as one stage.
 
-        With `recompute` the input part of the backward pass begins with the forward pass of the same layers,
-        selectively without its products.
-        `update_share` is the part of the stage's parameters that one rank steps, with `optimizer`.
+        With `recompute`, the input part of the backward pass begins with the forward pass of the same layers.
+        Selective recomputation leaves out its products. `update_share` is the part of the stage's parameters
+        that one rank steps, with `optimizer`.
 
         Raises:
-            InputError: when the device lacks the precision, or a profile of this device was taken of
-                another model, sequence, precision or range of micro-batch sizes.
+            InputError: when the device lacks the precision, or its profile has another model, sequence,
+                precision or range of micro-batch sizes.
         """
         work = StageWork(self, graph, layers, shape, precision, device)
         total, source, half_width = work.total(optimizer)
@@ -131,7 +132,7 @@ class ComputeModel:
     ) -> LayerTimes:
         key = (layer.parts, id(device), shape, precision, optimizer)
         if key not in self._known:
-            # What is held lives on, so that nothing else takes over its identity.
+            # The held objects stay alive, so that no other object gets their identity.
             times = roofline(layer, shape, precision, device, speeds, optimizer)
             self._known[key] = times, layer, device
         return self._known[key][0]
@@ -139,7 +140,7 @@ class ComputeModel:
     def piece_times(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> list[LayerTimes]:
-        """By the speeds, times of what a stage computes between the places at which tensor ranks exchange.
+        """Return the times of a stage's computations between the exchanges of tensor ranks, by the speeds.
 
         The end of one layer and the beginning of the next are one piece.
         """
@@ -197,20 +198,19 @@ class ComputeModel:
         return round(shape.own_part(kept) + more * PRECISION_BYTES[precision])
 
     def instruction_s(self, device: Device) -> float:
-        """Host time that the executor adds to every compute instruction, where it was measured."""
+        """Return the measured host time that the executor adds to every compute instruction, else 0."""
         if self.machine is None or not self._measured(device):
             return 0.0
         return self.machine.instruction_s * self._factor(device)
 
     def slowdowns(self, device: Device) -> tuple[float, float]:
-        """How many times longer a computation takes beside a transfer and a transfer beside a computation,
-        where it was measured."""
+        """Return factors (computation, transfer) of their times while they overlap; 1 if not measured."""
         if self.machine is None or not self._measured(device):
             return 1.0, 1.0
         return self.machine.compute_slowdown, self.machine.communication_slowdown
 
     def source_of(self, device: Device, precision: str) -> str:
-        """What times of the device come from, before any correction."""
+        """Return the source of the device's times, before any correction."""
         return "layer profile" if self._profiles(device) else self._speeds(device, precision)[1]
 
     def _factor(self, device: Device) -> float:
@@ -232,10 +232,10 @@ class ComputeModel:
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH
 
     def _distinct(self, graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:
-        """Yield each kind of work once, with how often it comes.
+        """Yield each kind of work once, with its count.
 
         Equal layers of one family share their passes, and comparing identities is far cheaper than comparing
-        amounts; layers that are equal without sharing are only evaluated more than once. A profile may know
+        amounts. Equal layers without shared passes are only evaluated more than once. A profile may know
         layers by their names.
         """
         counts: dict[tuple[Hashable, ...], tuple[Layer, int]] = {}
@@ -252,13 +252,13 @@ class ComputeModel:
         return frozenset(timing.layer for timing in timings)
 
     def contains_exchanges(self, device: Device, shape: Shape) -> bool:
-        """Whether times of the device contain what its tensor ranks exchange, as those of a profile do."""
+        """Return True if the device's times contain its tensor ranks' exchanges, as profiles do."""
         return shape.tensor_parallel > 1 and self._profiles(device)
 
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What one micro-batch leaves and takes in a stage, as `Kept` and `Timed`, computed when asked for."""
+    """Bytes and seconds of one micro-batch in a stage, as `Kept` and `Timed`, computed on demand."""
 
     model: ComputeModel
     graph: LayerGraph
@@ -282,10 +282,9 @@ class StageWork:
 
     @property
     def without_products_s(self) -> float:
-        """Seconds of what a selective recomputation runs: the forward pass without its products, usually.
+        """Seconds of a selective recomputation: usually the forward pass without its products.
 
-        A profile says what a whole pass takes; what is run again takes the part of it that it has by the
-        speeds.
+        A profile has the time of a whole pass only. The recomputed part takes its share of it by the speeds.
         """
         asked, total = (self.shape, self.precision, self.device, self._speeds), 0.0
         for layer, count in self._distinct:
@@ -318,7 +317,7 @@ class StageWork:
         return total, *self.model._speeds(self.device, self.precision)[1:]
 
     def _profiled(self, profile: LayerProfile, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
-        """By a profile. It has AdamW's updates; others take as much longer as they touch more bytes."""
+        """Return the sum by a profile; its updates, measured with AdamW, scale with touched bytes."""
         require_same_model(profile, self.graph, self.shape, self.precision)
         total, nearness = LayerTimes(), Nearness.EXACTLY
         for layer, count in self._distinct:

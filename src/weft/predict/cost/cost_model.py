@@ -1,4 +1,4 @@
-"""What the prices of all plans of one model on one cluster rest on."""
+"""The common basis of the prices of all plans of one model on one cluster."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """A model, a cluster, what has been measured of them, and what measured steps correct.
+    """A model, a cluster, their measurements, and the correction from measured steps.
 
-    Whoever prices many plans makes one for all of them: layers and links that were evaluated for one plan
-    are known for the next. Prices do not depend on what was priced before.
+    Create one for many plans: they share evaluated layers and links. No price depends on earlier prices.
     """
 
     graph: LayerGraph

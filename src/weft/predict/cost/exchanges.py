@@ -1,10 +1,10 @@
 """Seconds that the ranks of one replica spend on exchanges inside their computations.
 
-Tensor ranks all-reduce in every pass of a layer. Context ranks gather keys and values in a forward pass and
-reduce and scatter their gradients in a backward pass (Llama 3, arXiv 2407.21783, section 3.3.2); where the
-loss takes its share of the tokens they exchange two numbers for it; and before replicas reduce a stage's
-gradient they add up theirs, of all its parameters. Where a replica has both, each rank does both, with its
-share of the layers and of the tokens.
+Tensor ranks all-reduce in every pass of a layer. Context ranks all-gather keys and values in a forward pass.
+In a backward pass they reduce-scatter the gradients of both (Llama 3, arXiv 2407.21783, section 3.3.2). For a
+loss over shares of the tokens they exchange two numbers. Before replicas reduce a stage's gradient, context
+ranks sum theirs, of all its parameters. In a replica with both axes, each rank does both, with its share of
+the layers and of the tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from weft.predict.cost.memory import gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.program.arrays import Ints
 
-# Context ranks exchange the sum of the loss over the own tokens and the count of these, in fp64.
+# Each context rank sends the sum of the loss over its tokens and their count, in fp64.
 LOSS_BYTES = 16
 
 Ranks = tuple[int, ...]
 
 
 class Exchanges(NamedTuple):
-    """Of one micro-batch in a forward pass, a backward pass and a forward pass that is run again; and of one
-    sum of a stage's gradient."""
+    """Seconds of a micro-batch's exchanges (`again_s`: its repeated forward), and of one gradient sum."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -40,12 +39,12 @@ class Exchanges(NamedTuple):
 
 
 def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:
-    """Bytes of the keys and values of a layer that all context ranks together gather on each of them."""
+    """Return the bytes of a layer's keys and values that each context rank gathers from all of them."""
     return round(shape.all_parts(graph.amounts("gathered", shape)[layer]) * element_bytes)
 
 
 class StageExchanges(NamedTuple):
-    """What the replicas of a stage exchange, by kind of place, of which all replicas take the same time.
+    """The exchanges of a stage's replicas by kind of place; all replicas of a kind take the same time.
 
     Attributes:
         exchanges: of each kind.
@@ -65,11 +64,10 @@ def stage_exchanges(
     ranks_of_stage: Sequence[Ints],
     timed: Callable[[int, int], bool] = lambda stage, first_rank: False,
 ) -> Mapping[int, StageExchanges]:
-    """By stage, for those whose replicas have several ranks; these, of shape (replicas, ranks of one), are
-    given by stage.
+    """Return the exchanges by stage, for stages with several ranks per replica.
 
-    `timed` says whether times of a stage, on the replica that begins with a rank, contain what its tensor
-    ranks exchange.
+    `ranks_of_stage` has shape (replicas, ranks of one) for each stage. `timed` gets a stage and the first
+    rank of a replica. It returns True if the times of the stage there contain the tensor ranks' exchanges.
     """
     found: dict[int, StageExchanges] = {}
     for stage, ranks in enumerate(ranks_of_stage):
@@ -93,15 +91,14 @@ def stage_exchanges(
 
 
 def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
-    """(the first replica of each kind of place, the kind of each replica), kinds in order of the first ones.
+    """Return (first replica of each kind of place, kind of each replica); kinds rise with their first ones.
 
-    Inside a node the others like it are as near, so that only its group matters; `ranks` are those of each
-    replica.
+    All nodes of a group are alike, so inside one node only the group matters. `ranks` has a row per replica.
     """
     places = network.places
     node = places.node[ranks]
     on_one = (node == node[:, :1]).all(axis=1)
-    # No group is NONE or less, so that those on several nodes are each a kind of their own.
+    # No group is NONE or less, so each replica on several nodes is a kind of its own.
     kind = np.where(on_one, places.group[ranks[:, 0]], -1 - np.arange(len(ranks)))
     _, first, of_replica = np.unique(kind, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -131,8 +128,10 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
 def tensor_exchanges_s(
     plan: Plan, graph: LayerGraph, network: Network, stage: int, ranks: Ranks
 ) -> tuple[float, float]:
-    """Seconds of one pass that the tensor ranks of a replica spend on exchanges: on all of them, and on those
-    that are not between the pieces of layers, which a loss makes."""
+    """Return seconds per pass of a replica's tensor exchanges: all, and those outside layer borders.
+
+    The latter come from a loss.
+    """
     shape, left = plan.shape(stage), 0.0
     for layer in plan.stages[stage].layers:
         between = sum(one.elements(shape) for one in cut_of(graph.layers[layer]).borders)
@@ -168,7 +167,7 @@ def _at_once(
     groups: Sequence[Ranks],
     moved_bytes: int,
 ) -> float:
-    """Seconds until all groups are done, which exchange as many bytes each and share the links of nodes."""
+    """Return seconds until all groups have exchanged `moved_bytes` each, sharing the links of nodes."""
     leaving = Counter(
         node
         for nodes in ({network.cluster.node_of(rank) for rank in group} for group in groups)

@@ -1,8 +1,8 @@
-"""What an instruction of each kind costs.
+"""Costs of instructions by kind.
 
-Each kind of instruction has a cost hook; whoever adds a kind contributes its hook (`weft.bundles`). Hooks see
-all rows of their kind at once and answer by table, not by row. Each answer says how sure it is and what it
-rests on.
+Each kind of instruction has a cost hook; the package that adds a kind contributes its hook (`weft.bundles`).
+Hooks get all rows of their kind at once and look costs up by table, not by row. Each result has an
+uncertainty and sources.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weft.program.codes import distinct_rows
 
 
 class Taken(NamedTuple):
-    """What rows take; arrays of shape (rows,).
+    """Costs of rows; arrays of shape (rows,).
 
     Attributes:
         occupancy: seconds on the row's own stream.
-        latency: further seconds before what waits for it may start.
-        link: seconds in which what a row moves keeps a link between nodes busy.
+        latency: further seconds before dependent rows may start.
+        link: seconds in which the row's bytes keep a link between nodes busy.
         spread: relative half-width of the 90 % interval of the least certain row.
-        sources: what the seconds come from.
+        sources: origins of the seconds.
     """
 
     occupancy: Floats
@@ -48,7 +48,7 @@ CostHook = Callable[[Pricing, Ints], Taken]
 
 @dataclass(frozen=True, kw_only=True)
 class CostOf:
-    """The cost of a kind of instruction; a method contributes it beside the kind."""
+    """The cost of a kind of instruction; a method contributes it together with the kind."""
 
     kind: str
     hook: CostHook
@@ -58,7 +58,7 @@ class CostOf:
 class AddedWork:
     """Seconds that a method adds to a computation of another kind.
 
-    `seconds` is given the number of the stage, its times on a device, and what its replica's ranks exchange.
+    `seconds` gets the number of the stage, its times on a device, and the exchanges of its replica's ranks.
     """
 
     kind: str
@@ -66,11 +66,11 @@ class AddedWork:
 
 
 class Lead(NamedTuple):
-    """How early rows may start, before what they wait for has ended; arrays of shape (rows,).
+    """Early starts of rows, before their inputs have ended; arrays of shape (rows,).
 
     Attributes:
-        lead: seconds before that end.
-        rest: seconds that a row with a lead takes at least after it.
+        lead: seconds before the end of the inputs.
+        rest: least seconds after that end, for a row with a lead.
     """
 
     lead: Floats
@@ -89,7 +89,7 @@ def hook_of(kind: str) -> CostHook:
     """Return the cost hook of a kind.
 
     Raises:
-        InputError: when it has none, or two.
+        InputError: when the kind has no hook, or several.
     """
     hooks: list[CostHook] = [
         one.hook for one in (*_COMPUTATIONS_AND_MESSAGES, *parts(CostOf)) if one.kind == kind
@@ -103,7 +103,7 @@ def hook_of(kind: str) -> CostHook:
 def by_table(seconds_of: Callable[..., tuple[float, float, float]], *keys: Ints) -> Taken:
     """Evaluate each distinct combination of `keys`, columns of one length, once.
 
-    `seconds_of` gives occupancy, latency and link time.
+    `seconds_of` returns occupancy, latency and link time.
     """
     first, which = distinct_rows(*keys)
     rows = zip(*(key[first].tolist() for key in keys), strict=True)
@@ -118,10 +118,9 @@ def computation(
     *,
     recomputes: bool = False,
 ) -> CostOf:
-    """Return the cost of a kind that computes on a stage: its time, the executor's own time, and what the
-    ranks of the stage's replica exchange, if several.
+    """Return the cost of a computation kind: stage times, executor time and exchanges within the replica.
 
-    `recomputes` says whether it begins with another forward pass where its stage's activations are not kept.
+    `recomputes` is True if the kind repeats the forward pass of stages with recomputation.
     """
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
@@ -180,7 +179,7 @@ TimeOf = Callable[[Network, Spread, int], CollectiveTime]
 
 
 def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
-    """The cost of collectives, from the time that one alone takes over ranks that lie on nodes somehow."""
+    """Return the cost hook of collectives, from the time of one alone on a distribution of ranks."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
         return _collective(pricing, rows, time_of(pricing), pricing.model.network)
@@ -189,7 +188,7 @@ def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
 
 
 def synchronising_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
-    """Return the cost of collectives by which replicas agree, as their method sends and computes (`Wire`)."""
+    """Return the cost hook of synchronising collectives, with their method's traffic and passes (`Wire`)."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
         wire = wire_of(pricing.plan.sync)
@@ -207,8 +206,8 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
     def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
         spreads = pricing.placed.links.spreads_of_group[group]
         taken = max(alone(network, spread, moved_bytes) for spread in spreads)
-        # Flows in step take as long as all their bytes keep the link busy, if that is longer than one's
-        # latencies and bytes: the others' bytes move while one waits.
+        # Flows in step take the time in which all their bytes keep the link busy, if it exceeds one flow's
+        # own time: the others' bytes move while one waits.
         link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
         return max(taken.seconds, link_s), 0.0, link_s
 
@@ -228,7 +227,7 @@ def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
 
 
 def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
-    """Return the cost of what only says that something has happened."""
+    """Return zero costs, for instructions that only mark an event."""
     return Taken(np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows)))
 
 
@@ -246,17 +245,17 @@ _COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
         lambda exchanges: exchanges.backward_s,
         recomputes=True,
     ),
-    # The weight part of a micro-batch's backward pass needs nothing from other ranks, nor does the optimizer.
+    # The weight part of a backward pass needs nothing from other ranks, nor does the optimizer.
     computation("backward_weight", lambda times: times.backward_weight_s),
     computation("step", lambda times: times.update_s),
-    # What ranks exchange between segments are instructions of their own.
+    # Exchanges between segments are separate instructions.
     computation("forward_segment", lambda times: times.forward_s),
     computation("backward_segment", lambda times: times.backward_input_s + times.backward_weight_s),
     computation("input_segment", lambda times: times.backward_input_s),
     computation("weight_segment", lambda times: times.backward_weight_s),
     CostOf(kind="send_activation", hook=_send),
     CostOf(kind="send_gradient", hook=_send),
-    # A message takes its time on the sender's side.
+    # The sender bears the time of a message.
     CostOf(kind="receive_activation", hook=takes_nothing),
     CostOf(kind="receive_gradient", hook=takes_nothing),
 )

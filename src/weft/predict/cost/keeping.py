@@ -1,6 +1,6 @@
-"""`Keeping`: how much of their forward passes stages keep for the backward ones; methods contribute it.
+"""`Keeping`: the part of their forward passes that stages keep for backward; methods contribute it.
 
-A stage says a word of `describe.plan.RECOMPUTES`. What keeps everything is here, what keeps less is a method.
+A stage names a word of `describe.plan.RECOMPUTES`. The word that keeps all is here; others are methods.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _Given = TypeVar("_Given", bound="float | Floats", covariant=True)
 
 
 class Kept(Protocol[_Given]):
-    """What one micro-batch may leave in layers from its forward to its backward pass."""
+    """Bytes that one micro-batch may leave in layers from its forward to its backward pass."""
 
     @property
     def kept(self) -> _Given:
-        """Bytes of all that backward passes need."""
+        """Bytes of all inputs of backward passes."""
 
     @property
     def inputs(self) -> _Given:
@@ -31,11 +31,11 @@ class Kept(Protocol[_Given]):
 
     @property
     def products(self) -> _Given:
-        """Bytes of what is kept beside inputs, not to call products again."""
+        """Bytes of kept products, without inputs; backward passes do not repeat these products."""
 
 
 class Timed(Protocol[_Given]):
-    """What one micro-batch takes in layers."""
+    """Seconds that one micro-batch takes in layers."""
 
     @property
     def forward_s(self) -> _Given:
@@ -47,7 +47,7 @@ class Timed(Protocol[_Given]):
 
 
 class Keeping(ABC):
-    """What stages with one word leave until their backward passes, which make the rest again."""
+    """A recompute word of stages: the bytes kept until their backward passes, and the recomputed rest."""
 
     word: ClassVar[Recompute]
 
@@ -57,15 +57,15 @@ class Keeping(ABC):
 
     @abstractmethod
     def made(self, layers: Kept[Number]) -> Number:
-        """Return bytes that backward passes make again; less than 0 where nothing is to be made."""
+        """Return bytes that backward passes recompute; less than 0 where there is nothing to recompute."""
 
     @abstractmethod
     def again_s(self, layers: Timed[Number]) -> Number:
-        """Return seconds of what backward passes run again."""
+        """Return seconds of the recomputation in backward passes."""
 
 
 class KeepAll(Keeping):
-    """Everything stays."""
+    """The word "none": all activations stay."""
 
     word = "none"
 
@@ -81,6 +81,6 @@ class KeepAll(Keeping):
 
 @cache
 def keeping_of(word: Recompute) -> Keeping:
-    """What a word of the plan's stages keeps."""
+    """Return the `Keeping` for a recompute word of the plan's stages."""
     known: tuple[Keeping, ...] = (KeepAll(), *parts(Keeping))
     return next(one for one in known if one.word == word)

@@ -1,4 +1,4 @@
-"""Seconds of one layer: of its passes by the speeds of kernels, and of its update."""
+"""Seconds of one layer: its passes by the speeds of kernels, and its update."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def roofline(
     speeds: Speeds,
     optimizer: OptimizerWork = ADAMW,
 ) -> LayerTimes:
-    """Times of a layer by the speeds of its kernels."""
+    """Return the times of a layer by the speeds of its kernels."""
     parameters = layer.parameters(shape)
     return LayerTimes(
         pass_s(layer.forward, shape, precision, device, speeds),
@@ -67,7 +67,7 @@ def roofline(
 def piece_times(
     piece: LayerPiece, shape: Shape, precision: str, device: Device, speeds: Speeds
 ) -> LayerTimes:
-    """Times of the part of a layer's passes between two exchanges, by the speeds of their kernels."""
+    """Return the times of a layer piece between two exchanges, by the speeds of its kernels."""
     return LayerTimes(
         pass_s(piece.forward, shape, precision, device, speeds),
         pass_s(piece.backward_input, shape, precision, device, speeds),
@@ -76,7 +76,7 @@ def piece_times(
 
 
 def weight_share(layer: Layer, shape: Shape) -> float:
-    """Share of the backward pass that makes weight gradients, by flops, else by elements moved."""
+    """Return the weight gradients' share of the backward pass, by flops, else by elements moved."""
     input_part, weight_part = layer.backward_input, layer.backward_weight
     for works in (
         (input_part.flops(shape), weight_part.flops(shape)),

@@ -1,4 +1,4 @@
-"""Bytes of a rank: states of its parameters, activations kept for backward passes, buffers, slack."""
+"""Bytes of a rank: parameter states, activations kept for backward passes, buffers, slack."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.program.buffers import SHARDED_BUFFERS
 
-# From nothing shared out to everything.
+# From no sharded states to all.
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
-# Share of all allocated bytes that a caching allocator loses to rounding and fragments.
+# Share of allocated bytes that a caching allocator loses to rounding and fragments.
 ALLOCATOR_SLACK = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter that a rank holds between steps; a property of precision and optimizer.
+    """Bytes per parameter that a rank holds between steps, by precision and optimizer.
 
-    `optimizer` are the masters and what the optimizer keeps, `moved` what an update reads and writes of them.
+    `optimizer` covers masters and optimizer state; `moved` is the part that an update reads and writes.
     """
 
     weights: int
@@ -43,27 +43,27 @@ class StateBytes:
 
     @property
     def in_turn(self) -> tuple[int, int, int]:
-        """In the order in which levels of sharding share them out: the first `SHARDINGS.index(level)` are."""
+        """States in the order of sharding: a level shards the first `SHARDINGS.index(level)` of them."""
         return self.optimizer, self.gradients, self.weights
 
     @property
     def touched(self) -> int:
-        """Bytes read and written by one update: gradients are read, weights are read and written."""
+        """Bytes read and written by one update: it reads gradients, and reads and writes weights."""
         return self.gradients + 2 * self.weights + self.moved
 
 
-# Bytes of what is stepped, and of its gradients. 16-bit training keeps an fp32 master copy and accumulates
+# Bytes of a stepped parameter, and of its gradient. 16-bit training keeps an fp32 master copy and accumulates
 # gradients in fp32: 18 bytes with AdamW, as in Korthikanti et al., arXiv 2205.05198.
 STEPPED_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackMemory:
-    """What a program that trains holds beside what its plan says.
+    """Memory of a training program that its plan does not determine.
 
     Attributes:
         half_gradients: 16-bit training accumulates and reduces gradients in 16 bits, not in fp32.
-        bucket_bytes: most room that a buffer of arriving gradients or weights takes; None: that of a stage.
+        bucket_bytes: largest buffer of arriving gradients or weights; None: as large as a stage needs.
     """
 
     half_gradients: bool = False
@@ -83,7 +83,7 @@ def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stac
     """Return bytes per parameter.
 
     Raises:
-        InputError: for a precision that nothing is trained in.
+        InputError: for a precision without training.
     """
     if precision not in STEPPED_BYTES:
         raise InputError(Violation("precision", f"{precision} is not one of {', '.join(STEPPED_BYTES)}"))
@@ -98,7 +98,7 @@ def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stac
 
 
 def plan_states(plan: Plan) -> StateBytes:
-    """Return bytes per parameter by the plan's precision, optimizer and stack."""
+    """Return bytes per parameter for the plan's precision, optimizer and stack."""
     return state_bytes(plan.precision, plan.optimizer, stack=plan.stack)
 
 
@@ -112,17 +112,17 @@ def resident_bytes(
 ) -> Ints:
     """Return bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
 
-    `stages` are (ranks that hold a stage, parameters of each or of all, replicas that reduce its gradient
-    together and share out what is shared out), in the order in which a rank's stages take its buffers.
-    With phi parameters and n of them a rank holds (Rajbhandari et al., ZeRO, arXiv 1910.02054; buffers after
-    Lamy-Poirier, arXiv 2211.05953)
+    `stages` are (ranks that hold a stage, parameters of each or of all, replicas), in buffer order of a rank.
+    These replicas reduce the stage's gradient together and shard its states. A rank with phi parameters and n
+    replicas holds the following (Rajbhandari et al., ZeRO, arXiv 1910.02054; buffers after Lamy-Poirier,
+    arXiv 2211.05953)
 
         zero-0  (w + g + o) phi            zero-1  (w + g) phi + o phi / n
         zero-2  w phi + (g + o) phi / n    zero-3  (w + g + o) phi / n
 
-    and buffers, each as large as the largest stage that uses it, for gradients from zero-2 and for weights
-    with zero-3. Where replicas reduce gradients, what arrives needs as much room as the largest of them, or
-    as a bucket (see `StackMemory`).
+    and buffers: for gradients from zero-2 on, and for weights with zero-3. Each is as large as the largest
+    stage that uses it. Where replicas reduce gradients, a further buffer holds arriving gradients. It is as
+    large as the largest of them, or as a bucket (see `StackMemory`).
     """
     level = SHARDINGS.index(sharding)
     shared, whole = sum(states.in_turn[:level]), sum(states.in_turn[level:])
@@ -148,52 +148,52 @@ def resident_bytes(
 
 
 def buffered_bytes(states: StateBytes, sharding: Sharding) -> int:
-    """Of each parameter in a buffer; optimizer states take none."""
+    """Return bytes of each parameter in a buffer; optimizer states take none."""
     return sum(states.in_turn[1 : SHARDINGS.index(sharding)])
 
 
 def with_slack(held: Ints) -> Ints:
-    """Return bytes that an allocator needs for so many."""
+    """Return allocated bytes for `held` bytes, the allocator's slack included."""
     slack: Ints = np.rint(held * ALLOCATOR_SLACK).astype(np.int64)
     return held + slack
 
 
 def gradient_element_bytes(plan: Plan) -> int:
-    """Return bytes of one gradient element, as it is accumulated and reduced."""
+    """Return bytes of one gradient element, as accumulated and reduced."""
     return plan_states(plan).gradients
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Count of parameters that one tensor rank holds of a stage, copies of tied ones included."""
+    """Return the count of a stage's parameters on one tensor rank, with copies of tied ones."""
     parameters = graph.amounts("parameters", shape)
     own = sum(parameters[index] for index in layers)
     return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
 
 
 def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Count of a stage's parameters on one rank, without those of which other stages have copies."""
+    """Return the count of a stage's parameters on one rank, without tied ones copied in other stages."""
     shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
     parameters = graph.amounts("parameters", shape)
     return round(sum(parameters[layer] for layer in layers) - sum(shared))
 
 
 def shared_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
-    """Tied parameters that layers of a stage use and layers of other stages, too."""
+    """Return the tied parameters that layers of a stage and of other stages use."""
     return [one for one in graph.tied if 0 < len(set(one.layers) & set(layers)) < len(one.layers)]
 
 
 def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:
-    """Those of `shared_parameters` that are counted in another stage, so that this one has a copy."""
+    """Return the `shared_parameters` that belong to another stage, so that this one has a copy."""
     return [one for one in shared_parameters(graph, layers) if one.layers[0] not in layers]
 
 
 def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
-    """Bytes beyond what `resident_bytes` says of a rank that shares nothing out of so many parameters."""
+    """Return the bytes that a rank without sharding of `parameters` holds beyond `resident_bytes`."""
     return sum(states.in_turn[: SHARDINGS.index(sharding)]) * (parameters - -(-parameters // replicas))
 
 
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Return bytes that one micro-batch leaves in a stage from its forward to its backward pass, per rank."""
+    """Return bytes per rank that one micro-batch leaves in a stage from its forward to its backward pass."""
     element = PRECISION_BYTES[precision]
     elements, more_bytes = graph.amounts("kept", shape), graph.amounts("kept_bytes", shape)
     kept = sum(elements[index] * element + more_bytes[index] for index in layers)
@@ -201,29 +201,31 @@ def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pre
 
 
 def context_kept(layer: Layer, shape: Shape) -> float:
-    """Elements that a layer keeps because context ranks divide the tokens: all keys and values foremost."""
+    """Return elements that a layer keeps because context ranks divide the tokens: mainly keys and values."""
     if not shape.divides_tokens:
         return 0.0
     return shape.all_parts(layer.gathered(shape)) + layer.context_kept(shape)
 
 
 def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Bytes of the inputs of all layers of a stage, which is what one micro-batch leaves to recompute from.
+    """Return the bytes of all layer inputs of a stage, which one micro-batch leaves for recomputation.
 
-    A layer's input is what the layers before it send; a layer with none before it keeps what it keeps anyway.
+    The layers before a layer send its input. A layer with none before it keeps its usual activations.
     """
     amounts = graph.amounts("sent", shape)
-    # What several layers read is kept once.
+    # An input of several layers is kept once.
     sent = [amounts[one] for one in sorted({one for layer in layers for one in graph.feeders[layer]})]
     first = [layer for layer in layers if not graph.feeders[layer]]
     return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
 
 
 def stage_product_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
-    """Bytes that one micro-batch leaves in a stage, beside its layers' inputs, not to call products again.
+    """Return the bytes of one micro-batch's kept products in a stage, without its layers' inputs.
+
+    With them, a selective recomputation does not repeat the products.
 
     Raises:
-        InputError: when a layer does not say what its products leave.
+        InputError: when a layer does not define the bytes of its products.
     """
     total = 0.0
     for layer in (graph.layers[index] for index in layers):

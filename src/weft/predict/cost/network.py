@@ -1,10 +1,10 @@
 """Times of messages and collectives over the links of a cluster.
 
-A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring
-and, where a group has several ranks on each of several nodes, a hierarchical one (reduce inside the nodes,
-between them, and spread inside them). An all-reduce may also take a pair of trees, whose latency grows with
-the logarithm of the ranks. These are times of a collective that has the links of its nodes to itself. Between
-ranks of one node whose device was measured, the measured tables take the place of the description.
+A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring and
+a hierarchical algorithm. The latter needs a group with several ranks on each of several nodes. It reduces
+inside the nodes, reduces between them, and spreads inside them. An all-reduce may also use two trees, with a
+latency that grows with the logarithm of the ranks. All times assume that the collective has its nodes' links
+to itself. Between ranks of one node with a measured device, measured tables replace the description.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from weft.predict.cost.places import ClusterPlaces, Spread
 from weft.predict.profile import MachineMeasurement, value_at
 
 Ranks = Sequence[int] | Spread
-"""Ranks, or how they lie on nodes."""
+"""Ranks, or their distribution over nodes."""
 
 
 class CollectiveTime(NamedTuple):
-    """A collective alone on its links.
+    """The time of a collective alone on its links.
 
     Attributes:
         seconds: from its start to its end.
-        link_s: how long what it moves over a node's link, in one direction, keeps that busy; the rest of the
-            time the link waits for latencies and for what happens inside the nodes. At most `seconds`.
+        link_s: seconds in which its bytes keep one direction of a node's link busy; at most `seconds`. For
+            the rest, the link waits for latencies and for exchanges inside the nodes.
     """
 
     seconds: float
@@ -44,9 +44,9 @@ class CollectiveTime(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The links of a cluster; `machine` is what was measured between two ranks of one node.
+    """The links of a cluster; `machine` holds the measurements between two ranks of one node.
 
-    `correction` multiplies all times. `wire` says what is sent of each byte of a collective.
+    `correction` multiplies all times. `wire` gives the bytes sent for each byte of a collective.
     """
 
     cluster: Cluster
@@ -57,18 +57,18 @@ class Network:
     __repr__ = one_line
 
     def carrying(self, wire: Wire) -> Network:
-        """The same links for collectives that send something else than what they are about."""
+        """Return the same links for collectives with the traffic per byte of `wire`."""
         return self if wire == self.wire else replace(self, wire=wire)
 
     @cached_property
     def places(self) -> ClusterPlaces:
-        """Where the ranks are."""
+        """The places of the ranks."""
         return ClusterPlaces(self.cluster)
 
     def message_s(self, rank: int, peer: int, sent_bytes: int, sharing: int = 1) -> tuple[float, float]:
-        """(seconds the link is busy, further seconds until the message has arrived).
+        """Return (seconds the link is busy, further seconds until the message has arrived).
 
-        `sharing` flows leave the sender's node at once; it matters between nodes only.
+        `sharing` flows leave the sender's node at once; this matters between nodes only.
         """
         factor = self.correction.messages if self.correction is not None else 1.0
         here, there = self.cluster.node_of(rank), self.cluster.node_of(peer)
@@ -83,11 +83,11 @@ class Network:
         return factor * busy_s, factor * latency_s
 
     def all_reduce_s(self, ranks: Ranks, reduced_bytes: int) -> float:
-        """Return seconds of `all_reduce`."""
+        """Return the seconds of `all_reduce`."""
         return self.all_reduce(ranks, reduced_bytes).seconds
 
     def all_reduce(self, ranks: Ranks, reduced_bytes: int) -> CollectiveTime:
-        """Return every rank ends with the sum of `reduced_bytes` of all."""
+        """Return the time in which every rank gets the sum of `reduced_bytes` over all ranks."""
         spread = self._spread_of(ranks)
         machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
         if machine is not None and machine.all_reduce:
@@ -97,11 +97,11 @@ class Network:
         return one_way.scaled(2.0 * self._factor)
 
     def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
-        """Return every rank ends with its share of the sum of `total_bytes`."""
+        """Return the time in which every rank gets its share of the sum of `total_bytes`."""
         return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
     def all_gather(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
-        """Return every rank ends with the `total_bytes` of which it had a share."""
+        """Return the time in which every rank gets all `total_bytes` from a share on each rank."""
         return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
     @property
@@ -112,7 +112,7 @@ class Network:
         return ranks if isinstance(ranks, Spread) else self.places.spread_of(ranks)
 
     def _one_way(self, spread: Spread, total_bytes: int) -> CollectiveTime:
-        """Return a reduce-scatter or an all-gather, which are each other's mirror image."""
+        """Return the time of a reduce-scatter or an all-gather, which mirror each other."""
         if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
         flat = self._ring(spread, total_bytes)
@@ -121,18 +121,18 @@ class Network:
         return min(flat, self._hierarchical(spread, total_bytes))
 
     def _ring(self, spread: Spread, total_bytes: float) -> CollectiveTime:
-        """(n - 1) turns, each as slow as the slowest link of the ring."""
+        """Return the time of (n - 1) turns, each as slow as the slowest link of the ring."""
         between = self._between(spread.around)
         turns, share = spread.ranks - 1, total_bytes / spread.ranks
         turn_s = _slowest_s([*self._inside(spread), *between], share)
         return CollectiveTime(turns * turn_s, turns * _moving_s(between, share))
 
     def _hierarchical(self, spread: Spread, total_bytes: int) -> CollectiveTime:
-        """Inside every node on all bytes, then between the nodes on each device's share of them."""
+        """Return the time inside every node on all bytes, then between nodes on each device's share."""
         on_a_node = spread.most_on_a_node
         share = total_bytes / on_a_node
         inside_s = max((on_a_node - 1) * _slowest_s([link], share) for link in self._inside(spread))
-        # All devices of a node talk to their twins on the other nodes at once.
+        # All devices of a node exchange with their twins on the other nodes at once.
         between = self._between(spread.around, on_a_node)
         turns, share = spread.nodes - 1, share / spread.nodes
         return CollectiveTime(
@@ -140,12 +140,12 @@ class Network:
         )
 
     def _trees(self, spread: Spread, total_bytes: int) -> CollectiveTime:
-        """Reducing to one rank, or spreading from it, over two binary trees with half of the bytes each.
+        """Return the time of a reduce or a broadcast over two binary trees, each with half of the bytes.
 
-        A rank inside one tree is a leaf of the other, so that each sends and receives all bytes once (Sanders
-        et al., Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009). Trees join the
-        ranks of a node before the nodes. In k pieces over `depth` levels this takes
-        (depth + k - 1) (latency + bytes / (k bandwidth)); k is the best real number.
+        An inner rank of one tree is a leaf of the other, so each sends and receives all bytes once. The
+        source is Sanders et al., Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
+        Trees join the ranks of a node before the nodes. With k pieces over `depth` levels, the time is
+        (depth + k - 1) (latency + bytes / (k bandwidth)). Here k is the best real number.
         """
         if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
@@ -161,12 +161,12 @@ class Network:
         return CollectiveTime((depth + pieces - 1) * (latency_s + moving_s / pieces), on_link_s)
 
     def _inside(self, spread: Spread) -> list[Link]:
-        """Those inside the nodes."""
+        """Return the links inside the nodes."""
         links = [self.cluster.groups[group].link for group in spread.inside]
         return links if self.wire.inside == 1.0 else [_slower(link, self.wire.inside) for link in links]
 
     def _between(self, pairs: Sequence[tuple[int, int]], sharing: int = 1) -> list[Link]:
-        """Those between nodes of pairs of groups, each with its share of them."""
+        """Return the links between nodes of pairs of groups, each with its share of them."""
         names = (sorted(self.cluster.groups[group].name for group in pair) for pair in pairs)
         links = (self.cluster.links[one, other] for one, other in names)
         return [_slower(link, sharing * self.wire.between) for link in links]
@@ -178,7 +178,7 @@ class Network:
         return link
 
     def _measured(self, group: int) -> MachineMeasurement | None:
-        """What was measured inside the nodes of a group, if anything."""
+        """Return the measurements inside the nodes of a group, if any."""
         machine = self.machine
         same = machine is not None and machine.device == self.cluster.groups[group].device.name
         return machine if same else None
@@ -189,12 +189,12 @@ def _slower(link: Link, factor: float) -> Link:
 
 
 def _slowest_s(links: Sequence[Link], moved_bytes: float) -> float:
-    """Return seconds until `moved_bytes` have come over each of the links, if the slowest decides."""
+    """Return seconds until `moved_bytes` have passed over each of the links; the slowest link decides."""
     return max(link.latency_s for link in links) + _moving_s(links, moved_bytes)
 
 
 def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
-    """Return seconds for which `moved_bytes` keep the slowest of the links busy; 0 without links."""
+    """Return seconds in which `moved_bytes` keep the slowest of the links busy; 0 without links."""
     if not links:
         return 0.0
     return moved_bytes / min(link.bytes_per_s for link in links)
@@ -203,8 +203,8 @@ def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
 def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
     """Return a measured all-reduce of two ranks, scaled to n as rings scale.
 
-    Two ranks take two turns and move all the bytes; n ranks take 2 (n - 1) turns and move 2 (n - 1) / n of
-    them.
+    Two ranks take two turns and move all bytes. In general, n ranks take 2 (n - 1) turns and move 2 (n - 1) /
+    n of the bytes.
     """
     empty = table[0][1]
     moving = max(0.0, value_at(table, float(reduced_bytes)) - empty)

@@ -1,7 +1,6 @@
-"""A plan on its cluster: which ranks stand for which, how fast they are, and what joins them.
+"""A plan on its cluster: the twins of each rank, the speeds of ranks, and their connections.
 
-None of it depends on how many micro-batches a program of the plan runs, so that programs of several lengths
-are priced with the same tables.
+The tables do not depend on the number of micro-batches, so they price programs of several lengths.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from weft.program.program import Program
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedPlan:
-    """Tables of a plan, made when first asked for. `program` is any of its programs, of whatever length."""
+    """Tables of a plan, built on first use. `program` is any of its programs, of any length."""
 
     program: Program
     plan: Plan
@@ -39,7 +38,7 @@ class PlacedPlan:
 
     @cached_property
     def ranks_of_stage(self) -> tuple[Ints, ...]:
-        """By stage the ranks of its replicas, shape (replicas, ranks of one)."""
+        """By stage, the ranks of its replicas, shape (replicas, ranks of one)."""
         return tuple(
             np.array([copy.ranks for copy in stage.replicas], dtype=np.int64) for stage in self.plan.stages
         )
@@ -48,14 +47,13 @@ class PlacedPlan:
     def twins(self) -> Mapping[int, Ints]:
         """The ranks that each rank with instructions stands for.
 
-        Those of a folded program stand for several, which are as slow as the slowest: each of its
-        instructions costs what it costs the worst of the twins.
+        A rank of a folded program stands for several. Each of its instructions has their highest cost.
         """
         return twins_of(self.program, self.ranks_of_stage)
 
     @cached_property
     def _paces(self) -> tuple[tuple[tuple[tuple[int, float], ...], ...], Ints]:
-        """The combinations of (group of nodes, speed) among the twins of a rank, and that of each rank."""
+        """The combinations of (group of nodes, speed) among the twins of a rank, and each rank's index."""
         places = self.model.network.places
         sets: dict[tuple[int, ...], int] = {}
         index = np.zeros(self.program.ranks, dtype=np.int64)
@@ -66,7 +64,7 @@ class PlacedPlan:
 
     @cached_property
     def device_sets(self) -> tuple[tuple[Device, ...], ...]:
-        """The combinations of devices that occur among the twins of a rank."""
+        """The combinations of devices among the twins of a rank."""
         groups = self.model.cluster.groups
         return tuple(tuple(groups[group].device for group, _ in paces) for paces in self._paces[0])
 
@@ -82,7 +80,7 @@ class PlacedPlan:
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of (stage, device set) that occur."""
+        """The existing pairs of (stage, device set)."""
         sets = self.device_set_of_rank[self.program.columns.rank]
         stages = self.program.columns.stage
         first = distinct_rows(stages, sets)[0]
@@ -109,21 +107,21 @@ class PlacedPlan:
         }
 
     def _update_share(self, stage: int) -> float:
-        """Part of a stage's parameters that each replica steps: its own where states are shared out."""
+        """Return the part of a stage's parameters that each replica steps: a shard if states are sharded."""
         return 1.0 / self.plan.sharers(stage)
 
     @cached_property
     def slowdowns(self) -> Floats:
-        """Factors of computations and of transfers that overlap, of each rank's worst twin; (2, ranks)."""
+        """Factors of overlapping computations and transfers, for each rank's worst twin; shape (2, ranks)."""
         sets = [[self.model.compute.slowdowns(device) for device in devices] for devices in self.device_sets]
         worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
         slowdowns: Floats = worst[self.device_set_of_rank].T
         return slowdowns
 
     def read_gradients_s(self, rank: int) -> float:
-        """Seconds in which a rank, or the slowest that it stands for, reads the gradients it answers for.
+        """Return the seconds in which the slowest twin of a rank reads its share of the gradients.
 
-        Replicas that all hold the same summed gradient answer for equal shares of it.
+        Replicas that hold the same summed gradient each read an equal share of it.
         """
         devices = int(self.device_set_of_rank[rank])
         seconds = 0.0
@@ -150,8 +148,10 @@ class PlacedPlan:
 
     @cached_property
     def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges, ...], Ints]]:
-        """By stage whose replicas have several ranks: what they exchange by kind of place, beyond what the
-        times of the stage contain, and the kind of each replica."""
+        """By stage with several ranks per replica: exchanges by kind of place, and the kind of each replica.
+
+        Exchanges inside the times of the stage do not count.
+        """
         found = {}
         for stage, kinds in stage_exchanges(
             self.plan, self.model.graph, self.model.network, self.ranks_of_stage, self._timed
@@ -166,20 +166,20 @@ class PlacedPlan:
         return found
 
     def exchanges_of(self, stage: int, replica: int) -> Exchanges:
-        """What the ranks of a replica spend on exchanges among them, or the worst that it stands for."""
+        """Return seconds of the exchanges among a replica's ranks; of several folded replicas, the worst."""
         if stage not in self._exchanges:
             return Exchanges()
         known, of_replica = self._exchanges[stage]
         return known[int(of_replica[replica])]
 
     def _timed(self, stage: int, first_rank: int) -> bool:
-        """Return whether times of a stage contain what the tensor ranks of a replica exchange."""
+        """Return True if the times of a stage contain the exchanges of a replica's tensor ranks."""
         device = self.model.cluster.device_of(first_rank)
         return self.model.compute.contains_exchanges(device, self.shape(stage))
 
     @cached_property
     def links(self) -> PlanLinks:
-        """What joins the ranks."""
+        """Connections between the ranks."""
         return PlanLinks(
             program=self.program,
             network=self.model.network,
@@ -188,6 +188,6 @@ class PlacedPlan:
 
 
 def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:
-    """Return the longest of those whose stage's times contain those of tensor ranks, or of those others."""
+    """Return the longest exchanges among kinds whose stage times contain tensor exchanges iff `contained`."""
     alike = (one for one, inside in zip(known, timed, strict=True) if inside == contained)
     return Exchanges(*map(max, zip(*alike, strict=True)))

@@ -1,6 +1,6 @@
-"""Where the ranks of a cluster are, as columns, and the links between nodes that groups of them use.
+"""Places of the ranks of a cluster, as columns, and the links between nodes that groups of them use.
 
-Prices of a plan ask this of every one of its ranks, of which there may be ten thousand.
+The price of a plan reads the place of every rank, of up to ten thousand.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from weft.program.arrays import Floats, Ints, Mask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How ranks lie on nodes, as far as it decides how long collectives take.
+    """The distribution of ranks over nodes, as far as it decides the time of collectives.
 
     Attributes:
-        ranks, nodes: how many, and on how many nodes they are.
-        fewest_on_a_node, most_on_a_node: ranks of the nodes that have any.
-        even: whether all of these have as many.
-        inside: groups of the nodes with two of the ranks.
-        along, around: pairs of groups between whose nodes the ranks in their order are neighbours, and those
-            on a ring, on which the last one and the first are neighbours, too.
+        ranks, nodes: numbers of ranks, and of their nodes.
+        fewest_on_a_node, most_on_a_node: ranks per node, among nodes that have any.
+        even: True if all of these nodes have equally many.
+        inside: groups of the nodes with two or more of the ranks.
+        along, around: pairs of groups with neighbouring ranks, in rank order, on different nodes. `around`
+            adds the pair of the last rank and the first, which are neighbours on a ring.
     """
 
     ranks: int
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ClusterPlaces:
-    """Columns over the ranks of a cluster, all of shape (ranks,), made when first asked for."""
+    """Columns over the ranks of a cluster, all of shape (ranks,), built on first use."""
 
     cluster: Cluster
 
@@ -65,7 +65,7 @@ class ClusterPlaces:
 
     @cached_property
     def speed(self) -> Floats:
-        """How fast each rank computes, relative to its device."""
+        """Speed of each rank, relative to its device."""
         parts = [
             np.tile(np.array(group.speeds or (1.0,) * group.devices), group.count)
             for group in self.cluster.groups
@@ -85,7 +85,7 @@ class ClusterPlaces:
 
     @cached_property
     def paces(self) -> tuple[tuple[int, float], ...]:
-        """The combinations of group and speed that occur, rising."""
+        """The existing combinations of group and speed, rising."""
         return tuple(
             (index, speed)
             for index, group in enumerate(self.cluster.groups)
@@ -103,7 +103,7 @@ class ClusterPlaces:
         return np.concatenate(parts)
 
     def spread_of(self, ranks: Sequence[int]) -> Spread:
-        """How the ranks, one or more, lie on nodes."""
+        """Return the distribution of the ranks, one or more, over nodes."""
         rank = np.sort(np.array(ranks, dtype=np.int64))
         node, group = self.node[rank], self.group[rank]
         crosses = node[1:] != node[:-1]
@@ -123,10 +123,10 @@ class ClusterPlaces:
         )
 
     def leaving_and_entering(self, here: Ints, there: Ints) -> tuple[Mask, Ints, Ints]:
-        """Return whether messages from ranks `here` to ranks `there` go between nodes, and the numbers of the
-        links by which they then leave one node and enter the other; all of one shape.
+        """Return (crosses, leaving link, entering link) of messages from ranks `here` to ranks `there`.
 
-        A node has one link in each direction for every group of nodes it talks to.
+        The first is True for a message between nodes; the links count only there. All arrays have one shape.
+        A node has one link in each direction for every group of nodes it exchanges with.
         """
         groups = len(self.cluster.groups)
         leaving = 2 * (self.node[here] * groups + self.group[there]) + 1
@@ -134,9 +134,9 @@ class ClusterPlaces:
         return self.node[here] != self.node[there], leaving, entering
 
     def links_of_rings(self, rings: Sequence[Sequence[int]] | Ints) -> tuple[Ints, Ints]:
-        """(ring, link) for every link of a node on rings over ranks, both rising, each pair once.
+        """Return (ring, link) for every link of a node on rings over ranks, both rising, each pair once.
 
-        A ring joins neighbouring ranks, and the last one with the first: each node is entered and left once.
+        A ring joins neighbouring ranks, and the last one with the first. It enters and leaves each node once.
         """
         lengths = np.array([len(ranks) for ranks in rings], dtype=np.int64)
         ring = np.repeat(np.arange(len(lengths)), lengths)
@@ -152,5 +152,5 @@ class ClusterPlaces:
 
     @cached_property
     def _links(self) -> int:
-        """More than the highest number of a link."""
+        """A number above the highest number of a link."""
         return 2 * (int(self.node[-1]) + 1) * len(self.cluster.groups)

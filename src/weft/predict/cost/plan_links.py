@@ -1,6 +1,6 @@
-"""What joins the ranks of a plan: the groups that meet, the links that they use, and messages.
+"""Connections between the ranks of a plan: the groups that meet, their links, and messages.
 
-As `PlacedPlan`, it does not depend on how many micro-batches a program of the plan runs.
+As in `PlacedPlan`, they do not depend on the number of micro-batches of a program of the plan.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.program.program import NONE, Groups, Program
 
 
 class Messages(NamedTuple):
-    """Those of a rank to a peer, for which those of all twins stand, too.
+    """The messages of a rank to a peer; they also represent the messages of all twins.
 
     Attributes:
-        kinds: of each kind that may take longest a (rank, peer), and how many flows share its links.
-        links: numbers of the two links of the first that leaves its node, else -1.
+        kinds: for each kind that may take longest, (rank, peer, number of flows that share its links).
+        links: numbers of the two links of the first message that leaves its node, else -1.
     """
 
     kinds: tuple[tuple[int, int, int], ...]
@@ -34,7 +34,7 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLinks:
-    """Tables of groups and messages, made when first asked for.
+    """Tables of groups and messages, built on first use.
 
     `program` is any program of the plan; `twins` are as in `PlacedPlan`.
     """
@@ -53,8 +53,8 @@ class PlanLinks:
     def _twins_of_group(self) -> Mapping[int, tuple[int, ...]]:
         """By group that the program uses, the groups that it stands for, itself first.
 
-        Where one replica is simulated in place of all, its group stands for what the twins of its ranks do in
-        other replicas, such as other groups of sharers.
+        Where one replica is simulated for all, its group stands for the groups of its ranks' twins. They are
+        in other replicas, such as other groups of sharers.
         """
         groups, kin = self.program.groups, self.program.kin
         used = np.unique(self.program.columns.group)
@@ -71,7 +71,7 @@ class PlanLinks:
 
     @cached_property
     def spreads_of_group(self) -> Mapping[int, tuple[Spread, ...]]:
-        """How each of `twin_groups` lies on nodes; those that do in the same way take the same time."""
+        """The distributions over nodes of `twin_groups`; equal ones take equal times and count once."""
         places = self.network.places
         return {
             group: tuple(dict.fromkeys(places.spread_of(ranks) for ranks in twins))
@@ -82,7 +82,7 @@ class PlanLinks:
     def group_links(self) -> tuple[tuple[int, ...], ...]:
         """By group of the program, the links of all nodes that its collectives span, rising.
 
-        A group that stands for others has those of the one that spans most.
+        A group that stands for several has the links of the one that spans most.
         """
         rings = [self.twin_groups.get(index, (group,)) for index, group in enumerate(self.program.groups)]
         ring, link = self.network.places.links_of_rings([one for twins in rings for one in twins])
@@ -90,7 +90,7 @@ class PlanLinks:
         ends = np.cumsum(count)
         spanned, first = [], 0
         for twins in rings:
-            # Of several that span as many, the first.
+            # Among equal counts, the first group.
             most = first + int(np.argmax(count[first : first + len(twins)]))
             spanned.append(tuple(link[ends[most] - count[most] : ends[most]].tolist()))
             first += len(twins)
@@ -98,23 +98,23 @@ class PlanLinks:
 
     @cached_property
     def lanes_of_group(self) -> Ints:
-        """By group of the program, how many collectives of equal lanes run in step on a link, itself one.
+        """By group of the program, the number of collectives of equal lanes in step on a link, with itself.
 
-        Those of groups that it stands for count, too.
+        Lanes of the groups that it stands for count, too.
         """
         return self._in_step(lanes=True)
 
     @cached_property
     def flows_of_group(self) -> Ints:
-        """By group of the program, how many collectives each simulated one of it stands for on a link.
+        """By group of the program, the collectives on a link that one simulated collective stands for.
 
-        Those of the lanes and replicas that are folded away run in step with it; where others meet them the
-        simulator finds out.
+        Collectives of folded lanes and replicas run in step with it. The simulator finds meetings with
+        others.
         """
         return self._in_step(lanes=self.program.kept_lane is not None)
 
     def _in_step(self, *, lanes: bool) -> Ints:
-        """Most collectives on one link among those that a group stands for, with or without their `lanes`."""
+        """Return the most collectives on one link among a group's twins, with or without their `lanes`."""
         groups, kin = self.program.groups, self.program.kin
         flows = np.ones(len(groups), dtype=np.int64)
         for group, twins in self._twins_of_group.items():
@@ -127,16 +127,16 @@ class PlanLinks:
 
     @cached_property
     def users_of_group(self) -> Ints:
-        """By group of the program, how many groups use one of its links, if all are at work at once."""
+        """By group of the program, the number of groups that use one of its links, if all work at once."""
         users = np.bincount(np.array([link for links in self.group_links for link in links], dtype=np.int64))
         return np.array(
             [int(users[list(links)].max()) if links else 1 for links in self.group_links], dtype=np.int64
         )
 
     def message_s(self, rank: int, peer: int, sent_bytes: int) -> tuple[float, float]:
-        """(occupancy, latency) of a message, of the twins' slowest.
+        """Return (occupancy, latency), in seconds, of the slowest twin's message.
 
-        Twins run in step, so that their messages share links; where others meet them the simulator finds out.
+        Twins run in step, so that their messages share links. The simulator finds meetings with others.
         """
         kinds = self.messages[rank, peer].kinds
         return max(
@@ -145,7 +145,7 @@ class PlanLinks:
 
     @cached_property
     def messages(self) -> Mapping[tuple[int, int], Messages]:
-        """By (rank, peer)."""
+        """The messages by (rank, peer)."""
         columns = self.program.columns
         sends = np.flatnonzero(is_send(columns.kind))
         ranks, peers = columns.rank[sends], columns.peer[sends]
@@ -163,7 +163,7 @@ class PlanLinks:
             links = int(used[0, 0]), int(used[1, 0])
             if len(here) > 1:
                 flows[crosses] = np.bincount(used.ravel())[used].max(axis=0)
-        # Of the pairs between the same groups of nodes one will do.
+        # One pair between the same groups of nodes is enough.
         alike = codes(places.group[here], places.group[there], flows, crosses.astype(np.int64))
         kinds = np.sort(np.unique(alike, return_index=True)[1])
         columns = (column[kinds].tolist() for column in (here, there, flows))

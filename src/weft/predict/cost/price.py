@@ -1,4 +1,4 @@
-"""From a Program to its `Costs`: seconds and bytes of every instruction of a plan."""
+"""Prices of a Program: the `Costs` of its instructions in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """Costs, and how far to trust them.
+    """Costs and their uncertainty.
 
-    `twins` are the ranks that each rank with instructions stands for, itself among them.
-    `low_scale` and `high_scale` times a predicted time are the ends of its 90 % interval; `source` names
-    what the times come from; `shared` is the part of the errors' variance that all plans share.
+    `twins` are the ranks that each rank with instructions stands for, itself included. `low_scale` and
+    `high_scale` times a predicted time are the ends of its 90 % interval. `source` names the origins of the
+    times. `shared` is the part of the errors' variance that all plans share.
     """
 
     costs: Costs
@@ -48,17 +48,17 @@ class Priced:
 
 
 def price(model: CostModel, program: Program, plan: Plan) -> Priced:
-    """Cost every instruction of a plan's program.
+    """Return the costs of every instruction of a plan's program.
 
     Raises:
-        InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or compute times
-            cannot be had (see `ComputeModel.stage_times`).
+        InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or there are no
+            compute times (see `ComputeModel.stage_times`).
     """
     return price_placed(PlacedPlan(program=program, plan=plan, model=model), program)
 
 
 def price_placed(placed: PlacedPlan, program: Program) -> Priced:
-    """As `price`, for a program of a plan that may have priced others, of other lengths.
+    """Return the costs as `price` does; `placed` may come from a program of the plan with another length.
 
     Raises:
         InputError: as `price` does.
@@ -85,7 +85,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
 
 
 def _costs_of(pricing: Pricing) -> tuple[Costs, float, frozenset[str]]:
-    """What the hooks say of every row and what rows do to each other; their largest spread, their sources."""
+    """Return the costs of all rows by their hooks, the hooks' largest spread and their sources."""
     program = pricing.program
     occupancy, latency, link_s = (np.zeros(len(program)) for _ in range(3))
     spread, sources = 0.0, frozenset[str]()

@@ -1,7 +1,7 @@
-"""What cost hooks look at: a program, and tables of times that several hooks share.
+"""Inputs of cost hooks: a program, and tables of times that several hooks share.
 
-A method that cuts stages into segments contributes `SegmentShares`: it knows what is between its borders, and
-what its collectives take out of the computations.
+A method that cuts stages into segments contributes `SegmentShares`. It knows the content of its segments, and
+the part of the computations that its collectives replace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StageShares(NamedTuple):
     """Parts of a stage's times by segment, in order of the forward pass; each adds up to 1.
 
     Attributes:
-        contained_s: seconds of collectives that times of a whole forward, and of a whole backward, contain.
+        contained_s: seconds of collectives inside the times of a whole forward, and of a whole backward.
     """
 
     forward: tuple[float, ...]
@@ -44,11 +44,11 @@ class StageShares(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentShares:
-    """How a method's segments share a stage's times; the method contributes it.
+    """The division of a stage's times among a method's segments; the method contributes it.
 
     Attributes:
         shares: of a stage on a device.
-        left: of what the ranks of a replica exchange, given stage and replica, what stays in computations.
+        left: the exchanges that stay inside computations, given a stage, a replica and its exchanges.
     """
 
     method: str
@@ -72,11 +72,11 @@ class SegmentedTimes:
         devices: int,
         times: tuple[StageTimes, ...],
     ) -> tuple[StageTimes, ...]:
-        """Times by device of what one instruction runs of a stage."""
+        """Return the times, by device, of the part of a stage that one instruction runs."""
         one = self.owed.segments[stage]
         if not one.forward and not one.backward:
             return times
-        # What completes a forward pass is its last segment.
+        # The last segment completes a forward pass.
         number = len(one.forward) if kind == "forward" else part
         return tuple(
             _own(each, self.priced.shares(pricing, stage, device), kind, number)
@@ -105,7 +105,7 @@ def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> Stag
 
 
 def segmented_times(program: Program) -> SegmentedTimes | None:
-    """How the segments of a program are priced; None where all passes are whole."""
+    """Return the prices of a program's segments; None where all passes are whole."""
     owed = segments_of(program.obligations.methods)
     if owed is None:
         return None
@@ -116,7 +116,7 @@ def segmented_times(program: Program) -> SegmentedTimes | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pricing:
-    """A program in front of its cost models; `placed` is its plan on the cluster."""
+    """A program and its plan on the cluster (`placed`), as input of cost models."""
 
     program: Program
     placed: PlacedPlan
@@ -130,18 +130,18 @@ class Pricing:
         return self.placed.model
 
     def in_program_s(self, alone_s: float, device: Device, speed: float) -> float:
-        """Seconds of a computation of the program that takes a device of speed 1 `alone_s` by itself."""
+        """Return seconds of a computation in the program; alone on a device of speed 1 it takes `alone_s`."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
 
     def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:
-        """Times of a stage by device of a set, or of the segment of it that an instruction runs."""
+        """Return the times, by device of a set, of a stage or of the segment that an instruction runs."""
         times = self.placed.stage_times[stage, devices]
         if self._segmented is None:
             return times
         return self._segmented.times_of(self, kind, stage, part, devices, times)
 
     def exchanges_of(self, stage: int, replica: int) -> Exchanges:
-        """What the ranks of a replica spend on exchanges inside their computations."""
+        """Return the seconds of the exchanges inside a replica's computations."""
         exchanges = self.placed.exchanges_of(stage, replica)
         return exchanges if self._segmented is None else self._segmented.left(self, stage, replica, exchanges)
 
@@ -162,8 +162,8 @@ class Pricing:
     def links(self) -> Ints:
         """Numbers of the two links that each message between nodes occupies, else -1: (instructions, 2).
 
-        The messages of a rank's twins are one flow here, with as large a share as that of any other rank, on
-        the links of the first of them that leaves its node.
+        The messages of a rank's twins are one flow, with as large a share as any other rank's flow. It
+        occupies the links of the first twin that leaves its node.
         """
         columns = self.program.columns
         links = np.full((len(columns), 2), NONE, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Finding the rows of a layer profile that answer a question, or saying why there are none."""
+"""Search in a layer profile for the rows of a layer and shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.predict.profile import LayerProfile, LayerTiming, value_at
 
 
 class Nearness(IntEnum):
-    """How near a profile's rows are to what is asked for, best first."""
+    """Nearness of a profile's rows to the micro-batch size, best first."""
 
     EXACTLY = 0
     BETWEEN = 1
@@ -24,7 +24,7 @@ class Nearness(IntEnum):
 
 
 def require_same_model(profile: LayerProfile, graph: LayerGraph, shape: Shape, precision: str) -> None:
-    """Refuse a profile that was taken of something else.
+    """Check that a profile has this model, sequence and precision.
 
     Raises:
         InputError: naming every difference.
@@ -44,11 +44,11 @@ def require_same_model(profile: LayerProfile, graph: LayerGraph, shape: Shape, p
 
 
 def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> list[LayerTiming]:
-    """Measured rows of a layer, by its name or else its kind, rising in micro-batch size, if they enclose the
-    shape's or are a single one.
+    """Return measured rows of a layer, by its name or else its kind, rising in micro-batch size.
 
     Raises:
-        InputError: when they do not, with the nearest measured size.
+        InputError: when there are no rows, or several rows do not enclose the micro-batch size; it gives the
+            nearest measured size.
     """
     keys = ((device, name, shape.tensor_parallel) for name in (layer.name, layer.kind))
     rows = next((profile.rows[key] for key in keys if key in profile.rows), ())
@@ -69,7 +69,7 @@ def profile_rows(profile: LayerProfile, layer: Layer, shape: Shape, device: str)
 
 
 def _absent(profile: LayerProfile, layer: Layer, tensor_parallel: int, device: str) -> Violation:
-    """Return a layer that the profile lacks, or has at other tensor degrees."""
+    """Return the violation for a layer that the profile lacks, or has at other tensor degrees only."""
     problem = f"has no layer {layer.kind!r} at tensor degree {tensor_parallel} on {device}"
     own = [row for row in profile.timings if row.device == device]
     if degrees := sorted({row.tp for row in own if row.layer in (layer.name, layer.kind)}):
@@ -83,16 +83,16 @@ def _absent(profile: LayerProfile, layer: Layer, tensor_parallel: int, device: s
 def profiled_times(
     profile: LayerProfile, layer: Layer, shape: Shape, precision: str, device: Device, speeds: Speeds
 ) -> LayerTimes:
-    """Measured times of a layer, by straight lines between the measured micro-batch sizes.
+    """Return measured times of a layer, interpolated linearly between the measured micro-batch sizes.
 
-    Where one size was measured, others take as many times longer as they do by the speeds.
+    With one measured size, the ratio of the roofline times scales it to other sizes.
 
     Raises:
         InputError: as `profile_rows` does.
     """
     rows = profile_rows(profile, layer, shape, device.name)
     size = float(shape.micro_batch_size)
-    # Whole sequences are profiled, of which a context rank computes its tokens.
+    # The profile has whole sequences; a context rank computes its tokens of them.
     forward_s = shape.own_part(value_at([(row.micro_batch_size, row.forward_s) for row in rows], size))
     backward_s = shape.own_part(value_at([(row.micro_batch_size, row.backward_s) for row in rows], size))
     if len(rows) == 1 and rows[0].micro_batch_size != shape.micro_batch_size:
@@ -105,7 +105,7 @@ def profiled_times(
             forward_s = shape.own_part(one.forward_s * now.forward_s / then.forward_s)
             backward_s = shape.own_part(one.backward_s * now.backward_s / then.backward_s)
     if layer.unchanged is not None:
-        # What is measured is the layer as the model has it.
+        # The profile measured the model's unchanged layer.
         now, then = (roofline(one, shape, precision, device, speeds) for one in (layer, layer.unchanged))
         forward_s *= now.forward_s / then.forward_s if then.forward_s else 1.0
         backward_s *= now.backward_s / then.backward_s if then.backward_s else 1.0
@@ -139,7 +139,7 @@ def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, devic
 
 
 def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Nearness:
-    """How near the measured rows are to the shape.
+    """Return the nearness of the measured rows to the shape.
 
     Raises:
         InputError: as `profile_rows` does.

@@ -1,7 +1,7 @@
 """Bytes that ranks hold: all the time, and from instruction to instruction.
 
-A forward pass keeps activations, or what to recompute them from, until its backward pass (or its weight part)
-has ended. A message is held by its maker until it is sent, and by its receiver until its user has run. All of
+A forward pass keeps activations, or inputs for recomputation, until its backward pass (or its weight part)
+has ended. The sender holds a message until it is sent. The receiver holds it until its user has run. All of
 it grows by the allocator's slack.
 """
 
@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
     Attributes:
         spread: relative half-width of their 90 % interval.
-        source: what they come from.
+        source: their origin.
     """
 
     value: Ints
@@ -40,14 +40,14 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentBytes:
-    """What a method keeps on every rank all the time; a method contributes it."""
+    """Bytes that a method keeps on every rank all the time; a method contributes them."""
 
     what: str
     hook: Callable[[Pricing], Held]
 
 
 def base_bytes(pricing: Pricing) -> Ints:
-    """Per rank of the program what all methods keep there all the time, with slack."""
+    """Return the bytes that all methods keep all the time, with slack; shape (ranks,)."""
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
     for one in parts(ResidentBytes):
         held += one.hook(pricing).value
@@ -55,9 +55,9 @@ def base_bytes(pricing: Pricing) -> Ints:
 
 
 def live_bytes(pricing: Pricing) -> Ints:
-    """Change of its rank's live bytes at the end of every instruction; sums to zero over a cycle.
+    """Return the change of a rank's live bytes at the end of every instruction; each cycle adds up to 0.
 
-    Where a backward pass is split, what its input part has recomputed stays until its weight part has ended.
+    With a split backward pass, activations recomputed in its input part stay until its weight part has ended.
     """
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
@@ -73,10 +73,7 @@ def live_bytes(pricing: Pricing) -> Ints:
 
 
 def _border_changes(pricing: Pricing) -> Ints:
-    """What crosses borders between segments, from the segment before to the end of the one behind.
-
-    Room is for the most that it may be.
-    """
+    """Return changes by the largest tensors across segment borders, live to the end of the next segment."""
     columns, edges = pricing.program.columns, pricing.program.edges
     change = np.zeros(len(columns), dtype=np.int64)
     borders = segment_borders(pricing.program)
@@ -91,7 +88,7 @@ def _border_changes(pricing: Pricing) -> Ints:
 
 
 def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
-    """By kind of computation, the change of what a stage keeps: `left` by a forward, `whole` for weights.
+    """Return the changes of kept bytes by kind of computation: `left` by a forward, `whole` for weights.
 
     Where stages keep everything both are the same, and the input part of a backward changes nothing.
     """
@@ -107,7 +104,7 @@ BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], i
 
 
 def per_place(pricing: Pricing, bytes_of: BytesOf) -> Ints:
-    """What a stage takes on the worst device of a device set; shape (stages, device sets)."""
+    """Return a stage's bytes on the worst device of a device set; shape (stages, device sets)."""
     plan = pricing.plan
     table = np.zeros((len(plan.stages), len(pricing.placed.device_sets)), dtype=np.int64)
     for index, devices in pricing.placed.places:

@@ -1,4 +1,4 @@
-"""How fast one device runs one kernel, from its data sheet or from measurements of it."""
+"""Seconds of one kernel on one device, from its data sheet or from measurements."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from weft.describe.layer import PLAIN_PRODUCT
 from weft.errors import InputError, Violation, require_choice
 from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
-# Shares of the data-sheet peaks that large kernels reach, and the time that every kernel needs to start and
-# end, in host launches: a kernel of x flops reaches MATMUL_SHARE * x / (x + x_half), where x_half is what a
-# large kernel does in the start-up time. Fitted to the eight training runs on A100 of tables 3 and 5 of
-# Korthikanti et al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the residuals.
+# Shares of the data-sheet peaks that large kernels reach, and the time of every kernel's start and end, in
+# host launches. A kernel of x flops reaches MATMUL_SHARE * x / (x + x_half); x_half is the work of a large
+# kernel in the start-up time. Fitted to the eight training runs on A100 of tables 3 and 5 of Korthikanti et
+# al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the residuals.
 MATMUL_SHARE = 0.82
 MEMORY_SHARE = 0.60
 START_UP_LAUNCHES = 1.0
 
-# Speed of a kernel against a large plain product, in products of the whole square of scores. FlashAttention
-# is stated to reach 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 % (its release notes), where
-# a backward pass makes the scores once more: 3.5 forward passes are done and 3 counted. With causal masks
-# both skip half of the square, at the lower end of these. Scores that are stored are many small products.
+# Speed of a kernel relative to a large plain product, in products of the whole square of scores. By its
+# release notes, FlashAttention reaches 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 %. A
+# backward pass repeats the scores there: 3.5 forward passes are done and 3 counted. With causal masks both
+# skip half of the square, at the lower end of these. Stored scores are many small products.
 KERNEL_SPEEDS: Mapping[str, float] = {
     PLAIN_PRODUCT: 1.0,
     "scores": 0.7,
@@ -34,7 +34,7 @@ KERNEL_SPEEDS: Mapping[str, float] = {
 
 
 class Speeds(Protocol):
-    """Seconds of one kernel on an idle device, its launch by the host excluded."""
+    """Seconds of one kernel on an idle device, without its launch by the host."""
 
     @property
     def launch_s(self) -> float: ...
@@ -46,7 +46,7 @@ class Speeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DataSheetSpeeds:
-    """Peaks of the data sheet times the efficiency of a kernel of that size."""
+    """Peaks of the data sheet times the efficiency of a kernel of the given size."""
 
     device: Device
 
@@ -55,7 +55,7 @@ class DataSheetSpeeds:
         return self.device.launch_s
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
-        """Raises InputError where the device does not have the precision, or for an unknown kernel."""
+        """Return seconds; raise InputError for a precision that the device lacks, or an unknown kernel."""
         peak = self.device.flops_per_s.get(precision)
         if peak is None:
             has = ", ".join(sorted(self.device.flops_per_s))
@@ -70,14 +70,14 @@ class DataSheetSpeeds:
 
     @property
     def _start_up_s(self) -> float:
-        # The processor of a synchronous device is its own host: it has nothing to start up.
+        # The processor of a synchronous device is its own host, without start-up time.
         return 0.0 if self.device.synchronous else START_UP_LAUNCHES * self.device.launch_s
 
 
 class MeasuredSpeeds:
-    """Tables measured kernel by kernel; each of their times contains one launch, which is taken out.
+    """Tables measured kernel by kernel; the one launch inside each time is taken out.
 
-    Products of attention count as plain ones: only a profile of the layers knows its kernels better.
+    Products of attention count as plain ones; only a profile of the layers has separate times of its kernels.
     """
 
     def __init__(self, machine: MachineMeasurement) -> None:

@@ -1,1 +1,1 @@
-"""One cycle of a Program: when instructions start and end, and what slows them meanwhile."""
+"""One cycle of a Program: the start and end of its instructions, and their slowdowns."""

@@ -1,13 +1,13 @@
-"""Transfers on links: who is under way on which, and how those that meet share them.
+"""Transfers under way on links, and their max-min fair shares of them.
 
-A transfer is under way over links: a message over the one by which it leaves its node and the one by which it
-enters the other, a collective over those of every node it spans. All have the same capacity, called 1. A
-transfer alone uses its demand of every link of its own, all of it for a message, less for a collective that
-also waits for latencies. Transfers that overlap on a link share it max-min fairly, none getting more than it
-demands: the links that give each of their transfers least decide first, and what these leave over elsewhere
-goes to the others (Bertsekas and Gallager, Data Networks, section 6.5.2). Its share over its demand is the
-rate at which it proceeds. One that is alone on its links runs at rate 1 from its start to its end; it has no
-event in between unless another comes.
+A message uses the link by which it leaves its node and the link by which it enters the other. A collective
+uses links of every node it spans. All links have the same capacity, called 1. A transfer alone uses its
+demand of each of its links. A message demands all of a link. A collective that also waits for latencies
+demands less. Transfers that overlap on a link share it max-min fairly, and none gets more than it demands.
+The links with the smallest share per transfer decide first. The other transfers get the remaining capacity
+(Bertsekas and Gallager, Data Networks, section 6.5.2). A transfer proceeds at a rate of its share over its
+demand. A transfer alone on its links runs at rate 1 from start to end. It has no event in between unless
+another transfer comes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from weft.predict.cycle.state import WAITING, Tasks, set_rate
 
-# Links whose shares differ by less than rounding decide together.
+# Links decide together if their shares differ by less than rounding.
 SHARE_ROUNDING = 1.0 + 1e-12
 
 
 def enter_links(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> bool:
-    """Put a task on its links, if any, and say whether it is alone there."""
+    """Put a task on its links, if any, and return True if it is alone there."""
     alone = True
     for slot in range(tasks.first_slot[task], tasks.first_slot[task + 1]):
         link = tasks.link[slot]
         first = tasks.head[link]
         if first >= 0 and tasks.since[tasks.sharer[first]] > now:
-            # It was let in ahead of its start, which must wait for its turn now.
+            # It entered ahead of its start; the start must wait for its turn now.
             early = tasks.sharer[first]
             for own in range(tasks.first_slot[early], tasks.first_slot[early + 1]):
                 tasks.head[tasks.link[own]] = -1
@@ -48,7 +48,7 @@ def enter_links(tasks: Tasks, events: Any, touched: Any, task: int, now: int) ->
 
 
 def touch_links(tasks: Tasks, touched: Any, task: int) -> None:
-    """Say that something has changed on the links of a task: one will do, for it is on all of them."""
+    """Mark the links of a task as changed. One of them is enough, because the task is on all of them."""
     if tasks.first_slot[task] < tasks.first_slot[task + 1]:
         touched.append(tasks.link[tasks.first_slot[task]])
 
@@ -69,7 +69,7 @@ def leave_links(tasks: Tasks, touched: Any, task: int) -> None:
 
 
 def share_links(tasks: Tasks, events: Any, touched: Any, now: int) -> None:
-    """New rates and ends for all transfers connected to the links that were touched."""
+    """Set new rates and ends of all transfers connected to the touched links."""
     affected = [0 for _ in range(0)]
     links = [0 for _ in range(0)]
     limited = 0
@@ -107,7 +107,7 @@ def share_links(tasks: Tasks, events: Any, touched: Any, now: int) -> None:
 
 
 def fill_links(tasks: Tasks, links: Any, affected: Any, limited: int) -> None:
-    """Max-min fair shares in `fresh`, by rising levels of the scarcest links and the lowest limits."""
+    """Set max-min fair shares in `fresh`, by rising levels of the scarcest links and the lowest limits."""
     undecided = len(affected)
     while undecided > 0:
         level = 1.0

@@ -1,16 +1,15 @@
 """Interference on ranks: computations and transfers of one rank slow each other.
 
-As in Galvatron (Miao et al., VLDB 2023): while a rank computes and a transfer of it is under
-way, both are slow; as soon as one of them ends, the other goes on at full speed. A computation runs at
-1 / `compute_slowdown` of its rank while a message leaves or enters the rank or a collective of it runs, and
-at 1 otherwise; one that several ranks do together runs at the rate of the slowest. A transfer runs at most at
-1 / `communication_slowdown` of each of its ranks that computes: what a rank puts on a link or takes from it
-is what its computations leave of its cores and memory, so that this limits the flow wherever it goes, and the
-rest of its share is left to others: max-min fairness with limited rates. A computation of c ticks and a
-transfer of d that begin together, with factors a and b, thus overlap for min(a c, b d), after which what is
-left of one goes on at full speed, which is Galvatron's formula. How many transfers a rank has under way makes
-no difference: they contend for links, which is counted there. A reduction that begins before what it waits
-for has ended has gone at full speed until then.
+The model is that of Galvatron (Miao et al., VLDB 2023). A computation and a transfer of one rank are both
+slow while they overlap. As soon as one of them ends, the other goes on at full speed. A computation normally
+runs at 1. While a message or a collective of its rank is under way, it runs at 1 / `compute_slowdown`. A
+computation of several ranks runs at the rate of the slowest. A transfer runs at most at 1 /
+`communication_slowdown` of each of its ranks that computes. Computations leave a rank fewer cores and less
+memory for its messages. So the limit holds for the whole flow, and others get the rest of its share. This is
+max-min fairness with limited rates. A computation of c ticks and a transfer of d ticks, with factors a and b,
+begin together. They overlap for min(a c, b d); then the rest of one goes on at full speed. This is
+Galvatron's formula. The number of transfers under way on a rank does not matter here: they contend for links.
+A reduction that begins before the end of its inputs runs at full speed until then.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from weft.predict.cycle.state import Tasks, set_rate
 
 
 def enter_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
-    """Begin to disturb what runs on a task's ranks."""
+    """Begin to disturb the other tasks on a task's ranks."""
     for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
         rank = tasks.rank[place]
         stirred.append(rank)
@@ -37,7 +36,7 @@ def enter_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
 
 
 def leave_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
-    """Disturb nothing any more."""
+    """End the disturbance of the other tasks on a task's ranks."""
     for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
         rank = tasks.rank[place]
         stirred.append(rank)
@@ -55,7 +54,7 @@ def leave_ranks(tasks: Tasks, stirred: Any, task: int) -> None:
 
 
 def disturb(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> None:
-    """New limits for all tasks on the ranks that were stirred, and new rates where no link has a say."""
+    """Set new limits of all tasks on the stirred ranks, and new rates of tasks without links."""
     for rank in stirred:
         if tasks.computation[rank] >= 0:
             set_limit(tasks, events, touched, tasks.computation[rank], now)
@@ -67,7 +66,7 @@ def disturb(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> 
 
 
 def set_limit(tasks: Tasks, events: Any, touched: Any, task: int, now: int) -> None:
-    """The most a task's ranks let it have: all of it when it is the only thing they do."""
+    """Set the largest rate that a task's ranks allow: its full demand when nothing disturbs it."""
     limit = 1.0
     for place in range(tasks.first_rank[task], tasks.first_rank[task + 1]):
         rank = tasks.rank[place]

@@ -1,13 +1,13 @@
 """Running a cycle: a worklist of instructions between the events of tasks.
 
-Where nothing is shared every start is a maximum over ends that come before it, so a worklist in any
-topological order gives the same times. Only tasks must be served in order of time: transfers that can meet on
-a link, and what runs on a rank where computations and transfers disturb each other. They wait in a heap until
-the worklist is empty, for then whatever has not started yet waits for one of them, and the earliest event is
-the next. A program without tasks never touches the heap.
+Without sharing, every start is a maximum over earlier ends. So a worklist in any topological order gives the
+same times. Only tasks need the order of time. Tasks are transfers that can meet on a link, and instructions
+on ranks where computations and transfers disturb each other. They wait in a heap until the worklist is empty.
+Then every instruction that has not started waits for one of them, and the earliest event is the next. A
+program without tasks never touches the heap.
 
-The functions of this room run as they stand on lists and compiled by numba, with equal results: on times they
-use integers, on rates float64 in one order.
+The functions of this package run unchanged on lists, or compiled by numba, with equal results. Times are
+integers; rates are float64, computed in one order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from weft.predict.cycle.state import UNDER_WAY, UNPOSTED, WAITING, Tasks, set_ra
 
 
 def next_end(tasks: Tasks, events: Any, touched: Any, stirred: Any, now: int) -> tuple[int, int]:
-    """(tick, task) of the next task that ends, or (`now`, -1) when none is under way.
+    """Return (tick, task) of the next task that ends, or (`now`, -1) when none is under way.
 
-    `touched` are the links and `stirred` the ranks whose tasks have changed since rates were set: that is
-    done only when all that happens at a tick has happened.
+    `touched` are the links, and `stirred` the ranks, with changed tasks since the last rates. The rates
+    change only after all events of a tick.
     """
     while len(events) > 0 or len(touched) > 0 or len(stirred) > 0:
         if len(events) == 0 or events[0][0] > now:
@@ -68,9 +68,9 @@ def post(
     start: int,
     ticks_alone: int,
 ) -> None:
-    """Let a task start at `start`: now if it has its links to itself, which is undone when others come.
+    """Let a task start at `start`: at once if it is alone on its links; others that come undo this.
 
-    This and `end_alone` take the lists one by one, for handing over all of them costs more than they do.
+    This and `end_alone` take the lists one by one, because passing all of them costs more than the work.
     """
     free = first_rank[task] == first_rank[task + 1]
     if free:
@@ -93,7 +93,7 @@ def post(
 def end_alone(
     first_slot: Any, link: Any, head: Any, following: Any, version: Any, first_rank: Any, events: Any
 ) -> int:
-    """Return the transfer whose end is the next event and changes no rate, taken off its links, else -1."""
+    """Return the transfer with the next event, if its end changes no rate, taken off its links; else -1."""
     first: tuple[int, int, int] = events[0]
     _, task, at = first
     if at != version[task] or first_rank[task] < first_rank[task + 1]:
@@ -122,20 +122,18 @@ def run_cycle(
     tasks: Tasks,
     end: Any,
 ) -> tuple[Any, Any, Any]:
-    """Kahn's worklist between the events of tasks. `start` holds the release times, `end` zeros; both are
-    filled in.
+    """Run Kahn's worklist between the events of tasks and return (starts, ends, unmet waits).
 
-    It is in one piece, for a call for every instruction makes it about 15 % slower in plain Python.
-
-    What is left in `waiting` belongs to instructions that never started; a meeting some of whose members
-    never came leaves 1 at the members that did.
+    `start` holds the release times and `end` zeros; both are filled in. The function is in one piece: a call
+    for every instruction makes it about 15 % slower in plain Python. The rest in `waiting` belongs to
+    instructions that never started. In a meeting with absent members, the members that came keep 1.
     """
     length = len(start)
     worklist = [node for node in range(length) if waiting[node] == 0]
     missing = [first_member[m + 1] - first_member[m] for m in range(len(first_member) - 1)]
     together = [0 for _ in missing]
     for member in members:
-        # Until its meeting starts, a member counts as waiting for it.
+        # A member counts as waiting for its meeting until it starts.
         waiting[member] += 1
     events = [(0, 0, 0) for _ in range(0)]
     touched = [0 for _ in range(0)]
@@ -150,7 +148,7 @@ def run_cycle(
         low, high = 0, 1
         room = meeting[node]
         task = task_of[node]
-        # A task comes back to the worklist at the moment it ends.
+        # A task returns to the worklist when it ends.
         begins = task < 0 or state[task] == UNPOSTED
         ready = start[node]
         if room >= 0:

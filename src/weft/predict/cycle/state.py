@@ -1,4 +1,4 @@
-"""The state of what can be slowed while a cycle runs: its rates and its events."""
+"""The state of the tasks that can be slowed while a cycle runs: their rates and events."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import heapq
 import math
 from typing import Any, NamedTuple
 
-# A task ends at the first tick by which all of it has passed; less than this part of a tick is rounding.
+# A task ends at the first tick after all of its work; less than this part of a tick is rounding.
 TICK_ROUNDING = 2.0**-20
 # States of a task.
 UNPOSTED, WAITING, UNDER_WAY = 0, 1, 2
 
 
 class Tasks(NamedTuple):
-    """State of the tasks of one cycle; `first_slot[t] : first_slot[t + 1]` are task t on its links.
+    """State of the tasks of one cycle. Task t has the slots `first_slot[t] : first_slot[t + 1]` on its links.
 
-    All are lists in plain Python, arrays under numba. `row` is where the program has the task, `link` the
-    link of a slot and `sharer` its task; `head`, `following` and `preceding` chain the slots that are under
-    way on a link. `rate` is the speed, 1 when undisturbed, `remaining` the ticks alone that were left at
-    `since`. An event is (tick, task, version), void when the task's version has moved on. `demand` is what a
-    task alone uses of each of its links, `limit` the most that its ranks let it have of them. `spare`,
-    `users` and `fresh` are the working space of `share_links`.
+    All fields are lists in plain Python, arrays under numba. `row` is the task's row in the program, `link`
+    the link of a slot and `sharer` its task. `head`, `following` and `preceding` chain the slots under way on
+    a link. `rate` is the speed, 1 when undisturbed; `remaining` is the work left at `since`, in ticks. An
+    event is (tick, task, version), void when the task has a newer version. `demand` is the part of each link
+    that a task uses alone. `limit` is the largest part that its ranks allow. `spare`, `users` and `fresh` are
+    the working space of `share_links`.
 
-    Task t disturbs and is disturbed on the ranks `rank[first_rank[t] : first_rank[t + 1]]`, which are places:
-    `owner` is the task of a place, `rank_head`, `rank_following` and `rank_preceding` chain the places of the
-    transfers under way on a rank, and `computation` is the computation under way there, or -1.
+    Task t interferes on the ranks `rank[first_rank[t] : first_rank[t + 1]]`; their indices are places.
+    `owner` is the task of a place. `rank_head`, `rank_following` and `rank_preceding` chain the places of the
+    transfers under way on a rank. `computation` is the computation under way there, or -1.
     """
 
     row: Any
@@ -57,7 +57,7 @@ class Tasks(NamedTuple):
 
 
 def set_rate(tasks: Tasks, events: Any, task: int, now: int) -> None:
-    """Give a task its fresh rate and enter its end, unless the rate is what it was."""
+    """Give a task its fresh rate and enter its end, unless the rate stays the same."""
     rate = tasks.fresh[task]
     if rate == tasks.rate[task]:
         return
