@@ -47,7 +47,7 @@ class MachinePart:
 
 
 def examine() -> list[MachinePart]:
-    """Examine Python, packages, devices, kept measurements and predictions, weft's folder and `ip`."""
+    """Examine Python, packages, devices, measurements, predictions, WEFT_HOME and network namespaces."""
     cluster = this_machine()
     group = cluster.groups[0]
     return [

@@ -57,8 +57,7 @@ MESSAGES = 40
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Host seconds per compute instruction, and the time of overlapped computations and transfers as a
-    multiple of their time alone."""
+    """Host seconds per compute instruction, and slowdowns: overlapped time as a multiple of time alone."""
 
     instruction_s: float
     compute_slowdown: float

@@ -1,7 +1,4 @@
-"""Measurement of a cluster with several kinds of devices, in a lab: layers by kind, links by pair of groups.
-
-Never imports torch.
-"""
+"""Measurement of a lab's cluster: layers by kind of device, links by pair of groups. Never imports torch."""
 
 from __future__ import annotations
 
@@ -98,10 +95,7 @@ def with_links(cluster: Cluster, measured: Mapping[tuple[str, str], Link]) -> Cl
 
 
 def link_of(table: Sequence[tuple[int, float]]) -> Link:
-    """Return the link of a table (bytes, seconds) from an empty message to the largest one.
-
-    Its latency is the empty message's time, its rate that of the largest message's bytes in the other time.
-    """
+    """Return the latency of an empty message and the rate of the largest, from rising (bytes, seconds)."""
     empty_s = table[0][1]
     largest, largest_s = table[-1]
     return Link(largest / max(largest_s - empty_s, 1e-9), empty_s)

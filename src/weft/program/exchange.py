@@ -1,6 +1,6 @@
 """Compute orders as the compute-only CSV files of `torch.distributed.pipelining`.
 
-A row is a rank and a cell is an action: stage, letter, micro-batch, as `2F0`. F is a forward, B a backward, I
+A row is one rank, a cell one action: stage, letter, micro-batch, as `2F0`. F is a forward, B a backward, I
 and W its input and weight parts. An empty cell is an idle slot, which weft leaves to the simulator.
 """
 

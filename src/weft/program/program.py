@@ -307,6 +307,7 @@ class Program:
         return distinct_rows(columns.rank, self.stream, away)[1]
 
     def instruction(self, position: int) -> Instruction:
+        """Return the row at a position, for printing."""
         return instruction_of(self.columns, position, position=position, id=int(self.ids[position]))
 
     def of_rank(self, rank: int) -> Iterator[Instruction]:

@@ -141,7 +141,7 @@ def _micro_batches(owed: Obligations) -> int:
 
 
 def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:
-    """Return the rows whose first two columns are one of these places."""
+    """Return the rows with one of these places (stage, replica) in their first two columns."""
     kept = [place in places for place in map(tuple, rows[:, :2].tolist())]
     return rows[np.array(kept, dtype=np.bool_)]
 

@@ -50,7 +50,7 @@ def split_order(order: ComputeOrder, splits: Ints) -> ComputeOrder:
 
 
 def per_micro_batch(columns: Columns, splits: Ints) -> Ints:
-    """Return, by row, the micro-batches of its stage, or crossings of its message, per one of the batch."""
+    """Return each row's number of micro-batches, or for messages of crossings, per one of the batch."""
     own = splits[np.maximum(columns.stage, 0)]
     if (splits == 1).all():
         return own

@@ -20,6 +20,7 @@ _SHOWN = 12
 
 
 def check_deadlock(program: Program) -> list[Violation]:
+    """Check that the wait graph has no cycle; the violation shows a short one."""
     source, target = waits(program, events(program))
     graph = rustworkx.PyDiGraph()
     graph.add_nodes_from(range(len(program)))

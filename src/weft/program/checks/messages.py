@@ -30,6 +30,7 @@ def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
 
 
 def check_messages(program: Program) -> list[Violation]:
+    """Check the bytes and the order of every message with both ends."""
     found = []
     for send, receive in MESSAGES:
         sends, receives = matched(program, send, receive)
@@ -110,7 +111,10 @@ def _members(program: Program) -> Ints:
 
 
 def collective_codes(program: Program, rows: Ints) -> Ints:
-    """Return a code of each row's collective: of kind, step, micro-batch, group, part and, mostly, stage."""
+    """Return equal codes for members of one collective: same kind, step, micro-batch, group and part.
+
+    Members have the same stage, too, unless the kind spans stages.
+    """
     columns = program.columns
     spans = np.array([kind.spans_stages for kind in KINDS])[columns.kind[rows]]
     return codes(

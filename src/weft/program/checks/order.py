@@ -10,7 +10,7 @@ from weft.program.program import Program
 
 
 class Order:
-    """Tests of whether instructions wait for others, for many pairs (source, target) at a time."""
+    """Tests for instructions that wait for others, of many pairs (source, target) at a time."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -32,6 +32,7 @@ class _Used(NamedTuple):
 
 
 def check_values(program: Program) -> list[Violation]:
+    """Check the uses of every value that the program's kinds declare."""
     order = Order(program)
     found: list[Violation] = []
     for name, used in _used(program).items():

@@ -57,8 +57,7 @@ def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name.
 
     Raises:
-        InputError: when there is none, with the nearest name; another framework's name gets weft's name as
-            an answer.
+        InputError: when there is none, with the nearest name, or weft's name for another framework's name.
     """
     if name in SCHEDULES:
         return SCHEDULES[name]

@@ -16,7 +16,7 @@ from weft.program.schedules.base import Options, Pipeline
 
 
 class OnRing:
-    """Base class of schedules on the ring, with any order."""
+    """Base class of schedules with a ring of stages, in any order of micro-batches."""
 
     name: ClassVar[str]
     options: ClassVar[Mapping[str, str]] = {}

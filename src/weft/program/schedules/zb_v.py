@@ -70,7 +70,7 @@ def _pattern(devices: int, device: int, micro_batches: int) -> list[_Word]:
         *[_FORWARD_UP, _FORWARD_DOWN] * device,
         *turn_up * after,
         *(turn_down + turn_up) * full_turns,
-        # All forwards down are done; those on the way up still come.
+        # All forwards on the way down are done; forwards on the way up follow.
         *(turn_down[1:] + turn_up) * (after - 1),
         *[_INPUT_DOWN, _INPUT_UP] * device,
         *[_INPUT_DOWN, _WEIGHT_DOWN] * after,
