@@ -46,7 +46,7 @@ def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most:
 
 
 def slowest(timing: Timing) -> Timing:
-    """Return the slowest rank's timing, on every rank."""
+    """Return the slowest rank's seconds and the largest spread, on every rank."""
     if dist.get_world_size() == 1:
         return timing
     values = torch.tensor([timing.seconds, timing.spread], dtype=torch.float64)
