@@ -1,10 +1,10 @@
-"""`BlockModel`: a model of one's own as layers, costed by running each of them on no data at all.
+"""`BlockModel`: a user's own model as layers, with costs from a run of each layer without data.
 
     def build() -> weft.BlockModel:
         layers = [Stem, *[Block] * 8, Head]
         return weft.BlockModel(layers, example=torch.zeros(1, 3, 32, 32), classes=10)
 
-Work is read off the operators that a forward pass on torch's meta device calls.
+The costs follow from the operators that a forward pass on torch's meta device calls.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _ELEMENT_BYTES = 4
 
 
 class BlockModel:
-    """Layers, each from tensors to one tensor, all with the samples in front.
+    """Layers, each from tensors to one tensor, all with the samples on the first axis.
 
-    A layer treats every sample by itself and changes nothing but its parameters, so that the cut into
+    A layer treats every sample by itself and changes nothing but its parameters. So the split into
     micro-batches makes no difference. A batch norm is no such layer.
 
     Args:
         layers: for every layer a function without arguments, such as a class, that makes its module. Initial
             values are drawn from torch's generator.
-        edges: pairs (producer, consumer) of positions, each to a later layer. A layer is called with what its
-            producers give, in their order; one without producers with the samples. Every layer but the last
-            one is read. Default: a chain.
+        edges: pairs (producer, consumer) of positions, each to a later layer. A layer is called with its
+            producers' outputs, in their order; a layer without producers, with the samples. Every layer but
+            the last one is read. Default: a chain.
         example: one sample as the first layer takes it, with a first axis of 1; only shape and type matter.
-        classes: of the last layer's output: the vocabulary of a language model.
-        sequence: tokens per sample, what `tokens_per_s` counts; default: the example's second axis if it
+        classes: classes in the last layer's output: the vocabulary of a language model.
+        sequence: tokens per sample, which `tokens_per_s` counts; default: the example's second axis if it
             holds whole numbers, else 1.
 
     Raises:
@@ -98,7 +98,7 @@ class BlockModel:
 
 
 def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
-    """Refuse edges that are no graph of so many layers."""
+    """Check that the edges are distinct and lead to later ones of `layers` layers."""
     for edge in edges:
         if not 0 <= edge[0] < edge[1] < layers:
             problem = f"edge {edge} must go from a layer to a later one of {layers}"
@@ -148,7 +148,7 @@ def _costed(
 
 
 def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int]) -> None:
-    """Refuse state that is not of the versions it had before the run."""
+    """Check that the module's buffers have the `versions` from before the run."""
     changed = sorted(name for name, buffer in module.named_buffers() if versions.get(name) != buffer._version)
     if changed:
         problem = f"layer {index} changes its state while it runs: {', '.join(changed)}"
@@ -156,7 +156,7 @@ def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int
 
 
 class _KeptElements:
-    """Counts the elements that autograd saves, every storage once and no parameter."""
+    """A counter of the elements that autograd saves, every storage once and no parameter."""
 
     def __init__(self) -> None:
         self._storages: dict[int, float] = {}
@@ -177,10 +177,10 @@ class _KeptElements:
 
 
 class _Work(TorchDispatchMode):
-    """Counts products by their sizes, and what all other operators read and write."""
+    """A counter of products by their sizes, and of the elements that other operators read and write."""
 
     def __init__(self) -> None:
-        # Not `super()`, of which types do not tell that it is torch's, whose functions may have none.
+        # Not `super()`: mypy allows untyped calls only where torch is named.
         TorchDispatchMode.__init__(self)
         self.products: list[Matmul] = []
         self.products_of_values: list[Matmul] = []
@@ -212,7 +212,7 @@ class _Work(TorchDispatchMode):
 
 
 def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:
-    """Of one sample; more samples have more rows, or more products where there are several."""
+    """Return the product of one sample; more samples add rows, or products if there are several."""
     several = count > 1
     return Matmul(
         count=Amount.of(count, batch=1) if several else _ONE,

@@ -1,4 +1,4 @@
-"""What this machine has and can do, part by part, each missing one with its remedy. No torch here."""
+"""The parts and abilities of this machine, with a remedy for each missing one. No torch here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class MachinePart:
-    """One part of the machine. `needed` says whether training is impossible without it."""
+    """One part of the machine. `needed` is True if training is impossible without it."""
 
     part: str
     found: str
@@ -39,7 +39,7 @@ class MachinePart:
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """What people read: part, found, and the remedy where something is missing."""
+        """The texts for people: part, found, and the remedy if something is missing."""
         return self.part, self.found, "" if self.good else self.remedy
 
     def record(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class MachinePart:
 
 
 def examine() -> list[MachinePart]:
-    """Look at Python, packages, devices, shared memory and the places weft writes to."""
+    """Examine Python, packages, devices, measurements, predictions, WEFT_HOME and network namespaces."""
     cluster = this_machine()
     group = cluster.groups[0]
     return [
@@ -87,7 +87,7 @@ def _measured(device: str) -> MachinePart:
 
 
 def _honesty() -> MachinePart:
-    """How true the predictions of this machine's runs have been."""
+    """Return the accuracy of past predictions of this machine's runs."""
     path = weft_home() / "ledger.sqlite"
     if not path.exists():
         return MachinePart("predictions", "none scored", True, needed=False)

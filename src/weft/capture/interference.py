@@ -1,9 +1,9 @@
-"""What running beside others adds to running alone: host time per instruction, and two slowdowns.
+"""Interference of a rank's work: host time per instruction, and the slowdowns of overlap.
 
-A small GPT runs as a pipeline over all local ranks. Between the end of a computation and the start of the
-next one lies the executor's own work. Then every rank computes its stage over and over while messages go
-round a ring of the ranks, and both are compared with themselves alone: messages on their way take caches and
-cores from computations, and computations from messages (Miao et al., Galvatron, VLDB 2023).
+A small GPT runs as a pipeline over all local ranks. The executor's own work lies between the end of a
+computation and the start of the next one. Then every rank repeats the computations of its stage while
+messages go round a ring of the ranks. Both are compared with their times alone. Messages in flight take
+caches and cores from computations, and computations from messages (Miao et al., Galvatron, VLDB 2023).
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ MESSAGES = 40
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Host seconds per compute instruction, and how many times longer a computation takes beside a transfer
-    and a transfer beside a computation."""
+    """Host seconds per compute instruction, and slowdowns: overlapped time as a multiple of time alone."""
 
     instruction_s: float
     compute_slowdown: float
@@ -66,7 +65,7 @@ class Interference:
 
 
 def measure_interference(cluster: Cluster, device: torch.device) -> Interference:
-    """Every local rank calls it and gets the slowest rank's figures; a single rank is slowed by nobody."""
+    """Measure the slowest rank's figures; all local ranks call it. A single rank has slowdowns of 1."""
     config = replace(resolve_model(MODEL, sequence=SEQUENCE), layers=2 * dist.get_world_size())
     graph = layer_graph(config)
     plan = _pipeline_plan(cluster, graph)
@@ -102,7 +101,7 @@ def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
 
 
 def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tuple[float, float]:
-    """How many times longer computations and messages of this rank take together than each by itself.
+    """Return the slowdowns of this rank's computations and of its messages when they overlap.
 
     All ranks do the same at the same time.
     """
@@ -117,23 +116,23 @@ def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tupl
     compute_s = summarise([computed_s() for _ in range(ROUNDS)]).seconds
     with _ring(inputs.device) as messages_s, ThreadPoolExecutor(1) as beside:
         message_s = summarise(messages_s(MESSAGES)[1:]).seconds
-        # As many on every rank, and enough for the rounds, because beside them messages take longer.
+        # The same number on every rank, and enough for the rounds, because overlapped messages take longer.
         enough = slowest(Timing(ROUNDS * IN_FLIGHT * compute_s / message_s, 0.0)).seconds
         under_way = beside.submit(messages_s, MESSAGES + math.ceil(enough))
         slow_compute_s = []
         while not under_way.done():
             slow_compute_s.append(computed_s())
         slow_message_s = under_way.result()
-    # The last round has seen the messages end.
+    # The messages end during the last round.
     together_s = summarise(slow_compute_s[:-1] or slow_compute_s).seconds
     return together_s / compute_s, summarise(slow_message_s[1:]).seconds / message_s
 
 
 @contextmanager
 def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
-    """Yield a function that passes so many messages round the ranks and tells the seconds of each.
+    """Yield a function that passes a number of messages round the ranks and returns the seconds of each.
 
-    It has connections of its own, so that it may run in a thread.
+    It has connections of its own, so it may run in a thread.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -163,7 +162,7 @@ def _recorded(
     config: ModelConfig,
     device: torch.device,
 ) -> npt.NDArray[np.void]:
-    """This rank's compute records of a short run, without the warm-up, in order."""
+    """Return this rank's compute records of a short run in order, without the warm-up."""
     with tempfile.TemporaryDirectory(prefix="weft-interference-") as folder:
         recorder = Recorder(Path(folder), program=program, plan_id=plan.plan_id, steps=STEPS)
         runtime = RankRuntime(
@@ -194,7 +193,7 @@ def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _between_computations(records: npt.NDArray[np.void]) -> float:
-    """Return the median leaves out the few computations of a step that wait for another rank."""
+    """Return the median seconds between computations, unaffected by the few that wait for another rank."""
     same_step = records["step"][1:] == records["step"][:-1]
     gaps = (records["start_ns"][1:] - records["end_ns"][:-1])[same_step]
     return float(np.median(gaps)) * 1e-9

@@ -1,9 +1,8 @@
-"""Times of a model's layers on this machine, taken the way the executor runs them.
+"""Times of a model's layers on this machine, measured as the executor runs them.
 
-Forward passes of a few micro-batches, then their backward passes in the same order, as in a pipeline; every
-local rank does the same at the same time. Layers of one kind are measured together and share the time, so
-that caches hold what they hold in a real stage. Where tensor ranks divide the layers, what these exchange is
-part of the times.
+A few micro-batches run forward, then backward in the same order, as in a pipeline. Every local rank does the
+same at the same time. Layers of one kind are measured together and share the time. So caches hold the same
+data as in a real stage. If tensor ranks divide the layers, the times include the exchange between them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 from weft.predict.profile import LayerProfile, LayerTiming
 
-# Machines have moods of some seconds: every subject is looked at so often, those of its kind in between.
+# The speed of a machine changes within seconds: subjects of one kind are measured in turn, in several looks.
 LOOKS, ROUNDS_PER_LOOK = 3, 4
 LEAST_THROTTLED_ROUNDS, THROTTLED_S = 2, 0.4
 
@@ -47,20 +46,20 @@ def profile_layers(
     tensor_degrees: Sequence[int] = (1,),
     throttled: bool = False,
 ) -> LayerProfile:
-    """Measure every kind of layer at every tensor degree and micro-batch size; call it on all local ranks at
-    once.
+    """Measure every kind of layer at every tensor degree and micro-batch size.
 
-    The times are those of the slowest rank; of `throttled` ranks, which have quotas of processor time, each
-    returns its own. A layer's `activation_bytes` is what autograd saves for its backward pass on one rank,
-    without parameters. With a degree of 2 or more all ranks are tensor ranks, each with its neighbours.
+    All local ranks call it at once and return the times of the slowest rank. Ranks with quotas of processor
+    time (`throttled`) return their own times. A layer's `activation_bytes` are the bytes that autograd saves
+    for its backward pass on one rank, without parameters. With a degree of 2 or more all ranks are tensor
+    ranks, each with its neighbours.
 
     Raises:
-        InputError: when the model cannot be built or divided, or is one's own.
+        InputError: when the model cannot be built or divided, or is the user's own.
     """
     if config.family == FAMILY:
         problem = f"{config.name!r}: layers of one's own are not measured; they are planned by their sizes"
         raise InputError(Violation("model", problem))
-    # A layer alone cannot share its table with another one, and costs the same without sharing.
+    # A single layer cannot share its table with another layer, and costs the same without sharing.
     config = replace(config, tied_embeddings=False)
     timings: list[LayerTiming] = []
     spreads: list[float] = []
@@ -97,7 +96,7 @@ def _layer_timing(device_name: str, degree: int, subject: CaptureSubject, passes
 
 
 def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
-    """Return all ranks begin every round at the same time; the first one of each look warms up."""
+    """Time rounds that all ranks begin at the same time; the first round of each look warms up."""
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
     for _ in range(LOOKS):
         for subject, seconds in zip(subjects, rounds, strict=True):
@@ -114,8 +113,10 @@ def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
 
 
 def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[_Passes]:
-    """Rounds without a pause, in which a quota would recover, and many: most short passes meet no throttling
-    and some a long one, so that nothing but the plain mean says what they take."""
+    """Time many rounds without pauses, in which a quota would recover.
+
+    Most short passes meet no throttling and some meet a long one: only the plain mean gives their time.
+    """
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
     for _ in range(LOOKS):
         for subject, seconds in zip(subjects, rounds, strict=True):
@@ -132,7 +133,7 @@ def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[
 
 
 def _any_rank(wants_more: bool, tensor: TensorPlace) -> bool:
-    """Return whether one of the tensor ranks wants another round: a round needs all of them."""
+    """Return True if one of the tensor ranks wants another round, which needs all of them."""
     if tensor.group is None:
         return wants_more
     wanted = torch.tensor([int(wants_more)])

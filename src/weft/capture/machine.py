@@ -1,7 +1,7 @@
 """Speeds of this machine: matmuls and memory by size, kernel launches, messages and all-reduces.
 
-All local ranks measure at the same time, because that is how they will run: shared caches, memory
-controllers and turbo clocks are part of the answer.
+All local ranks measure at the same time, because they run at the same time later. Shared caches, memory
+controllers and turbo clocks are part of the result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ def measure_machine(
 ) -> MachineMeasurement:
     """Measure `cluster`, this machine, from inside an initialised process group of all its devices.
 
-    Every rank returns the slowest rank's figures.
-
-    `budget_s` is the time spent on each single quantity. Messages and all-reduces are measured between the
-    ranks of the group; a group of one leaves these tables empty.
+    Every rank returns the slowest rank's figures. Each single quantity takes `budget_s` seconds. Messages and
+    all-reduces are measured between the ranks of the group; a group of one leaves these tables empty.
     """
     matmul = {
         name: tuple(_matmul_speed(size, TORCH_DTYPES[name], device, budget_s) for size in MATMUL_SIZES)
@@ -102,7 +100,7 @@ def _launch(device: torch.device) -> Callable[[], object]:
 
 
 def _messages(device: torch.device) -> list[tuple[float, float]]:
-    """Return bytes and seconds of messages between ranks 0 and 1; the other ranks wait."""
+    """Return (bytes, seconds) of messages between ranks 0 and 1; the other ranks wait."""
     rank = dist.get_rank()
     channels = open_channels({1 - rank} if rank < 2 else (), TIMEOUT_S)
     found = [(float(size), message_seconds(channels, size, device, (0, 1))) for size in MESSAGE_BYTES]
@@ -113,7 +111,7 @@ def _messages(device: torch.device) -> list[tuple[float, float]]:
 def message_seconds(
     channels: Channels, size: int, device: torch.device, pair: tuple[int, int], rounds: int = 20
 ) -> float:
-    """Half a round trip of `size` bytes between the devices of two ranks; the other ranks wait for them."""
+    """Return the seconds of half a round trip of `size` bytes between two ranks; the other ranks wait."""
     rank, first = dist.get_rank(), pair[0]
     peer = pair[1] if rank == first else first
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)

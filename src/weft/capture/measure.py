@@ -1,4 +1,4 @@
-"""`measure`: start the measuring workers and keep what they found. Never imports torch."""
+"""`measure`: the launch of the measuring workers and the files of their results. Never imports torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKER_MODULE = "weft.capture.worker"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured and where it was kept; the file of the profile may have older rows, too."""
+    """Measurements and the files that keep them; the file of the profile may have older rows, too."""
 
     machine: MachineMeasurement
     profile: LayerProfile | None
@@ -41,7 +41,7 @@ def measure(
 ) -> Measured:
     """Measure this machine's devices and links and, with a model, the times of its layers.
 
-    Rows of the layers at other tensor degrees that were measured before are kept.
+    Earlier rows of the layers at other tensor degrees are kept.
 
     Raises:
         InputError: for a tensor degree that does not divide the model's layers or this machine's ranks.

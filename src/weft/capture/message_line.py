@@ -1,4 +1,4 @@
-"""Messages of one size to one rank and from one, as the runtime sends them, without a Program."""
+"""Messages of one size to one rank and from one rank, as the runtime sends them, without a Program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.run.work_queue import WorkQueue
 
 
 class MessageLine:
-    """Sends and receives tensors like `pattern`, first in, first out; close it before the channels.
+    """A line for tensors like `pattern` in both directions, first in first out; close it before the channels.
 
     Args:
         target, source: the ranks to send to and to receive from.

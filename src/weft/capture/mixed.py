@@ -1,7 +1,4 @@
-"""Measuring a cluster of several kinds of devices, inside a lab: layers by kind, links by pair of groups.
-
-Never imports torch.
-"""
+"""Measurement of a lab's cluster: layers by kind of device, links by pair of groups. Never imports torch."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ WORKER_MODULE = "weft.capture.mixed_worker"
 
 @dataclass(frozen=True, slots=True)
 class MixedMeasured:
-    """The cluster with its links as measured, a profile of each kind of device, and where they were kept."""
+    """The cluster with measured links, a profile of each kind of device, and the files that keep them."""
 
     cluster: Cluster
     profiles: tuple[LayerProfile, ...]
@@ -45,10 +42,10 @@ def measure_mixed(
     tensor_degrees: Sequence[int] = (1,),
     home: Path | None = None,
 ) -> MixedMeasured:
-    """Measure the links of a lab's cluster and, with a model, the times of its layers on each kind of device.
+    """Measure the links of a lab's cluster and, with a model, its layers on each kind of device.
 
     Raises:
-        InputError: when a device has a name of the catalogue: its measurements would pass for a real one's;
+        InputError: for a device with a name of the catalogue: its measurements would pass for a real one's;
             for a tensor degree that does not divide the model's layers or the devices of every node.
         RunError: when a measuring worker failed.
     """
@@ -93,22 +90,22 @@ def _require_own_names(cluster: Cluster) -> None:
 
 
 def with_links(cluster: Cluster, measured: Mapping[tuple[str, str], Link]) -> Cluster:
-    """Return the cluster with these links between groups in place of those it says."""
+    """Return the cluster with these links between groups in place of its own links."""
     return replace(cluster, links={**cluster.links, **measured})
 
 
 def link_of(table: Sequence[tuple[int, float]]) -> Link:
-    """Latency of an empty message, and how fast a large one's bytes go, from rising (bytes, seconds)."""
+    """Return the latency of an empty message and the rate of the largest, from rising (bytes, seconds)."""
     empty_s = table[0][1]
     largest, largest_s = table[-1]
     return Link(largest / max(largest_s - empty_s, 1e-9), empty_s)
 
 
 def by_kind(cluster: Cluster, by_rank: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return one profile for each kind of device, from one of each rank.
+    """Return one profile for each kind of device, from one profile of each rank.
 
-    Times are those of the kind's slowest rank; a rank that is faster or slower than its `device` by its
-    `speeds` counts as its device would, and tensor ranks as the slowest of them.
+    Times are from the kind's slowest rank. The times of a rank with `speeds` are scaled to its `device`. The
+    times of tensor ranks are scaled by the slowest of them.
     """
     kinds: dict[str, list[LayerProfile]] = defaultdict(list)
     for rank, profile in enumerate(by_rank):
@@ -118,7 +115,7 @@ def by_kind(cluster: Cluster, by_rank: Sequence[LayerProfile]) -> tuple[LayerPro
 
 
 def _group_speed(cluster: Cluster, rank: int, tensor_parallel: int) -> float:
-    """Of the slowest tensor rank that a rank was measured with."""
+    """Return the speed of the slowest tensor rank in a rank's measurement."""
     first = rank - rank % tensor_parallel
     return min(cluster.speed_of(one) for one in range(first, first + tensor_parallel))
 

@@ -1,6 +1,6 @@
 """The worker that measures a cluster of several kinds of devices: each rank for itself, all at once.
 
-Started as `python -m weft.capture.mixed_worker DIRECTORY`; `DIRECTORY/measure.json` says what to measure.
+Started as `python -m weft.capture.mixed_worker DIRECTORY`; `DIRECTORY/measure.json` is the request.
 Every rank writes `layers-RANK.json`, rank 0 the links between the nodes to `links.json`.
 """
 
@@ -27,7 +27,7 @@ from weft.run.transport.channels import open_channels
 
 
 def main(directory: Path) -> None:
-    """Measure what `measure.json` asks for."""
+    """Run the measurements that `measure.json` requests."""
     request = json.loads((directory / "measure.json").read_text())
     cluster = cluster_of(parse_toml(request["cluster"], "cluster"), "cluster")
     context = start_worker()
@@ -51,7 +51,7 @@ def main(directory: Path) -> None:
 
 
 def pairs_of_groups(cluster: Cluster) -> dict[tuple[str, str], tuple[int, int]]:
-    """For each pair of groups, the first two ranks on different nodes of them: (rank, peer)."""
+    """Return, for each pair of groups, the first two ranks (rank, peer) on different nodes of the groups."""
     pairs: dict[tuple[str, str], tuple[int, int]] = {}
     for rank in range(cluster.ranks):
         for peer in range(rank + 1, cluster.ranks):
@@ -62,7 +62,7 @@ def pairs_of_groups(cluster: Cluster) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def _messages(rank: int, peer: int) -> list[tuple[int, float]]:
-    """(bytes, seconds) of messages between two ranks; all ranks call it and get the answer."""
+    """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
     own = dist.get_rank()
     channels = open_channels({rank, peer} - {own} if own in (rank, peer) else (), TIMEOUT_S)
     host = torch.device("cpu")

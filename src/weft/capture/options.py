@@ -15,10 +15,10 @@ DEGREES_OPTION = "--tensor-parallel"
 
 
 def counts_of(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1 with commas between them, each once, rising.
+    """Read whole numbers of at least 1, separated by commas; return each once, ascending.
 
     Raises:
-        InputError: naming the option and every other word.
+        InputError: with the option and every wrong word.
     """
     words = [word.strip() for word in text.split(",")]
     wrong = [word for word in words if not (word.isascii() and word.isdigit() and int(word) > 0)]
@@ -29,10 +29,10 @@ def counts_of(option: str, text: str) -> tuple[int, ...]:
 
 
 def require_degrees(cluster: Cluster, model: ModelConfig, degrees: Sequence[int]) -> None:
-    """Refuse tensor degrees that do not divide the model's layers, or the devices of one of the nodes.
+    """Check that all tensor degrees divide the model's layers and the devices of every node.
 
     Raises:
-        InputError: one line for each.
+        InputError: with a violation for each wrong degree.
     """
     graph = layer_graph(model)
     devices = set(Counter(cluster.node_of(rank) for rank in range(cluster.ranks)).values())

@@ -1,4 +1,4 @@
-"""One round of a stage by itself: a few micro-batches forward, then backward, then an update."""
+"""One round of a single stage: a few micro-batches forward, then backward, then an update."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def one_round(
     ends: bool,
     summed: Sequence[SummedGradients] = (),
 ) -> tuple[float, float, float]:
-    """Return seconds of one forward, one backward and one update.
+    """Return the seconds of one forward, one backward and one update.
 
-    Forward passes of `IN_FLIGHT` micro-batches, then their backward passes in the same order, as in a
-    pipeline. A stage that `ends` in the head computes the loss. Of a stage that tensor ranks divide all of
-    them call it at once; what they add up once a step (`summed`) counts with the update.
+    `IN_FLIGHT` micro-batches run forward, then backward in the same order, as in a pipeline. A stage that
+    `ends` in the head computes the loss. If tensor ranks divide the stage, all of them call it at once. The
+    gradients they add up once a step (`summed`) count with the update.
     """
     clock = _clock_of(inputs.device)
     contexts = []
@@ -72,7 +72,7 @@ def one_round(
 
 
 def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, of whatever share of the logits the stage gives."""
+    """Return the cross entropy of the stage's logits, or of its share of them."""
     output = at_least_fp32(output)
     targets = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device)
     share = stage.divided(output) if isinstance(stage, DividesOutput) else None

@@ -1,4 +1,4 @@
-"""What is measured: equal layers of a model as a stage of their own, or a tensor rank's share of them."""
+"""Subjects of measurements: equal layers of a model as their own stage, or a tensor rank's share of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS_PER_KIND = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Which tensor rank of how many this process is, and the group of all of them, if there are several."""
+    """This process among tensor ranks: its rank, their number, and their group if there are several."""
 
     place: int = 0
     size: int = 1
@@ -36,7 +36,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSubject:
-    """Equal layers and their micro-batch; `ends` where they end in the head."""
+    """Equal layers and their micro-batch; `ends` is True if they end in the head."""
 
     kind: str
     layers: int
@@ -49,21 +49,21 @@ class CaptureSubject:
     saved_bytes: int
 
     def round(self) -> tuple[float, float, float]:
-        """As `one_round`."""
+        """Return the seconds of `one_round`: a forward, a backward and an update."""
         return one_round(self.stage, self.optimizer, self.inputs, ends=self.ends, summed=self.summed)
 
 
 @contextmanager
 def tensor_place(tensor_parallel: int) -> Iterator[TensorPlace]:
-    """This process among tensor ranks that are neighbours, as in a plan; all ranks call it at once.
+    """Yield this process's place among neighbouring tensor ranks, as in a plan; all ranks call it at once.
 
-    Their number divides that of the ranks.
+    `tensor_parallel` divides the number of ranks.
     """
     if tensor_parallel == 1:
         yield TensorPlace()
         return
     ranks = range(dist.get_world_size())
-    # Every rank makes all groups, in the same order: torch asks for it.
+    # Every rank makes all groups, in the same order: torch requires it.
     groups = [
         dist.new_group(list(ranks[first : first + tensor_parallel]), backend=BACKEND)
         for first in ranks[::tensor_parallel]
@@ -85,7 +85,7 @@ def subjects_of(
     micro_batch_sizes: Sequence[int],
     tensor: TensorPlace,
 ) -> Iterator[list[CaptureSubject]]:
-    """Layers of one kind with every micro-batch size, which share them."""
+    """Yield one subject per micro-batch size; all share the same layers of one kind."""
     kind = graph.layers[layers[0]].kind
     share = (tensor.place, tensor.size)
     stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision], tensor_share=share).to(device)
@@ -116,7 +116,7 @@ def subjects_of(
 
 
 def one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
-    """Up to `LAYERS_PER_KIND` consecutive equal layers of each kind."""
+    """Return up to `LAYERS_PER_KIND` consecutive equal layers of each kind."""
     groups: dict[int, list[int]] = {}
     for index, alike in enumerate(graph.alike):
         group = groups.setdefault(alike, [])
@@ -128,8 +128,7 @@ def one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
 def _trained(
     stage: torch.nn.Module, precision: str
 ) -> tuple[torch.optim.Optimizer, tuple[SummedGradients, ...]]:
-    """What steps the stage, which gets that precision, and what its tensor ranks add up before, as in a
-    runtime."""
+    """Set the stage's precision; return its optimizer and its tensor ranks' summed gradients, as in a run."""
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
     dtypes = {"dtype": PRECISIONS[precision], "stepped_dtype": STEPPED[precision]}
     layouts = {0: FlatLayout.of(stage)}
@@ -138,7 +137,7 @@ def _trained(
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
-    """Return bytes of the distinct storages autograd keeps for the backward pass, parameters excluded."""
+    """Return the bytes of the distinct storages that autograd keeps for the backward pass, no parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
     storages: dict[int, int] = {}
 

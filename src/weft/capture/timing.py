@@ -1,4 +1,4 @@
-"""Repeated timings, and what several processes measure when they run at the same time."""
+"""Repeated timings, and the slowest timing of several processes at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Longer calls were interrupted by something else than what will run beside a training.
+# In medians. Longer calls were interrupted by other work than the work that runs during training.
 OUTLIER = 3.0
 
 
@@ -23,10 +23,10 @@ class Timing:
 
 
 def summarise(seconds: list[float]) -> Timing:
-    """Mean and spread of repeated measurements, of which none counts as more than `OUTLIER` medians.
+    """Compute the mean and spread of repeated measurements, each counted as at most `OUTLIER` medians.
 
-    A step adds calls up, and of what is added up the means add up, not the medians: other threads take a core
-    from a few calls in a hundred, for much longer than these last.
+    A step is a sum of calls, and means add up but medians do not. Other threads take a core from a few calls
+    in a hundred, for much longer than the calls' time.
     """
     low, median, high = np.quantile(seconds, [0.05, 0.5, 0.95])
     mean = np.minimum(seconds, OUTLIER * median).mean()
@@ -34,7 +34,7 @@ def summarise(seconds: list[float]) -> Timing:
 
 
 def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most: int = 200) -> Timing:
-    """Time `call` until the budget is spent, after one call to warm up."""
+    """Time `call` for `budget_s` seconds, within `least` and `most` calls, after one call to warm up."""
     call()
     seconds: list[float] = []
     begin = time.perf_counter()
@@ -46,7 +46,7 @@ def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most:
 
 
 def slowest(timing: Timing) -> Timing:
-    """Return the slowest rank's timing, on every rank."""
+    """Return the slowest rank's seconds and the largest spread, on every rank."""
     if dist.get_world_size() == 1:
         return timing
     values = torch.tensor([timing.seconds, timing.spread], dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""The worker of `weft measure`: every local rank measures at once, rank 0 writes what they found.
+"""The worker of `weft measure`: every local rank measures at once, rank 0 writes the results.
 
-Started as `python -m weft.capture.worker DIRECTORY`, where `DIRECTORY/measure.json` says what to measure.
+Started as `python -m weft.capture.worker DIRECTORY`; `DIRECTORY/measure.json` is the request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.run.launch.worker_start import start_worker
 
 
 def main(directory: Path) -> None:
-    """Measure what `measure.json` asks for and write `measured.json`."""
+    """Run the measurements that `measure.json` requests and write `measured.json`."""
     request = json.loads((directory / "measure.json").read_text())
     context = start_worker()
     device = torch.device(context.device)

@@ -1,7 +1,7 @@
-"""From lowered pipelines to the Program of all ranks, or to the part of one of them.
+"""The assembly of lowered pipelines into the Program of all ranks, or into the part of one rank.
 
 Every pipeline and lane is a copy of a lowered pipeline with its own ranks and micro-batches. Rows are sorted
-by rank, so that the copies' row counts alone say where the rows of each rank begin.
+by rank, so the copies' row counts alone give the first row of each rank.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from weft.program.splits import per_micro_batch
 
 @dataclass(frozen=True, kw_only=True)
 class LoweredLayout:
-    """A valid layout with its pipelines, lowered, by their micro-batches per step.
+    """A valid layout with its lowered pipelines, by their micro-batches per step.
 
     Attributes:
-        purpose, schedule: those of the program.
+        purpose, schedule: as in the program.
     """
 
     layout: PipelineLayout
@@ -39,7 +39,7 @@ class LoweredLayout:
 
 
 def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program:
-    """Copy each replica's pipeline to its ranks and micro-batches.
+    """Build the Program: copy each pipeline, or only one replica's, to its ranks and micro-batches.
 
     Raises:
         InputError: when there is no replica `only_replica`.
@@ -79,7 +79,7 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
 
 
 def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
-    """Copy to one rank what is its own, with the positions that it has in the whole program.
+    """Build the part of one rank, with its positions in the whole program.
 
     Raises:
         InputError: when the layout has no such rank.
@@ -120,7 +120,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
 
 
 def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
-    """Where the rows of each rank begin; `ranks` of (pipeline, device, lane)."""
+    """Return the first row of each rank; `ranks` has shape (pipelines, devices, lanes)."""
     counts = {
         share: np.bincount(one.columns.rank, minlength=ranks.shape[1])
         for share, one in lowered.pipelines.items()
@@ -133,7 +133,7 @@ def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
 
 
 def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
-    """Return all of them, or that of one replica.
+    """Return all pipelines, or the pipeline of one replica.
 
     Raises:
         InputError: when there is no such replica.
@@ -148,7 +148,7 @@ def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequenc
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
-    """Return the rows of a pipeline in one lane; `ranks` of (pipeline, device)."""
+    """Return the rows of a pipeline in one lane; `ranks` has shape (pipelines, devices)."""
     micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
     first, each = layout.first_micro_batch[first_replica], per_micro_batch(columns, layout.splits)
     return replace(
@@ -163,7 +163,7 @@ def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) 
 def _obligations(
     lowered: LoweredLayout, stages: Mapping[int, Ints], methods: Mapping[str, Owed]
 ) -> Obligations:
-    """What is owed of these stages of each replica."""
+    """Return the obligations of these stages of each replica."""
     layout = lowered.layout
     firsts = layout.first_micro_batch
     passes = np.concatenate(
@@ -193,13 +193,13 @@ def _obligations(
 
 
 def _in_each_step(rows: Ints, steps: int) -> Ints:
-    """Return the rows once for each step of a cycle, whose number is their last column."""
+    """Repeat the rows for each step of a cycle, and append the step's number as their last column."""
     iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
     return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
 
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Return rows (stage, replica, micro-batch) of one pipeline, each stage with its own micro-batches."""
+    """Return rows (stage, replica, micro-batch) of one replica, each stage with its own micro-batches."""
     index, within = numbered(splits[stages] * micro_batches)
     stage = stages[index]
     return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)

@@ -1,8 +1,8 @@
-"""Which gathers and reductions a compute order needs when weights and gradients live in a few shared buffers.
+"""Gathers and reductions of a compute order with weights and gradients in a few shared buffers.
 
-The rule of fully sharded data parallelism in a looped pipeline (Lamy-Poirier, arXiv 2211.05953, and
-Fast-LLM): the j-th local stage of a device uses weight buffer j mod n and gradient buffer j mod n. Weights
-are gathered whenever a buffer's content changes, gradients are reduced before another stage takes their
+The rule is that of fully sharded data parallelism in a looped pipeline (Lamy-Poirier, arXiv 2211.05953, and
+Fast-LLM). The j-th local stage of a device uses weight buffer j mod n and gradient buffer j mod n. Weights
+are gathered whenever a buffer's content changes. Gradients are reduced before another stage takes their
 buffer.
 """
 
@@ -14,7 +14,7 @@ from weft.program.kinds import MAKES_GRADIENTS, READS_WEIGHTS, STEP, kinds_readi
 from weft.program.program import Columns
 from weft.program.schedules.base import ComputeOrder
 
-# Of weights and of gradients, where replicas share these out.
+# Number of weight buffers, and of gradient buffers, where replicas shard them.
 SHARDED_BUFFERS = 2
 
 
@@ -23,13 +23,13 @@ class BufferEvent:
     """A gather or a reduction of one stage.
 
     Attributes:
-        stage: whose weights or gradients.
-        after: position in the order of the computation that it can follow at once, -1 for the step's start:
-            for a gather the last one that used the buffer's former content, for a reduction the last one
-            that added to the gradient.
-        before: position of the first computation that needs it; the order's length where none does.
-        part: how many events of the same kind and stage came before in the step. From the second reduction
-            on, a stage accumulates into its shard.
+        stage: the stage of the weights or gradients.
+        after: position in the order of the computation that it can follow at once, -1 for the step's start.
+            A gather follows the last user of the buffer's former content. A reduction follows the last
+            computation that added to the gradient.
+        before: position of the first computation that needs it; the order's length for none.
+        part: number of earlier events of the same kind and stage in the step. From the second reduction on, a
+            stage accumulates into its shard.
     """
 
     stage: int
@@ -39,7 +39,7 @@ class BufferEvent:
 
 
 def gathers(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
-    """Return the gathers of one step of a device, in the order in which they are needed.
+    """Return the gathers of one step of a device, in the order of their users.
 
     Every step begins with stale buffers, because the optimizer has changed the weights.
     """
@@ -47,12 +47,12 @@ def gathers(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
 
 
 def reductions(order: ComputeOrder, buffers: int) -> list[BufferEvent]:
-    """Return the reductions of one step of a device, in the order in which their gradients are ready."""
+    """Return the reductions of one step of a device, in the order of their last computations."""
     return _changes(order, buffers, MAKES_GRADIENTS, at_change=False)
 
 
 def last_gradients(columns: Columns, rows: range) -> frozenset[int]:
-    """Of one rank's rows, the computations after which their stage's gradient is reduced or stepped with."""
+    """Return the last computations of one rank's rows before each reduction or step of their gradient."""
     takes = {*kinds_reading("weight_gradient"), STEP}
     last: dict[int, int] = {}
     found = set()
@@ -68,7 +68,7 @@ def last_gradients(columns: Columns, rows: range) -> frozenset[int]:
 def _changes(
     order: ComputeOrder, buffers: int, kinds: tuple[int, ...], *, at_change: bool
 ) -> list[BufferEvent]:
-    """Follow the content of every buffer; an event per stage that enters (`at_change`) or leaves one."""
+    """Follow every buffer and return an event for each stage that enters (`at_change`) or leaves it."""
     local = {stage: index for index, stage in enumerate(sorted(set(order.stage.tolist())))}
     content: dict[int, int] = {}
     last_use: dict[int, int] = {}

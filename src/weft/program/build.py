@@ -1,6 +1,6 @@
-"""From a layout and a schedule to a Program, or to what one rank's part of it is assembled from.
+"""The build of a Program, or of the lowered pipelines for its parts, from a layout and a schedule.
 
-One pipeline is lowered with devices in place of ranks; every pipeline and tensor lane is a copy of it with
+One pipeline is lowered with devices in place of ranks. Every pipeline and tensor lane is a copy of it with
 its own ranks and micro-batches (`weft.program.assemble`).
 """
 
@@ -31,26 +31,26 @@ def build_training_program(
     methods: Mapping[str, Any] | None = None,
     only_replica: int | None = None,
 ) -> Program:
-    """Return the program of one optimizer step, or of the cycle of steps that methods ask for, repeated.
+    """Build the program of one optimizer step, or of the cycle of steps that methods need.
 
-    `methods` holds the options of each method by name (`weft.program.passes.Pass`).
-    `only_replica` keeps the instructions of the pipeline of one replica, on all of its paths (identical
-    pipelines are folded into one for planning); groups keep all ranks, and `kept_replica` names the replica.
+    `methods` holds the options of each method by name (`weft.program.passes.Pass`). `only_replica` keeps the
+    instructions of one replica's pipeline, on all of its paths: planning folds identical pipelines into one.
+    Then groups keep all ranks, and `kept_replica` names the replica.
 
     Raises:
         InputError: when the layout is broken, the schedule cannot run it, its order is incomplete, a method
-            does not go with it, or pipelines with unequal shares of the batch would meet otherwise.
+            does not fit it, or the collectives of pipelines with unequal shares of the batch differ.
     """
     return assemble(lowered_training(layout, schedule, options, methods), only_replica)
 
 
 def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, Any] | None = None) -> Program:
-    """Return the program that runs every micro-batch forward, stage by stage, and changes nothing.
+    """Build the program that runs every micro-batch forward, stage by stage, and changes nothing.
 
-    Replicas that share out their weights, or the stepping of them, gather them.
+    Replicas that shard their weights or optimizer steps gather the weights.
 
     Raises:
-        InputError: when the layout is broken, or a method does not go with it.
+        InputError: when the layout is broken, or a method does not fit it.
     """
     return assemble(lowered_evaluation(layout, methods))
 
@@ -58,7 +58,7 @@ def build_evaluation_program(layout: PipelineLayout, *, methods: Mapping[str, An
 def lowered_training(
     layout: PipelineLayout, schedule: Schedule, options: Options, methods: Mapping[str, Any] | None = None
 ) -> LoweredLayout:
-    """Return the pipelines of `build_training_program`, of which `assemble_part` makes the part of one rank.
+    """Return the lowered pipelines of `build_training_program`, the input of `assemble_part`.
 
     Raises:
         InputError: as `build_training_program` does.
@@ -77,7 +77,7 @@ def lowered_training(
 
 
 def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None = None) -> LoweredLayout:
-    """Return the pipelines of `build_evaluation_program`; otherwise as `lowered_training`."""
+    """Return the lowered pipelines of `build_evaluation_program`, as `lowered_training` does."""
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=False)
     pipelines: dict[int, LoweredPipeline] = {}
@@ -94,11 +94,11 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
-    """Refuse pipelines, by their number of micro-batches, whose devices would wait for different collectives.
+    """Check that each device has the same sequence of collectives in all pipelines, by their micro-batches.
 
     Raises:
-        InputError: when a device of one has other collectives, or in another order, than the same device of
-            another: buffers may change hands at other places where the shares of the batch differ.
+        InputError: when a device's collectives or their order differ between pipelines. Pipelines with other
+            shares of the batch may change the stages of buffers at other positions.
     """
     sequences = {
         count: _collectives(pipeline).tolist() for count, pipeline in sorted(pipelines.items(), reverse=True)
@@ -114,7 +114,7 @@ def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
 
 
 def _collectives(pipeline: LoweredPipeline) -> Ints:
-    """(device, iteration, kind, stage, part) of the collectives, in the order in which they are issued."""
+    """Return rows (device, iteration, kind, stage, part) of the collectives, in the order of their issue."""
     columns = pipeline.columns
     rows = np.flatnonzero(is_collective(columns.kind))
     names = ("rank", "iteration", "kind", "stage", "part")
@@ -122,7 +122,7 @@ def _collectives(pipeline: LoweredPipeline) -> Ints:
 
 
 def _forward_order(here: Mask, micro_batches: int) -> ComputeOrder:
-    """Forwards of the stages that are here, shape (paths, stages), stage by stage; each path has so many."""
+    """Return `micro_batches` forwards per path of the stages that are `here`, a mask (paths, stages)."""
     stages, paths = np.nonzero(here.T)
     number = np.arange(micro_batches, dtype=np.int64)
     return ComputeOrder(
@@ -154,7 +154,7 @@ def _schedule_orders(
     if problems:
         raise InputError(problems)
     wanted = placements(schedule, pipeline)
-    # The schedule may number its devices in another order than the stages first use them.
+    # The schedule may number devices in another order than that of their first use by stages.
     device_of = np.full(devices, NONE, dtype=np.int64)
     if wanted.shape == placement.shape:
         device_of[placement] = wanted
@@ -172,6 +172,6 @@ def _schedule_orders(
 
 
 def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
-    """Return the order without the backwards that no gradient reaches."""
+    """Return the order without the backwards of frozen stages, which no gradient reaches."""
     kept = (order.kind == FORWARD) | (order.stage >= frozen_stages)
     return ComputeOrder(*(column[kept] for column in order))

@@ -1,4 +1,4 @@
-"""One integer for a combination of values, over millions of rows at once."""
+"""Codes: one integer for each combination of values, over millions of rows at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from weft.program.arrays import Ints
 
-# Up to so many possible codes for each row, marking those that occur is faster than sorting the rows.
+# Up to this number of possible codes per row, marking the present codes is faster than sorting the rows.
 _MARKED_CODES = 16
 
 
 def codes(*columns: Ints) -> Ints:
-    """Return one integer per row that is equal exactly where all columns are equal."""
+    """Return one integer per row; two rows have equal integers if and only if all their columns are equal."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     largest = 0
     for column in columns:
@@ -26,15 +26,15 @@ def codes(*columns: Ints) -> Ints:
 
 
 def numbered(counts: Ints) -> tuple[Ints, Ints]:
-    """(index, number): as many rows for each index as its count says, numbered from 0."""
+    """Return (index, number): each index repeated by its count, and the repetitions numbered from 0."""
     index = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return index, np.arange(len(index), dtype=np.int64) - (np.cumsum(counts) - counts)[index]
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """(a row of each combination that occurs, the combination of every row), in order of combinations."""
+    """Return (a row of each combination, the combination of every row); combinations are sorted."""
     most = len(columns[0]) * _MARKED_CODES
-    # A column of few values far apart, such as bytes, would waste most codes.
+    # A column with few values far apart, such as bytes, would waste most codes.
     code = codes(*(_ranked(column) if _range(column) > most else column for column in columns))
     if code.max(initial=0) > most:
         _, row, which = np.unique(code, return_index=True, return_inverse=True)

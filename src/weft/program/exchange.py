@@ -1,7 +1,7 @@
 """Compute orders as the compute-only CSV files of `torch.distributed.pipelining`.
 
-One row per rank, one action per cell: stage, letter, micro-batch, as `2F0`. F is a forward, B a backward, I
-and W the input and weight parts of one; an empty cell is an idle slot, which weft leaves to the simulator.
+A row is one rank, a cell one action: stage, letter, micro-batch, as `2F0`. F is a forward, B a backward, I
+and W its input and weight parts. An empty cell is an idle slot, which weft leaves to the simulator.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
     """Return the orders of all devices, device by device, in the format that torch's schedules load.
 
     Raises:
-        InputError: when an order has an instruction that is no computation of a micro-batch, or a stage is on
-            several devices.
+        InputError: when an instruction is no computation of a micro-batch, or a stage is on several devices.
     """
     lines = []
     home: dict[int, int] = {}
@@ -48,7 +47,7 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
 
 
 def program_orders(program: Program) -> list[ComputeOrder]:
-    """What each rank of a program computes, in order; micro-batches count over the global batch."""
+    """Return the computations of each rank in order; micro-batches count over the global batch."""
     columns, wanted = program.columns, np.isin(program.columns.kind, list(LETTERS))
     rows = [
         np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
@@ -60,8 +59,8 @@ def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:
     """Read the orders of all devices; `where` names the file in errors.
 
     Raises:
-        InputError: with every cell that is no computation, and, when all are, with every stage that lives on
-            two ranks and every computation that is missing, done twice or done before what it needs.
+        InputError: with every cell that is no computation. If there is none: with every stage on two ranks,
+            and every computation that is missing, repeated or before its inputs.
     """
     rows = [line.split(",") for line in text.splitlines()]
     if not rows:
@@ -86,7 +85,7 @@ def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:
 
 
 def _order_problems(orders: Sequence[ComputeOrder], where: str) -> list[Violation]:
-    """What keeps complete rows from being one step of a pipeline."""
+    """Return the violations that prevent complete rows from being one step of a pipeline."""
     home: dict[int, int] = {}
     done: Counter[tuple[int, int, int]] = Counter()
     problems = []
@@ -110,7 +109,7 @@ def _order_problems(orders: Sequence[ComputeOrder], where: str) -> list[Violatio
 
 
 def _missing(done: Counter[tuple[int, int, int]], where: str) -> list[Violation]:
-    """Stages and micro-batches count from 0, and each pair runs forward and backward."""
+    """Check that stages and micro-batches count from 0, and that each pair runs forward and backward."""
     problems = []
     for name, numbers in (
         ("stage", {stage for _, stage, _ in done}),

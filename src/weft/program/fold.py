@@ -1,7 +1,7 @@
-"""Folding: one pipeline replica, or one tensor lane, simulated in place of all that are equal to it.
+"""Folding: the simulation of one pipeline replica, or one tensor lane, in place of all equal ones.
 
-Replicas are folded where a program is built (`only_replica`), lanes afterwards; the program says what was
-kept.
+Replicas are folded when a program is built (`only_replica`), lanes afterwards. The program names the kept
+replica and lane.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weft.program.program import NONE, Program
 
 
 def fold_lanes(program: Program) -> Program:
-    """The same program with the first tensor lane of every replica alone; it stands for the others.
+    """Return the program with only the first tensor lane of every replica, which stands for the others.
 
-    Groups keep all ranks, and `kept_lane` names the lane. A program without tensor parallelism
-    comes back as it is.
+    Groups keep all ranks, and `kept_lane` names the lane. A program without tensor parallelism is returned
+    unchanged.
 
     Raises:
-        InputError: when an edge joins two lanes, for then they cannot be told apart.
+        InputError: when an edge joins two lanes, because then they are not independent.
     """
     owners = program.obligations.owners
     if all(len(ranks) == 1 for ranks in owners.values()):
@@ -49,10 +49,10 @@ def fold_lanes(program: Program) -> Program:
 
 
 def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
-    """Return the ranks that each simulated rank stands for, itself among them.
+    """Return the ranks that each simulated rank stands for, including itself.
 
-    `stages` are the ranks of every replica of every stage, of shape (replicas, ranks of one). Twins of two
-    ranks that send each other messages are in the same order.
+    `stages` are the ranks of every stage, each of shape (replicas, lanes). Twins of two ranks that exchange
+    messages are in the same order.
     """
     few_replicas, few_lanes = program.kept_replica is not None, program.kept_lane is not None
     if not few_replicas and not few_lanes:
@@ -62,7 +62,7 @@ def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
     for ranks in stages:
         lanes = range(1 if few_lanes else ranks.shape[1])
         for replica, lane in product(simulated, lanes):
-            # Replicas of one pipeline come after each other, so that those like this one are as far apart.
+            # Replicas of one pipeline are adjacent, so replicas like this one have their number as distance.
             alike = ranks[replica % len(simulated) :: len(simulated)] if few_replicas else ranks[[replica]]
             alike = alike if few_lanes else alike[:, lane]
             twins[int(ranks[replica, lane])] = alike.ravel()

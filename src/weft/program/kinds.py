@@ -1,8 +1,8 @@
 """The open registry of instruction kinds.
 
-A kind names its stream, the values it reads and writes and what it owes to the runtime; engine, verifier
-and simulator treat all kinds alike. A new kind is registered, never special-cased: from its values alone the
-verifier proves that it stands at its place in a program.
+A kind names its stream, the values it reads and writes, and its duties to the runtime. Engine, verifier and
+simulator treat all kinds alike. A new kind is registered and needs no special case. From its values alone the
+verifier proves its place in a program.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Kind:
     """One kind of instruction.
 
     Attributes:
-        name: how run files, tables and handlers call it.
+        name: its name in run files, tables and handlers.
         symbol: one or two letters for tables and pictures.
         stream: instructions of one rank, stream and peer run one after the other; different streams overlap.
         reads, writes: the values it needs and makes, which the verifier follows; a name alone is a use at
             the instruction's own coordinates.
         collective: all ranks of its group take part and end together.
-        tensor_reduced: the tensor ranks of a replica all-reduce within it, so that they run it together.
-        spans_stages: a collective whose members may run it for different stages.
-        joins_replicas: a collective whose members have the same weights of a stage, or shares of the same.
+        tensor_reduced: the tensor ranks of a replica all-reduce within it, so they run it together.
+        spans_stages: members of the collective may run it for different stages.
+        joins_replicas: members of the collective have the same weights of a stage, or shards of them.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Kind:
 
     @property
     def all_reads(self) -> tuple[Read, ...]:
-        """What it reads, and where; what methods have it read, too."""
+        """The values it reads and their places, including reads that methods add."""
         added = (use for one in parts(AddedUses) if self.name in one.kinds for use in one.reads)
         return tuple(Read(use) if isinstance(use, str) else use for use in (*self.reads, *added))
 
     @property
     def all_writes(self) -> tuple[Use, ...]:
-        """What it makes, and where; what methods have it make, too."""
+        """The values it makes and their places, including writes that methods add."""
         added = (use for one in parts(AddedUses) if self.name in one.kinds for use in one.writes)
         return tuple(Use(use) if isinstance(use, str) else use for use in (*self.writes, *added))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedUses:
-    """What a method has instructions of other kinds read and make; the method contributes it."""
+    """Reads and writes that a method adds to existing kinds; the method contributes it (`weft.bundles`)."""
 
     kinds: tuple[str, ...]
     reads: tuple[str | Read, ...] = ()
@@ -69,7 +69,7 @@ class AddedUses:
 
 
 class KindRegistry:
-    """Kinds by name and by code; codes count up in order of registration and never leave the process."""
+    """Kinds by name and by code; codes count registrations and are valid in this process only."""
 
     def __init__(self, values: ValueRegistry) -> None:
         self._values = values
@@ -80,7 +80,7 @@ class KindRegistry:
         """Add a kind and return its code.
 
         Raises:
-            InputError: when the name is taken by a different kind, or a value has not been declared.
+            InputError: when a different kind has the name, or a value is not declared.
         """
         for use in kind.writes:
             self._values.require(use if isinstance(use, str) else use.value, f"{kind.name} writes")
@@ -97,7 +97,7 @@ class KindRegistry:
         return self._codes[kind.name]
 
     def code(self, name: str) -> int:
-        """Return the code of a kind; methods are looked for where nobody here has registered it."""
+        """Return the code of a kind, loading all methods for an unknown name; KeyError if none has it."""
         if name not in self._codes:
             bundles()
         return self._codes[name]
@@ -133,7 +133,7 @@ _STEPPED = Read("reduced_gradient", consumes=True, otherwise=Read("weight_gradie
 def computation(
     name: str, symbol: str, reads: Sequence[str | Read], writes: Sequence[str | Use], *, reduced: bool = False
 ) -> int:
-    """Register a kind that computes on its rank; `reduced` as `Kind.tensor_reduced`."""
+    """Register a kind that computes on its rank and return its code; `reduced` is `Kind.tensor_reduced`."""
     return KINDS.register(
         Kind(
             name=name,
@@ -147,7 +147,7 @@ def computation(
 
 
 def _message(name: str, symbol: str, read: Read, written: str) -> int:
-    """Register an end of a message, which has a stream of its own."""
+    """Register one end of a message, with its own stream, and return its code."""
     return KINDS.register(Kind(name=name, symbol=symbol, stream=name, reads=(read,), writes=(written,)))
 
 
@@ -165,28 +165,28 @@ SEND_GRADIENT = _message("send_gradient", "SB", Read("input_gradient", at=places
 RECEIVE_GRADIENT = _message("receive_gradient", "RB", _ARRIVED, "output_gradient")
 STEP = computation("step", "O", (_STEPPED,), ("weights",))
 
-# A send and the receive that takes its message.
+# Pairs of a send and its receive.
 MESSAGES: tuple[tuple[int, int], ...] = (
     (SEND_ACTIVATION, RECEIVE_ACTIVATION),
     (SEND_GRADIENT, RECEIVE_GRADIENT),
 )
 
-# What computes on a micro-batch.
+# The computations on a micro-batch.
 COMPUTATIONS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
-# What reads the weights of a stage, and what adds to their gradient.
+# The kinds that read the weights of a stage, and the kinds that add to their gradient.
 READS_WEIGHTS: tuple[int, ...] = (FORWARD, BACKWARD, BACKWARD_INPUT)
 MAKES_GRADIENTS: tuple[int, ...] = (BACKWARD, BACKWARD_WEIGHT)
 
 
 def all_kinds() -> KindRegistry:
-    """Return all kinds of this installation, for names that come from outside: those of every method, too."""
+    """Return all kinds of this installation, including every method's, to look up names from outside."""
     bundles()
     return KINDS
 
 
 def kinds_reading(value: str) -> tuple[int, ...]:
-    """Return the codes of the kinds that read a value, or may."""
+    """Return the codes of the kinds that read a value, or may read it as an alternative."""
     return tuple(
         code
         for code, kind in enumerate(KINDS)
@@ -202,22 +202,22 @@ def kinds_writing(*values: str) -> tuple[int, ...]:
 
 
 def is_compute(kind: Ints) -> Mask:
-    """Which kind codes run on the compute stream."""
+    """Return True for each kind code that runs on the compute stream."""
     return np.array([entry.stream == "compute" for entry in KINDS], dtype=np.bool_)[kind]
 
 
 def is_collective(kind: Ints) -> Mask:
-    """Which kind codes all ranks of a group take part in."""
+    """Return True for each kind code of a collective."""
     return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
 
 
 def is_send(kind: Ints) -> Mask:
-    """Which kind codes send a message."""
+    """Return True for each kind code that sends a message."""
     return is_any_of(kind, [send for send, _ in MESSAGES])
 
 
 def is_any_of(kind: Ints, wanted: Sequence[int]) -> Mask:
-    """Which kind codes are among the wanted ones; there are few kinds, so that a table tells fastest."""
+    """Return True for each kind code in `wanted`; a lookup table is fastest, because there are few kinds."""
     table = np.zeros(len(KINDS), dtype=np.bool_)
     table[list(wanted)] = True
     return table[kind]

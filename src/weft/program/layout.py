@@ -1,9 +1,9 @@
-"""`PipelineLayout`: what the lowering needs to know of a plan, and nothing more.
+"""`PipelineLayout`: the parts of a plan that the lowering needs.
 
-Pipelines are homogeneous: all stages have the same number of replicas, and replica j of every stage belongs
-to pipeline j. A pipeline may run its stages along several paths over the same devices, each with its own
-copy of the weights. Then every path is a replica: path p of pipeline j is replica j * paths + p. The graph
-of stages may be any DAG.
+Pipelines are homogeneous: all stages have the same number of replicas. Replica j of every stage belongs to
+pipeline j. A pipeline may run its stages along several paths over the same devices. Each path has its own
+copy of the weights. It is a replica: path p of pipeline j is replica j * paths + p. The graph of stages may
+be any DAG.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from weft.program.arrays import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayout:
-    """Where one stage runs.
+    """The ranks, bytes and splits of one stage.
 
     Attributes:
-        replicas: ranks of each replica; ranks of one replica share the stage by tensor and context
-            parallelism, and ranks at the same place (lane) of different replicas hold the same weights.
+        replicas: ranks of each replica. Ranks of one replica share the stage by tensor and context
+            parallelism. Ranks at the same position (lane) of different replicas hold the same weights.
         gradient_bytes: bytes of weight gradients that one rank reduces per step.
-        weight_bytes: bytes of weights that one rank gathers where the replicas share them out.
-        splits: the stage runs each micro-batch of the batch in so many equal ones of its own.
+        weight_bytes: bytes of weights that one rank gathers if the replicas shard them.
+        splits: number of the stage's own equal micro-batches per micro-batch of the batch.
     """
 
     replicas: tuple[tuple[int, ...], ...]
@@ -46,10 +46,10 @@ class PipelineLayout:
         micro_batches: micro-batches per step of each pipeline replica; replica j runs the next
             `micro_batches[j]` of the global batch.
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
-            per micro-batch of the one that splits more; the gradient that comes back is as large.
-        paths: ways through the devices of one pipeline; its micro-batches are shared equally among them.
-        frozen_stages: so many stages from the first on are not trained: no gradient reaches them.
-        sources: the stages that read samples; default: those that read no other stage.
+            per micro-batch of the stage with more splits; the gradient in return has the same size.
+        paths: number of paths through the devices of one pipeline; they share its micro-batches equally.
+        frozen_stages: number of untrained stages, from the first on; no gradient reaches them.
+        sources: the stages that read samples; default: the stages that read no other stage.
     """
 
     stages: tuple[StageLayout, ...]
@@ -69,7 +69,7 @@ class PipelineLayout:
 
     @property
     def pipeline_micro_batches(self) -> tuple[int, ...]:
-        """Micro-batches per step of each pipeline, all of its paths together."""
+        """Micro-batches per step of each pipeline, over all of its paths."""
         starts = range(0, self.replicas, self.paths)
         return tuple(sum(self.micro_batches[start : start + self.paths]) for start in starts)
 
@@ -80,22 +80,22 @@ class PipelineLayout:
 
     @cached_property
     def rank_tables(self) -> tuple[Ints, ...]:
-        """By stage of a valid layout the ranks of its replicas, shape (replicas, lanes)."""
+        """For each stage of a valid layout, the ranks of its replicas, shape (replicas, lanes)."""
         return tuple(np.array(stage.replicas, dtype=np.int64) for stage in self.stages)
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """The stage graph, sorted."""
+        """The edges of the stage graph, sorted."""
         return tuple(sorted(self.message_bytes))
 
     @property
     def splits(self) -> Ints:
-        """Those of the stages, shape (stages,)."""
+        """The splits of each stage, shape (stages,)."""
         return np.array([stage.splits for stage in self.stages], dtype=np.int64)
 
     @property
     def unfed(self) -> tuple[int, ...]:
-        """The stages that read no other one."""
+        """The stages that read no other stage."""
         fed = {consumer for _, consumer in self.message_bytes}
         return tuple(stage for stage in range(len(self.stages)) if stage not in fed)
 
@@ -108,7 +108,7 @@ class PipelineLayout:
     def placement(self) -> Ints:
         """Device of each stage on each path, shape (paths, stages).
 
-        Devices count in the order in which the stages of the first path, then of the next ones, use them.
+        Devices count in the order of their first use, by the stages of the first path, then of the next.
         """
         devices: dict[tuple[int, ...], int] = {}
         return np.array(
@@ -120,16 +120,16 @@ class PipelineLayout:
         )
 
     def rank_table(self) -> Ints:
-        """Rank of (pipeline, device, lane), devices as in `placement`."""
+        """Return the rank of each (pipeline, device, lane), devices as in `placement`."""
         first_place = np.unique(self.placement, return_index=True)[1]
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
         return np.stack([self.rank_tables[stage][path :: self.paths] for path, stage in homes], axis=1)
 
     def require_valid(self) -> None:
-        """Refuse a layout that no program can be built for.
+        """Check that a program can be built for the layout.
 
         Raises:
-            InputError: with every violation.
+            InputError: with all violations.
         """
         if self._problems:
             raise InputError(self._problems)
@@ -140,7 +140,7 @@ class PipelineLayout:
 
 
 def problems_of(layout: PipelineLayout) -> list[Violation]:
-    """Return one for everything that is wrong with the layout; none where a program can be built for it."""
+    """Return a violation for each mistake in the layout; none if a program can be built for it."""
     if not layout.stages or not layout.micro_batches:
         return [Violation("layout", "needs at least one stage and one pipeline replica")]
     lanes = max((len(ranks) for ranks in layout.stages[0].replicas[:1]), default=1) or 1
@@ -155,12 +155,12 @@ def problems_of(layout: PipelineLayout) -> list[Violation]:
         if count < 1
     ]
     problems += [*_graph_problems(layout), *_path_problems(layout), *_frozen_problems(layout)]
-    # Sharing of devices is only meaningful among stages that are well-formed by themselves.
+    # A check of shared devices needs stages that are well-formed by themselves.
     return problems or _device_problems(layout)
 
 
 def _graph_problems(layout: PipelineLayout) -> list[Violation]:
-    """Edges that do not join stages."""
+    """Return the violations of edges that lead to no later stage, or else the violations of splits."""
     return [
         Violation("layout", f"edge {edge} must go from a stage to a later one of {len(layout.stages)}")
         for edge in layout.edges
@@ -169,7 +169,7 @@ def _graph_problems(layout: PipelineLayout) -> list[Violation]:
 
 
 def _split_problems(layout: PipelineLayout) -> list[Violation]:
-    """Stages whose micro-batches are no parts of each other."""
+    """Return the violations of splits below 1, or else of neighbours' splits that are no multiples."""
     problems = [
         Violation(f"stage {stage}", f"splits micro-batches in {one.splits}; at least 1 is allowed", "1")
         for stage, one in enumerate(layout.stages)
@@ -237,7 +237,7 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
 
 
 def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: Ints) -> bool:
-    """Return whether no rank has two places, and stages have the devices of the table."""
+    """Return True if no rank has two places and all stages have the devices of the table."""
     return len(np.unique(table)) == table.size and all(
         len(set(devices)) == layout.paths
         and all(
@@ -253,7 +253,7 @@ def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
     if len(stage.replicas) != replicas:
         problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
     if all(len(ranks) == lanes for ranks in stage.replicas):
-        # All at once, for there may be thousands of them.
+        # All at once, because there may be thousands of replicas.
         ordered = np.sort(np.array(stage.replicas, dtype=np.int64).reshape(-1, lanes), axis=1)
         if not (ordered < 0).any() and (np.diff(ordered) > 0).all():
             return problems

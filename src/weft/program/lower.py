@@ -1,9 +1,9 @@
 """The lowering of one pipeline: messages, steps and edges around given compute orders.
 
-Devices stand in place of ranks, paths in place of replicas, and micro-batches count from 0;
-`weft.program.build` copies the result to every pipeline and tensor lane. Of M micro-batches on n paths the
-first M/n run along the first path, and so on. All of it is array arithmetic: no Python object per
-instruction.
+Devices stand in place of ranks, paths in place of replicas, and micro-batches count from 0.
+`weft.program.assemble` copies the result to every pipeline and tensor lane. Of M micro-batches on n paths,
+the first M/n run along the first path, and so on. The lowering is array arithmetic, without a Python object
+per instruction.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from weft.program.program import NONE, Columns, Edges
 from weft.program.schedules.base import ComputeOrder
 from weft.program.splits import Crossings, crossings
 
-# How many computations before its user a receive is issued: a rendezvous needs both ends, and on a host whose
-# cores all compute, each of its hops may wait for a time slice.
+# Computations from the issue of a receive to its user. A rendezvous needs both ends, and each of its hops may
+# wait for a time slice on a host with all cores computing.
 RECEIVE_AHEAD = 4
 
-# What happens around one compute instruction, in the order in which the host issues it.
+# The phases around one compute instruction, in the order in which the host issues them.
 _RECEIVES, _COMPUTE, _SENDS = range(3)
 
 
 class _Block(NamedTuple):
-    """Rows with devices in place of ranks, and where the host issues them on their device.
+    """Rows with devices in place of ranks, and their positions in the issue order of their device.
 
-    `slot` is the place of the compute instruction they belong to, `phase` their side of it, `turn` their
-    order there.
+    `slot` is the position of their compute instruction, `phase` their side of it, `turn` their order on this
+    side.
     """
 
     columns: Columns
@@ -54,7 +54,7 @@ class _Block(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """Rows of what is owed, in its order, by what they make: output, input gradient, weight gradient."""
+    """Compute rows in the order of `_Owed`, by their result: output, input gradient, weight gradient."""
 
     forward: Ints
     input_gradient: Ints
@@ -62,10 +62,10 @@ class _Lookup(NamedTuple):
 
 
 class _Owed(NamedTuple):
-    """What stages run forward, stage by stage, each by its own numbers of micro-batches.
+    """The forwards of all stages, stage by stage, each by its own numbers of micro-batches.
 
-    `starts` is where each stage begins, with the end behind the last; the others say of each forward its
-    stage, the device and the path.
+    `starts` is the first forward of each stage, plus the total. `stage`, `home` (the device) and `path` have
+    one entry per forward.
     """
 
     starts: Ints
@@ -75,7 +75,7 @@ class _Owed(NamedTuple):
 
 
 class LoweredPipeline(NamedTuple):
-    """One lowered pipeline: rows sorted by device, `replica` the path, micro-batches counted from 0."""
+    """A lowered pipeline: rows are sorted by device, `replica` is the path, micro-batches count from 0."""
 
     columns: Columns
     edges: Edges
@@ -86,8 +86,8 @@ def lower(
 ) -> LoweredPipeline:
     """Add messages, steps and edges to the compute orders of one pipeline.
 
-    `orders` are by device, as in `layout.placement`, without backwards of frozen stages and with the stages'
-    own numbers of micro-batches. `micro_batches` are those of the batch; `name` is who made the orders.
+    `orders` are by device, as in `layout.placement`, without backwards of frozen stages. They number
+    micro-batches by stage. `micro_batches` is the pipeline's share of the batch; `name` is the orders' name.
 
     Raises:
         InputError: when the orders do not run every stage and micro-batch exactly once on its device.
@@ -138,7 +138,7 @@ def _pairs(source: Ints, target: Ints, distance: int = 0) -> Edges:
 
 
 def _owed(layout: PipelineLayout, path: Ints) -> _Owed:
-    """Of every stage and micro-batch; `path` is that of each micro-batch of the batch."""
+    """Return the forwards of every stage and micro-batch; `path` is by micro-batch of the batch."""
     splits = layout.splits
     starts = np.append(0, np.cumsum(splits * len(path))).astype(np.int64)
     stage = np.repeat(np.arange(len(splits), dtype=np.int64), splits * len(path))
@@ -148,7 +148,7 @@ def _owed(layout: PipelineLayout, path: Ints) -> _Owed:
 
 
 def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> _Block:
-    """Return all computations; `path` is that of each micro-batch of the batch."""
+    """Return all computations; `path` is by micro-batch of the batch."""
     lengths = [len(order.kind) for order in orders]
     stage = np.concatenate([order.stage for order in orders])
     micro_batch = np.concatenate([order.micro_batch for order in orders])
@@ -165,7 +165,7 @@ def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> 
 
 
 def _look_up(compute: _Block, owed: _Owed, layout: PipelineLayout, name: str, *, trains: bool) -> _Lookup:
-    """Find every computation."""
+    """Find the compute row of every output, input gradient and weight gradient."""
     columns = compute.columns
 
     def table(first_stage: int, *kinds: int) -> Ints:
@@ -193,11 +193,11 @@ def _look_up(compute: _Block, owed: _Owed, layout: PipelineLayout, name: str, *,
 def _message_blocks(
     compute: _Block, source: Ints, target: Ints, number: Ints, payload: Ints, send: int, receive: int
 ) -> tuple[_Block, _Block, Ints, Ints]:
-    """Sends and receives of messages `number` of `payload` bytes from compute rows `source` to `target`, and
-    these rows in the order of the messages.
+    """Return sends and receives of messages, and their `source` and `target` compute rows, in the same order.
 
-    A send follows its maker. A receive is issued `RECEIVE_AHEAD` computations before its user, but never
-    after a later message of the same channel: both ends of a channel agree on the order.
+    `number` (micro-batch) and `payload` (bytes) are by message. A send follows its maker. A receive is issued
+    `RECEIVE_AHEAD` computations before its user, but never after a later message of the same channel. So
+    both ends of a channel agree on the order.
     """
     columns = compute.columns
     length = len(source)
@@ -273,7 +273,7 @@ def _add_steps(
 
 
 def _sort(blocks: Sequence[_Block], edges: Edges) -> LoweredPipeline:
-    """Put rows in host order, device by device, and let the edges follow them."""
+    """Sort rows in host order, device by device, and renumber the edges."""
     columns = Columns.join([block.columns for block in blocks])
     phase = np.repeat([block.phase for block in blocks], [len(block.slot) for block in blocks])
     slot = np.concatenate([block.slot for block in blocks])
@@ -283,7 +283,7 @@ def _sort(blocks: Sequence[_Block], edges: Edges) -> LoweredPipeline:
 
 
 def renumber(edges: Edges, order: Ints) -> Edges:
-    """The same edges after rows were put in `order`."""
+    """Return the edges after rows were sorted by `order`."""
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order), dtype=np.int64)
     return edges.at(position)

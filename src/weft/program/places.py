@@ -1,7 +1,7 @@
-"""Where instructions use values: at their own coordinates, or at those of neighbours, stages or weights.
+"""Places where instructions use values: their own coordinates, or other stages, ranks and micro-batches.
 
-Each function takes a program and rows of one kind, and gives one place for every use: a row may use a value
-at several places, or, where its program has no such value, at none.
+Each function takes a program and rows of one kind, and returns one place per use. A row may use a value at
+several places. It uses a value that its program lacks at no place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Places(NamedTuple):
-    """Rows, one for each use, and the coordinates in which a use is not at its row's own."""
+    """One row for each use; `moved` has the coordinates of uses that differ from their rows'."""
 
     rows: Ints
     moved: Mapping[str, Ints] = MappingProxyType({})
@@ -33,12 +33,12 @@ At = Callable[["Program", Ints], Places]
 
 
 def own(program: Program, rows: Ints) -> Places:
-    """At the coordinates of the instruction."""
+    """Return the instruction's own coordinates."""
     return Places(rows)
 
 
 def there(program: Program, rows: Ints) -> Places:
-    """At the other end of the instruction's message."""
+    """Return the other end of the instruction's message."""
     columns = program.columns
     return Places(
         rows,
@@ -52,27 +52,27 @@ def there(program: Program, rows: Ints) -> Places:
 
 
 def from_previous(program: Program, rows: Ints) -> Places:
-    """Once for all that crosses from each stage whose output the instruction's stage reads."""
+    """Return a place for every crossing from each stage that the instruction's stage reads."""
     return _crossing(program, rows, "part", _stage_links(program)[:, ::-1])
 
 
 def of_previous(program: Program, rows: Ints) -> Places:
-    """Likewise, at each such stage."""
+    """Return the places of `from_previous`, moved to the producing stages."""
     return _crossing(program, rows, "stage", _stage_links(program)[:, ::-1])
 
 
 def from_next(program: Program, rows: Ints) -> Places:
-    """Once for all that crosses from each stage that reads the output of the instruction's stage."""
+    """Return a place for every crossing from each stage that reads the instruction's stage."""
     return _crossing(program, rows, "part", _stage_links(program))
 
 
 def of_next(program: Program, rows: Ints) -> Places:
-    """Likewise, at each such stage."""
+    """Return the places of `from_next`, moved to the reading stages."""
     return _crossing(program, rows, "stage", _stage_links(program))
 
 
 def of_sent(program: Program, rows: Ints) -> Places:
-    """At the micro-batch of the sending stage that has what the instruction sends."""
+    """Return the sending stage's micro-batch that contains the sent one."""
     columns, splits = program.columns, np.array(program.obligations.splits, dtype=np.int64)
     if (splits == 1).all():
         return Places(rows)
@@ -82,12 +82,12 @@ def of_sent(program: Program, rows: Ints) -> Places:
 
 
 def trained(program: Program, rows: Ints) -> Places:
-    """Where the instruction's stage is stepped."""
+    """Return the instruction's own coordinates if its stage is stepped."""
     return Places(rows[is_stepped(program, rows)])
 
 
 def stepped_on_rank(program: Program, rows: Ints) -> Places:
-    """At each stage that the instruction's rank steps."""
+    """Return each stage that the instruction's rank steps."""
     owed, owners = program.obligations.step, program.obligations.owners
     links = [
         (rank, stage, replica)
@@ -100,20 +100,20 @@ def stepped_on_rank(program: Program, rows: Ints) -> Places:
 
 
 def table_of(rows: Sequence[tuple[int, ...]], width: int = 2) -> Ints:
-    """Return the rows as an array, also where there are none; shape (rows, width)."""
+    """Return the rows as an array of shape (rows, width), also for no rows."""
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
 def _stage_links(program: Program) -> Ints:
-    """Pairs (producer, consumer)."""
+    """Return the pairs (producer, consumer) of stages, shape (pairs, 2)."""
     return table_of(program.obligations.stage_edges)
 
 
 def _crossing(program: Program, rows: Ints, coordinate: str, links: Ints) -> Places:
-    """One place for all that crosses between a row's stage and the other of each of its links (stage, other).
+    """Return a place for every crossing between a row's stage and the other of its links (stage, other).
 
-    `coordinate` is the other there: as the "stage", with its own micro-batches, or as the "part", with those
-    that cross.
+    `coordinate` takes the other stage: "stage" with the other's own micro-batches, or "part" with the
+    crossing micro-batches.
     """
     places = of_links(program, rows, coordinate, links)
     splits: Ints = np.array(program.obligations.splits, dtype=np.int64)
@@ -129,13 +129,13 @@ def _crossing(program: Program, rows: Ints, coordinate: str, links: Ints) -> Pla
 
 
 def of_links(program: Program, rows: Ints, coordinate: str, links: Ints) -> Places:
-    """One place for each of the links (stage, other) of a row's stage; `coordinate` is the other there."""
+    """Return a place for each link (stage, other) of a row's stage; `coordinate` takes the other stage."""
     mine, link = join(program.columns.stage[rows], links[:, 0])
     return Places(rows[mine], {coordinate: links[link, 1]})
 
 
 def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
-    """Return indices of all pairs of equal entries of `values` and `known`, in order of the values."""
+    """Return the indices of all pairs of equal entries in `values` and `known`, in order of `values`."""
     order = np.argsort(known, kind="stable")
     first = np.searchsorted(known[order], values, side="left")
     count = np.searchsorted(known[order], values, side="right") - first
@@ -144,7 +144,7 @@ def join(values: Ints, known: Ints) -> tuple[Ints, Ints]:
 
 
 def is_stepped(program: Program, rows: Ints) -> Mask:
-    """Return whether each row's stage is stepped in its replica and step."""
+    """Return True for each row with a stage that is stepped in the row's replica and step."""
     columns, owed = program.columns, program.obligations.step
     here = columns.stage[rows], columns.replica[rows], columns.iteration[rows]
     both = codes(*(np.concatenate(pair) for pair in zip(owed.T, here, strict=True)))

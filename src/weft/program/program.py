@@ -1,9 +1,9 @@
-"""`Program`: what every rank does, as columns and explicit dependency edges.
+"""`Program`: the instructions of all ranks as columns, with explicit dependency edges.
 
-A Program is one cycle of `steps_per_cycle` optimizer steps, repeated, after an optional prologue
-(`iteration` = -1). Rows are ordered by rank and, within a rank, in the order in which the host issues
-them; a queue (rank, stream, peer) is first in, first out. The same edges serve verifier, simulator,
-executor and hang localisation. Everything here is immutable; `Instruction` is a view for printing.
+A Program is one cycle of `steps_per_cycle` optimizer steps. The cycle repeats after an optional prologue
+(`iteration` = -1). Rows are sorted by rank and, within a rank, by the order in which the host issues them.
+A queue (rank, stream, peer) is first in, first out. Verifier, simulator, executor and hang localisation use
+the same edges. Everything here is immutable; `Instruction` is a view for printing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One row of a Program, for people. `position` is its row; `id` survives every pass."""
+    """A row of a Program, for printing. `position` is its row; no pass changes `id`."""
 
     position: int
     id: int
@@ -58,12 +58,12 @@ class Columns:
     Attributes:
         kind: code in `KINDS`.
         stage, micro_batch, iteration, replica, part: the coordinates that make the id; -1 where one does not
-            apply. `micro_batch` counts over the whole global batch; `iteration` is the step inside the
-            cycle, -1 in the prologue; `part` tells pieces of one instruction apart.
-        rank: who runs it. peer: the other end of a message, or -1.
+            apply. `micro_batch` counts over the whole global batch; `iteration` is the step in the cycle, -1
+            in the prologue; `part` numbers the pieces of one instruction, or is the other stage of a message.
+        rank: the rank that runs the row. peer: the other rank of a message, or -1.
         group: index into `Program.groups` for collectives, or -1.
-        bytes: payload of one message or collective, per rank; the expected one where data decide.
-        most_bytes: the most that it may be, for which there is room.
+        bytes: payload of one message or collective per rank; the expected payload if it depends on data.
+        most_bytes: the largest possible payload, which fits in the buffers.
     """
 
     kind: Ints
@@ -93,9 +93,9 @@ class Columns:
 
     @classmethod
     def of(cls, length: int, **values: npt.ArrayLike) -> Columns:
-        """Columns of `length` rows; a scalar fills its column, a missing one is -1 (`part` 0, `bytes` 0).
+        """Build columns of `length` rows; a scalar fills its column.
 
-        Payloads of which nothing else is said never exceed what is expected.
+        Missing columns are -1, but `part`, `bytes` and `iteration` are 0 and `most_bytes` equals `bytes`.
         """
         default = {"part": 0, "bytes": 0, "iteration": 0, "most_bytes": values.get("bytes", 0)}
         return cls(
@@ -123,7 +123,7 @@ COLUMN_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """`target` may start when `source` of `distance` cycles earlier has ended; rows are positions."""
+    """Edges between positions: `target` may start after the end of `source`, `distance` cycles earlier."""
 
     source: Ints
     target: Ints
@@ -144,7 +144,7 @@ class Edges:
         return Edges(source=self.source[rows], target=self.target[rows], distance=self.distance[rows])
 
     def at(self, position: Ints) -> Edges:
-        """The same edges between rows that lie elsewhere now; `position` is where each row is."""
+        """Return these edges after rows have moved; `position` has the new position of each row."""
         return Edges(source=position[self.source], target=position[self.target], distance=self.distance)
 
     @classmethod
@@ -156,28 +156,28 @@ class Edges:
 
 @dataclass(frozen=True, kw_only=True)
 class Owed:
-    """What a program owes one method; each method has a type of its own."""
+    """A program's obligations to one method; each method has its own subclass."""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the table of a program says of it."""
+        """The method's entries in the table of a program, by name."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Obligations:
-    """What one cycle of a Program owes, whatever its order.
+    """The obligations of one cycle of a Program, independent of its order.
 
     Attributes:
         purpose: train, evaluate, generate or custom.
         stage_edges: (producer, consumer) pairs of stages.
         forward, backward: rows (stage, replica, micro_batch, iteration) that must run exactly once; a
             backward may run whole or as input part plus weight part.
-        step: rows (stage, replica, iteration) whose optimizer must step exactly once on every rank of the
-            replica.
-        owners: (stage, replica) to the ranks that run it.
-        methods: by name of a method what is owed to it.
-        splits: by stage, in how many micro-batches of its own it runs each of the batch; empty: in one.
+        step: rows (stage, replica, iteration); the stage's optimizer must step exactly once on every rank of
+            the replica.
+        owners: the ranks that run each (stage, replica).
+        methods: the obligations to each method, by its name.
+        splits: by stage, the number of its own micro-batches per micro-batch of the batch; empty: 1 each.
         sources: the stages that read samples.
     """
 
@@ -192,7 +192,7 @@ class Obligations:
     sources: tuple[int, ...] = ()
 
     def split(self, stage: int) -> int:
-        """In how many micro-batches of its own a stage runs each of the batch."""
+        """Return the number of a stage's own micro-batches per micro-batch of the batch."""
         return self.splits[stage] if self.splits else 1
 
     def __repr__(self) -> str:
@@ -202,10 +202,10 @@ class Obligations:
 
 @dataclass(frozen=True)
 class GroupKin:
-    """Which of a program's `count` groups are alike; worked out when first asked for.
+    """Corresponding groups among a program's `count` groups, computed at first use.
 
-    `by_replica` and `by_lane` are tables of groups, -1 where there is none, whose last axis goes over
-    replicas and over lanes.
+    `by_replica` and `by_lane` are tables of group numbers, -1 for none. Their last axis is the replica or
+    the lane.
     """
 
     count: int
@@ -214,12 +214,12 @@ class GroupKin:
 
     @cached_property
     def replicas(self) -> Ints:
-        """The same number for what replicas, or groups of sharers, do each for itself; (groups,)."""
+        """A number per group, equal in corresponding groups of replicas or sharer groups; shape (groups,)."""
         return self._joined(self.by_replica)
 
     @cached_property
     def lanes(self) -> Ints:
-        """The same number for what the lanes of replicas do each for itself, in step; (groups,)."""
+        """A number per group, equal in corresponding groups of lanes, which run in step; shape (groups,)."""
         return self._joined(self.by_lane)
 
     def __repr__(self) -> str:
@@ -239,9 +239,9 @@ class Program:
     """Instructions, edges and obligations of all ranks. Build it with a compiler, check it with `verify`.
 
     Attributes:
-        kin: which groups are alike; None where none are.
-        schedule: the order of micro-batches, for people.
-        kept_replica, kept_lane: the one that is there in place of all (see `weft.program.fold`).
+        kin: the corresponding groups; None without groups.
+        schedule: name of the order of micro-batches, for printing.
+        kept_replica, kept_lane: the replica or lane that stands for all others (see `weft.program.fold`).
     """
 
     ranks: int
@@ -269,11 +269,11 @@ class Program:
 
     @cached_property
     def _lane(self) -> Ints:
-        """Position of a rank among the ranks of its stage replica (tensor rank), 0 for most programs."""
+        """Position of each row's rank among the ranks of its stage replica (tensor rank); mostly 0."""
         owners = self.obligations.owners
         stages = 1 + max((stage for stage, _ in owners), default=NONE)
         ranks = max([self.ranks, *(1 + max(ranks, default=NONE) for ranks in owners.values())])
-        # No rank holds a stage twice. The last column is for what belongs to none of these stages.
+        # No rank holds a stage twice. The last column is for rows of none of these stages.
         lanes = np.zeros((ranks, stages + 1), dtype=np.int64)
         for (stage, _), holders in owners.items():
             lanes[list(holders), stage] = np.arange(len(holders))
@@ -281,7 +281,7 @@ class Program:
 
     @cached_property
     def rank_starts(self) -> Ints:
-        """Row where each rank begins, plus the length: rank r owns rows `rank_starts[r]:rank_starts[r+1]`."""
+        """First row of each rank, plus the length: rank r owns rows `rank_starts[r]:rank_starts[r+1]`."""
         return np.searchsorted(self.columns.rank, np.arange(self.ranks + 1)).astype(np.int64)
 
     @cached_property
@@ -297,16 +297,17 @@ class Program:
 
     @cached_property
     def queue(self) -> Ints:
-        """Dense number of each row's first-in-first-out queue: (rank, stream, peer), collectives by rank."""
+        """Dense number of each row's queue: (rank, stream, peer), for collectives (rank, stream)."""
         columns = self.columns
         collective = is_collective(columns.kind)
         alone = collective | (columns.peer == NONE)
-        # Peers are near in number, so that their distances make fewer codes than their numbers.
+        # Peers are near each other: differences of ranks need fewer codes than ranks.
         away = columns.peer - columns.rank
         away = np.where(alone, away.min(initial=0) - 1, away)
         return distinct_rows(columns.rank, self.stream, away)[1]
 
     def instruction(self, position: int) -> Instruction:
+        """Return the row at a position, for printing."""
         return instruction_of(self.columns, position, position=position, id=int(self.ids[position]))
 
     def of_rank(self, rank: int) -> Iterator[Instruction]:
@@ -316,13 +317,13 @@ class Program:
 
 
 def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Instruction:
-    """Return one row of columns, for people; `position` is that in the whole program."""
+    """Return one row of columns as an `Instruction`; `position` is its row in the whole program."""
     values = {name: int(getattr(columns, name)[row]) for name in COLUMN_NAMES}
     return Instruction(position=position, id=id, kind=KINDS[values.pop("kind")], **values)
 
 
 def instruction_ids(columns: Columns, lane: Ints) -> Ids:
-    """Hash the coordinates of every row."""
+    """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`."""
     kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
     return mix_in(
         kind_names[columns.kind],

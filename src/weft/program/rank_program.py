@@ -1,8 +1,8 @@
-"""`RankProgram`: one rank's part of a Program, as large as what the rank does, however many ranks there are.
+"""`RankProgram`: one rank's part of a Program; its size depends on the rank's work only.
 
-Its rows, ids, edges and groups are those of the whole program, with the positions that they have there. A
-part is built by itself (`weft.program.build`) or taken out of a whole program (`part_of`); both are equal,
-which digests tell of parts that never lie side by side.
+Its rows, ids, edges and groups keep their values and positions in the whole program. A part is built by
+itself (`weft.program.assemble`) or taken out of a whole program (`part_of`). Both are equal; digests compare
+parts that are never in one process.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from weft.program.program import (
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
-    """What one rank of a Program does.
+    """One rank's part of a Program.
 
     Attributes:
-        rank: whose part it is. ranks: those of the whole program.
-        micro_batches: those of the whole global batch.
+        rank: the rank of the part. ranks: number of ranks in the whole program.
+        micro_batches: number of micro-batches in the whole global batch.
         first_row: position of the rank's first row in the whole program.
         columns: the rank's rows.
-        edges: all that touch one of them; they count rows of the whole program.
-        groups: the ranks of each group that one of the rows meets in, by its number in the whole program.
-        obligations: what is owed of the stages and replicas that the rank runs.
+        edges: all edges that touch one of them; they count rows of the whole program.
+        groups: the ranks of each group of one of the rows, by the group's number in the whole program.
+        obligations: the obligations of the stages and replicas that the rank runs.
     """
 
     rank: int
@@ -60,27 +60,27 @@ class RankProgram:
 
     @property
     def positions(self) -> range:
-        """Those of the rank's rows in the whole program."""
+        """Positions of the rank's rows in the whole program."""
         return range(self.first_row, self.first_row + len(self))
 
     @cached_property
     def ids(self) -> Ids:
-        """As in the whole program."""
+        """Ids of the rank's rows, as in the whole program."""
         owners = self.obligations.owners
         lanes = np.zeros(2 + max((stage for stage, _ in owners), default=NONE), dtype=np.int64)
         for (stage, _), ranks in owners.items():
             lanes[stage] = ranks.index(self.rank)
-        # The last one is for what belongs to none of these stages.
+        # The last entry is for rows of none of these stages.
         return instruction_ids(self.columns, lanes[np.minimum(self.columns.stage, len(lanes) - 1)])
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The stages that the rank holds, rising."""
+        """The stages that the rank holds, ascending."""
         return tuple(sorted({stage for stage, _ in self.obligations.owners}))
 
     @property
     def digest(self) -> int:
-        """A number that tells this part from others: rows, ids, other ends, groups and edges."""
+        """A hash that distinguishes this part from others: of rows, ids, peers, groups and edges."""
         positions = np.arange(self.first_row, self.first_row + len(self), dtype=np.int64)
         rows = _row_marks(positions, self.ids, self.columns, self.groups)
         return int(np.concatenate([rows, _edge_marks(self.edges)]).sum(dtype=np.uint64))
@@ -92,7 +92,7 @@ class RankProgram:
 
 
 def part_of(program: Program, rank: int) -> RankProgram:
-    """What one rank of a whole program does."""
+    """Return one rank's part of a whole program."""
     first, end = (int(row) for row in program.rank_starts[rank : rank + 2])
     columns, edges, owed = program.columns.take(np.arange(first, end)), program.edges, program.obligations
     touching = np.zeros(len(edges), dtype=np.bool_)
@@ -134,30 +134,30 @@ def digests(program: Program) -> Ids:
 
 
 def _micro_batches(owed: Obligations) -> int:
-    """Those of the whole global batch."""
+    """Return the number of micro-batches in the whole global batch."""
     stage = int(owed.forward[0, 0])
     own = len(np.unique(owed.forward[owed.forward[:, 0] == stage, 2]))
     return own // owed.split(stage)
 
 
 def _of_places(rows: Ints, places: Mapping[tuple[int, int], object]) -> Ints:
-    """Return the rows whose first two columns are one of these places."""
+    """Return the rows with one of these places (stage, replica) in their first two columns."""
     kept = [place in places for place in map(tuple, rows[:, :2].tolist())]
     return rows[np.array(kept, dtype=np.bool_)]
 
 
 def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int, tuple[int, ...]]) -> Ids:
-    """Return a number for each row: where it is, what it is and with whom."""
+    """Return a hash of each row: its position, coordinates and partners."""
     members = np.zeros(1 + max(groups, default=NONE) + 1, dtype=np.uint64)
     for group, ranks in groups.items():
         members[group] = _group_mark(ranks)
-    # The last one is that of no group.
+    # The last entry is for rows without a group.
     sizes = columns.bytes, columns.most_bytes
     return mix_in(ids, positions, columns.rank, columns.peer, columns.group, *sizes, members[columns.group])
 
 
 def _group_mark(ranks: tuple[int, ...]) -> int:
-    """Return a number for the members of a group in their order."""
+    """Return a hash of a group's members in their order."""
     places = np.arange(len(ranks), dtype=np.uint64)
     return int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
 

@@ -1,13 +1,13 @@
-"""Stages whose passes consist of several segments, with collectives between them.
+"""Stages with passes of several segments, and collectives between the segments.
 
-A forward pass runs its segments in order, a backward pass in the opposite one; segments are numbered (`part`)
-as the forward pass runs them, and border b lies between segments b and b + 1. What runs last, segment n - 1
-forward and segment 0 backward, is the `forward` or `backward` itself: it completes what others wait for.
-Every segment before is a row of its own, and so is the collective of every border. A backward segment may be
-split: its input part comes before the collective, its weight part runs beside it.
+A forward pass runs its segments in order, a backward pass in reverse. Segments are numbered (`part`) in
+forward order; border b lies between segments b and b + 1. The last segment of a pass is the `forward`
+(segment n - 1) or `backward` (segment 0) itself. It completes the values that others wait for. Every
+segment before it is a row of its own, and so is the collective of every border. A backward segment may be
+split: its input part comes before the collective, its weight part overlaps with it.
 
-A method says where its stages are cut (`CutInSegments`), and registers the kinds of its collectives: one that
-reads `segment_output` and writes `segment_input`, one that reads `segment_gradient` and writes
+A method declares the cuts of its stages (`CutInSegments`) and registers the kinds of its collectives. One
+kind reads `segment_output` and writes `segment_input`. The other reads `segment_gradient` and writes
 `border_gradient`.
 """
 
@@ -28,11 +28,11 @@ from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Border:
-    """What ranks exchange between two segments of a pass.
+    """The collective between two segments of a pass.
 
     Attributes:
         kind: code of the collective.
-        bytes: expected payload per rank, which is predicted. most_bytes: the most, for which there is room.
+        bytes: expected payload per rank, for predictions. most_bytes: largest payload, for buffers.
     """
 
     kind: int
@@ -42,7 +42,7 @@ class Border:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSegments:
-    """The borders of a stage's forward and backward pass, and by backward segment whether it is split."""
+    """Borders of a stage's forward and backward pass; `split` is True for each split backward segment."""
 
     forward: tuple[Border, ...] = ()
     backward: tuple[Border, ...] = ()
@@ -51,7 +51,7 @@ class StageSegments:
 
 @dataclass(frozen=True, kw_only=True)
 class CutInSegments(Owed):
-    """Passes of stages consist of segments; by stage, whole ones have no borders."""
+    """The segments of each stage's passes; a stage with whole passes has no borders."""
 
     segments: tuple[StageSegments, ...]
 
@@ -62,7 +62,7 @@ class CutInSegments(Owed):
 
 
 def segments_of(methods: Mapping[str, Owed]) -> CutInSegments | None:
-    """How the stages of a program that owes this are cut; None where all passes are whole."""
+    """Return the cuts of a program with these obligations; None if all passes are whole."""
     return next((one for one in methods.values() if isinstance(one, CutInSegments)), None)
 
 
@@ -76,9 +76,9 @@ def segment_borders(program: Program) -> Ints:
 
 
 def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
-    """How many borders a pass of each row's stage has."""
+    """Return the number of borders in a pass of each row's stage, shape (rows,)."""
     owed = segments_of(program.obligations.methods)
-    # The last one is for stages that there are not.
+    # The last entry is for stages outside the list.
     counts = [len(one.backward if backward else one.forward) for one in (owed.segments if owed else ())] + [0]
     stage = np.minimum(program.columns.stage[rows], len(counts) - 1)
     found: Ints = np.array(counts, dtype=np.int64)[stage]
@@ -86,36 +86,36 @@ def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
 
 
 def _at(rows: Ints, part: Ints, borders: Ints) -> Places:
-    """At these borders, where there are such."""
+    """Return the rows at these borders, without borders that do not exist."""
     there = (part >= 0) & (part < borders)
     return Places(rows[there], {"part": part[there]})
 
 
 def border_before(program: Program, rows: Ints) -> Places:
-    """At the border before a forward segment; before the last one of its stage for a forward."""
+    """Return the border before a forward segment; for a forward, the last border of its stage."""
     columns, borders = program.columns, _borders(program, rows, backward=False)
     segment = np.where(columns.kind[rows] == FORWARD_SEGMENT, columns.part[rows], borders)
     return _at(rows, segment - 1, borders)
 
 
 def border_behind(program: Program, rows: Ints) -> Places:
-    """At the border behind a segment, which its backward pass comes over; behind the first for a backward."""
+    """Return the border behind a segment, the source of its output gradient; for a backward, the first."""
     return _at(rows, program.columns.part[rows], _borders(program, rows, backward=True))
 
 
 def border_ahead(program: Program, rows: Ints) -> Places:
-    """At the border before a segment, to which its backward pass goes."""
+    """Return the border before a segment, the target of its input gradient."""
     return _at(rows, program.columns.part[rows] - 1, _borders(program, rows, backward=True))
 
 
 def _first(program: Program, rows: Ints) -> Ints:
-    """Return the segments with which forward passes begin."""
+    """Return the rows of first segments, with which forward passes begin."""
     first: Ints = rows[program.columns.part[rows] == 0]
     return first
 
 
 def _last(program: Program, rows: Ints) -> Ints:
-    """Return the segments with which backward passes begin."""
+    """Return the rows of last segments, with which backward passes begin."""
     last: Ints = rows[program.columns.part[rows] == _borders(program, rows, backward=True)]
     return last
 
@@ -129,7 +129,7 @@ VALUES.register(ValueKind(name="segment_for_weight", scope=_PER_BORDER, until="f
 
 _CROSSED = Read("segment_input", at=border_before, consumes=True)
 _CROSSED_BACK = Read("border_gradient", at=border_behind, consumes=True)
-# The weights were there for the first segment, and the others follow it.
+# The first segment to run waits for the saved tensors and the weights; the others follow it.
 _BACK = (
     Read("saved", waits="first"),
     Read(
@@ -155,7 +155,7 @@ BACKWARD_SEGMENT = computation("backward_segment", "Bs", _BACK, (_AHEAD, "weight
 INPUT_SEGMENT = computation("input_segment", "Is", _BACK, (_AHEAD, "segment_for_weight"))
 WEIGHT_SEGMENT = computation("weight_segment", "Ws", (_FOR_WEIGHT,), ("weight_gradient",))
 
-# What a method that cuts stages contributes: what completes a pass reads what crossed the last border.
+# A method that cuts stages contributes these: the row that completes a pass reads from the last border.
 USES = (
     AddedUses(kinds=("forward",), reads=(_CROSSED,)),
     AddedUses(kinds=("backward",), reads=(_CROSSED_BACK,)),

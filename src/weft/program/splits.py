@@ -1,8 +1,8 @@
-"""Numbers of micro-batches, where stages split those of the batch into several of their own.
+"""Numbers of micro-batches, for stages that split each micro-batch of the batch into several of their own.
 
-A stage that splits in s runs micro-batch m of the batch as its own m * s to m * s + s - 1. What crosses
-between two stages is numbered by the one that splits more: a whole micro-batch of that one, a part of one of
-the other.
+A stage with s splits runs micro-batch m of the batch as its own `m * s` to `m * s + s - 1`. Between two
+stages, the stage with more splits numbers the crossings. A crossing is a whole micro-batch of this stage and
+part of one of the other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weft.program.schedules.base import ComputeOrder
 
 
 class Crossings(NamedTuple):
-    """What crosses the edges of a stage graph in a step, edge by edge, each in the order of the samples.
+    """Micro-batches that cross the edges of a stage graph in a step, by edge, in the order of the samples.
 
     Attributes:
         edge: index of the edge. number: the micro-batch that crosses.
-        producer, consumer: the micro-batches of both stages that have it.
+        producer, consumer: the micro-batches of both stages that contain it.
     """
 
     edge: Ints
@@ -33,7 +33,7 @@ class Crossings(NamedTuple):
 
 
 def crossings(splits: Ints, edges: Ints, micro_batches: int) -> Crossings:
-    """All that crosses; `splits` of all stages, `edges` of shape (edges, 2), `micro_batches` of the batch."""
+    """Return all crossings of a batch; `splits` are by stage, `edges` have shape (edges, 2)."""
     here, there = splits[edges[:, 0]], splits[edges[:, 1]]
     finer = np.maximum(here, there)
     edge, number = numbered(finer * micro_batches)
@@ -41,7 +41,7 @@ def crossings(splits: Ints, edges: Ints, micro_batches: int) -> Crossings:
 
 
 def split_order(order: ComputeOrder, splits: Ints) -> ComputeOrder:
-    """Return the order in which stages compute each micro-batch of the batch as several of their own."""
+    """Return the order with each micro-batch of the batch replaced by the stage's own ones."""
     if (splits == 1).all():
         return order
     row, within = numbered(splits[order.stage])
@@ -50,7 +50,7 @@ def split_order(order: ComputeOrder, splits: Ints) -> ComputeOrder:
 
 
 def per_micro_batch(columns: Columns, splits: Ints) -> Ints:
-    """How many numbers each row's micro-batches have for one of the batch; shape (rows,)."""
+    """Return each row's number of micro-batches, or for messages of crossings, per one of the batch."""
     own = splits[np.maximum(columns.stage, 0)]
     if (splits == 1).all():
         return own

@@ -13,9 +13,9 @@ _HEADING = "position  id                kind               stage micro-batch   p
 def format_program(program: Program, max_rows: int | None = None) -> str:
     """Return one line per instruction, rank by rank, in the order in which the host issues them.
 
-    `after` lists the positions of the instructions that must have ended, with ``-n`` for those of n cycles
-    earlier. The peer of a collective is its group, as ``g0``. A program of more than `max_rows` instructions
-    is cut to an equal share for each rank, and what is left out is counted.
+    `after` lists the positions of the instructions that must have ended, with ``-n`` for n cycles earlier.
+    The peer of a collective is its group, as ``g0``. A program of more than `max_rows` instructions is cut to
+    an equal share for each rank. Each rank's omitted instructions are counted.
     """
     share = len(program)
     if max_rows is not None and len(program) > max_rows:
@@ -43,7 +43,7 @@ def _summary(program: Program) -> str:
 
 
 def _methods(program: Program) -> dict[str, str]:
-    """Return the schedule, what was folded, and what is owed to methods."""
+    """Return the folded replica and lane, the schedule, and the facts of the obligations to methods."""
     kept = {"folded": program.kept_replica, "folded_lanes": program.kept_lane}
     facts = {key: str(value) for key, value in kept.items() if value is not None}
     if program.schedule:
@@ -67,7 +67,7 @@ def _line(program: Program, row: int, incoming: Ints) -> str:
             edges.source[incoming].tolist(), edges.distance[incoming].tolist(), strict=True
         )
     )
-    # In a cycle of several steps, which of them.
+    # The step, in a cycle of several steps.
     of_step = f" of step {instruction.iteration}" if program.steps_per_cycle > 1 else ""
     kind = instruction.kind.name + of_step
     text = (

@@ -1,8 +1,8 @@
-"""The open registry of values: what instructions make for each other, and how long it lasts.
+"""The open registry of values: the data that instructions make for each other, and their lifetimes.
 
-A kind of instruction declares its uses of values. From these declarations alone the verifier proves of every
-program that each value is made before it is read, stays whole until the last read, and is used up. A method
-that adds kinds declares their values here, or in a file of its own, and nothing of the verifier changes.
+A kind of instruction declares its uses of values. The verifier needs only these declarations for its proof:
+A value is made before it is read, stays whole until the last read, and is used up. A method that adds kinds
+declares their values here or in its own file. The verifier does not change.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Waits = Literal["each", "first", "last"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueKind:
-    """Something that instructions make and read.
+    """A kind of value that instructions make and read.
 
     Attributes:
-        name: how kinds call it.
-        scope: the coordinates that tell one from another, beside the rank; beside the step, too, unless it
-            lasts until it is written again.
-        until: how it ends. ``freed``: a read of its step must consume it. ``read``: somebody must read it in
-            its step. ``step``: with its step, read or not. ``written``: when it is made anew, perhaps by a
-            later step; what nobody has made yet is there from the start.
+        name: its name in the declarations of kinds.
+        scope: the coordinates that distinguish its values, in addition to the rank and the step. Values that
+            last until they are written again have no step.
+        until: its end. ``freed``: a read of its step must consume it. ``read``: an instruction must read it
+            in its step. ``step``: it ends with its step, read or not. ``written``: it ends when it is written
+            again, perhaps in a later step; before the first write it has an initial content.
         accumulates: several writes add up; all come before the first read.
     """
 
@@ -44,13 +44,13 @@ class ValueKind:
 
     @property
     def carried(self) -> bool:
-        """Whether it outlives the step that makes it."""
+        """True if the value outlives the step that makes it."""
         return self.until == "written"
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An instruction makes a value, at its own coordinates or where `at` says."""
+    """A value that an instruction makes, at its own coordinates or at the places of `at`."""
 
     value: str
     at: At = own
@@ -58,14 +58,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Read(Use):
-    """An instruction reads a value.
+    """A value that an instruction reads.
 
     Attributes:
-        consumes: nothing may read it afterwards.
-        waits: which edges the verifier asks for. ``each``: one from every write to this read. ``first``: the
-            first of the reads in a queue has one, the others follow it. ``last``: one from the last of the
-            writes in a queue, or from what follows it there.
-        otherwise: what is read where nothing makes the value; its `at` gives the same places in turn.
+        consumes: nothing may read the value afterwards.
+        waits: the edges that the verifier requires. ``each``: one from every write to this read. ``first``:
+            one to the first of the reads in a queue; the others follow it. ``last``: one from the last of the
+            writes in a queue, or from a later row there.
+        otherwise: the alternative where nothing makes the value; its `at` returns the same places in order.
     """
 
     consumes: bool = False
@@ -74,7 +74,7 @@ class Read(Use):
 
     @property
     def choices(self) -> tuple[Read, ...]:
-        """This read and what stands in for it, in turn."""
+        """This read and its alternatives, in order."""
         return (self, *(self.otherwise.choices if self.otherwise else ()))
 
 
@@ -90,7 +90,7 @@ class ValueRegistry:
         """Add a value and return it.
 
         Raises:
-            InputError: when the name is taken by a different value, or it both accumulates and is carried.
+            InputError: when a different value has the name, or the value both accumulates and is carried.
         """
         if self._values.setdefault(value.name, value) != value:
             raise InputError(Violation("values", f"{value.name!r} is already registered differently"))
@@ -100,7 +100,7 @@ class ValueRegistry:
         return value
 
     def require(self, name: str, user: str) -> None:
-        """Refuse a name that no value has; `user` says who uses it.
+        """Check that a value has this name; `user` names its user in the error.
 
         Raises:
             InputError: with the nearest name.
@@ -124,7 +124,7 @@ VALUES = ValueRegistry(
     ValueKind(name="input_gradient", scope=PER_MICRO_BATCH, until="step"),
     ValueKind(name="saved_for_weight", scope=PER_MICRO_BATCH, until="freed"),
     ValueKind(name="message", scope=("peer", "stage", "part", "micro_batch"), until="freed"),
-    # What a step makes: a share of the weights, or all where replicas share nothing out.
+    # A step makes a shard of the weights, or all weights if replicas shard nothing.
     ValueKind(name="weights", scope=PER_STAGE, until="written"),
     ValueKind(name="weight_gradient", scope=PER_STAGE, until="freed", accumulates=True),
     ValueKind(name="reduced_gradient", scope=PER_STAGE, until="freed", accumulates=True),

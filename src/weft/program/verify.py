@@ -1,8 +1,8 @@
-"""The verifier: proves a Program whoever built it, before anything is launched.
+"""The verifier: a proof of a Program from any builder, before launch.
 
-It proves that every obligation is met exactly once on the right ranks; that every value that a kind declares,
-known or not, is made before it is read, whole until then and used up; that messages and collectives agree at
-all ends; that what is owed to methods is done; and that no order of events under rendezvous sends can hang.
+Every obligation is met exactly once on the right ranks. Every value of a known or unknown kind is made before
+it is read, whole until then and used up. Messages and collectives agree at all ends. The obligations to
+methods are met. No order of events under rendezvous sends can hang.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.program.program import Program
 
 
 def verify(program: Program) -> list[Violation]:
-    """Return everything that is wrong with `program`; an empty list proves it."""
+    """Return all violations in `program`; an empty list proves it."""
     broken = check_shape(program)
     if broken:
         return broken
@@ -43,10 +43,10 @@ def _check_methods(program: Program) -> list[Violation]:
 
 
 def require_valid(program: Program) -> None:
-    """Refuse a program that `verify` finds anything wrong with.
+    """Check that `verify` finds no violation in the program.
 
     Raises:
-        InputError: with every violation.
+        InputError: with all violations.
     """
     problems = verify(program)
     if problems:

@@ -1,8 +1,8 @@
-"""Which instructions wait for which, and who holds up the others when nothing goes on.
+"""The wait graph of instructions, and the ranks that hold up the others when nothing progresses.
 
-Under rendezvous a message is one event of both ranks, and so is a collective: each is one node of the graph.
-A node waits for the instructions before it in its queues, for the sources of its edges and, because a
-synchronous device posts nothing while it computes, for the computation its host issued before.
+A collective, or a message under rendezvous, is one event of all its ranks: one node of the graph. A node
+waits for the instructions before it in its queues and for the sources of its edges. It also waits for the
+last computation its host issued before it: a synchronous device posts nothing while it computes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.program.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """Where the ranks of a step are that does not go on.
+    """Positions of the ranks in a step that makes no progress.
 
     Attributes:
-        at: by rank, for all that have something left: the row that it has come to.
-        holding: ranks whose row has not ended though all that it waits for has.
+        at: by rank, for each rank with rows left: the row it has reached.
+        holding: ranks with an unfinished row that waits for nothing more.
     """
 
     at: Mapping[int, int]
@@ -32,15 +32,15 @@ class Standstill:
 
 
 def standstill(program: Program, ended: Mask, absent: Collection[int] = ()) -> Standstill:
-    """Who waits, and who holds up the others, when these rows of a step have ended and no other one does.
+    """Find the waiting ranks and the ranks that hold them up, when no further row of a step ends.
 
-    What several ranks do together, a collective or a message under way, is held up by all of them that have
-    not ended it: it cannot be seen which of them has come to it.
+    A collective, or a message under way, is held up by all its ranks that have not ended it. It cannot be
+    seen which of them has reached it.
 
     Args:
-        ended: for each row of the program. A message that was sent but not taken counts as received, as a
-            receiver may take it only when it needs it.
-        absent: ranks that have not begun the step. They hold up all that they take part in.
+        ended: True for each ended row of the program. A message that was sent but not taken counts as
+            received, because a receiver may take it only when it needs it.
+        absent: ranks that have not begun the step. They hold up everything they take part in.
     """
     node = events(program)
     left = ~(ended | _sent(program, ended))
@@ -60,7 +60,7 @@ def standstill(program: Program, ended: Mask, absent: Collection[int] = ()) -> S
 
 
 def _sent(program: Program, ended: Mask) -> Mask:
-    """Receives of which the send has ended."""
+    """Return True for each receive with an ended send."""
     found = np.zeros(len(program), dtype=np.bool_)
     for send, receive in MESSAGES:
         sends, receives = matched(program, send, receive)
@@ -69,7 +69,7 @@ def _sent(program: Program, ended: Mask) -> Mask:
 
 
 def _first_of_ranks(program: Program, rows: Mask) -> dict[int, int]:
-    """The first of these rows of each rank that has one; of a rank that has any, the first computation."""
+    """Return the first of these rows on each rank: its first computation, if it has one."""
     rank = program.columns.rank
     chosen: dict[int, int] = {}
     for wanted in (rows, rows & is_compute(program.columns.kind)):
@@ -80,7 +80,7 @@ def _first_of_ranks(program: Program, rows: Mask) -> dict[int, int]:
 
 
 def events(program: Program) -> Ints:
-    """Node of each row: its own, its send's for a receive, the first member's for a collective."""
+    """Return the node of each row: the row, a receive's send, or a collective's first member."""
     node = np.arange(len(program), dtype=np.int64)
     for send, receive in MESSAGES:
         sends, receives = matched(program, send, receive)
@@ -94,7 +94,7 @@ def events(program: Program) -> Ints:
 
 
 def waits(program: Program, node: Ints) -> tuple[Ints, Ints]:
-    """Pairs (source, target) of nodes: the target cannot end before the source has."""
+    """Return pairs (source, target) of nodes: the target cannot end before the source."""
     queue = program.queue
     order = np.argsort(queue, kind="stable")
     follows = np.diff(queue[order]) == 0
@@ -102,7 +102,7 @@ def waits(program: Program, node: Ints) -> tuple[Ints, Ints]:
     edges = program.edges
     same_cycle = edges.distance == 0
     source, target = edges.source[same_cycle], edges.target[same_cycle]
-    # The order of a queue already says what an edge inside it says; a message's own edge became one node.
+    # Edges inside a queue repeat its order; the edge of a message lies inside its node.
     told = (queue[source] == queue[target]) & (source < target)
     computes = is_compute(program.columns.kind)
     sends = is_send(program.columns.kind)

@@ -1,1 +1,1 @@
-"""What the verifier proves, one file per law. None of it knows how a program was built."""
+"""The laws that the verifier proves, one file per law. They do not depend on the builder of a program."""

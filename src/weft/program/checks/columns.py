@@ -1,4 +1,4 @@
-"""Columns and edges are in range, rows are sorted by rank, ids are unique."""
+"""The law of columns: columns and edges are in range, rows are sorted by rank, ids are unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.program.program import COLUMN_NAMES, NONE, Program
 
 
 def check_shape(program: Program) -> list[Violation]:
-    """Return everything that must hold before a row can even be named."""
+    """Check lengths, ranges and the order of rows by rank, which must hold before a row can be named."""
     columns, edges = program.columns, program.edges
     found = []
     if program.steps_per_cycle < 1 or program.ranks < 1:
@@ -47,7 +47,7 @@ def check_shape(program: Program) -> list[Violation]:
 
 
 def check_coordinates(program: Program) -> list[Violation]:
-    """Peers and groups where they belong, every row on a rank of its stage replica, ids unique."""
+    """Check peers, groups and payload limits, that rows run on owners of their stage, and that ids differ."""
     columns = program.columns
     message = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
     collective = is_collective(columns.kind)
@@ -92,7 +92,7 @@ def check_coordinates(program: Program) -> list[Violation]:
 
 
 def _out_of_range(where: str, entry: str, values: Ints, low: int, high: int | None) -> list[Violation]:
-    """`high` is the first value that is not allowed, None where there is no bound."""
+    """Return the violations of values below `low` or from `high` on; None is no upper bound."""
     bad = values < low
     if high is not None:
         bad |= values >= high

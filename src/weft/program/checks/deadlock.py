@@ -1,7 +1,7 @@
-"""Freedom from deadlock when a send waits until its receive has been reached.
+"""The law of deadlocks: the program cannot hang when a send waits until its receive has been reached.
 
-The program cannot hang on any device if the graph of its waits (`weft.program.waits`) has no cycle. (Edges to
-later cycles and the order of cycles only point forward, so one cycle of the program is enough.)
+This holds on any device if the graph of its waits (`weft.program.waits`) has no cycle. Edges to later cycles
+of the program, and the order of its cycles, only point forward. So one cycle of the program is enough.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _SHOWN = 12
 
 
 def check_deadlock(program: Program) -> list[Violation]:
+    """Check that the wait graph has no cycle; the violation shows a short one."""
     source, target = waits(program, events(program))
     graph = rustworkx.PyDiGraph()
     graph.add_nodes_from(range(len(program)))
@@ -34,7 +35,7 @@ def check_deadlock(program: Program) -> list[Violation]:
 
 
 def _short_cycle(graph: rustworkx.PyDiGraph) -> list[int]:
-    """Return a shortest cycle through some node of the smallest knot."""
+    """Return a shortest cycle through some node of the smallest strongly connected component."""
     loops = [source for source, target in graph.edge_list() if source == target]
     if loops:
         return loops[:1]

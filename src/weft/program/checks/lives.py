@@ -1,4 +1,4 @@
-"""What may happen to one value, from the write that begins its life to the read that ends it."""
+"""The life of one value, from the write that begins it to the read that ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHERE = "values"
 
 
 class _Words:
-    """Names uses of one value, by their index."""
+    """Messages about the uses of one value, by their index."""
 
     def __init__(self, program: Program, value: ValueKind, uses: Uses) -> None:
         self._program, self._value, self._uses = program, value, uses
@@ -29,7 +29,7 @@ class _Words:
         return name(self._program, int(self._uses.row[use]))
 
     def value(self, use: int) -> str:
-        """Return the value, with the stage or part where it is not the instruction's own."""
+        """Return the value's name, with its stage or part if it is not the instruction's own."""
         for coordinate in ("stage", "part"):
             if coordinate in self._value.scope:
                 here = self._uses.coordinate(use, coordinate)
@@ -70,7 +70,7 @@ class _Words:
 
 
 def check_lives(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
-    """Return a value that its step makes and ends."""
+    """Check the life of a value that its step makes and ends."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)
     writes, reads, consumes = uses.writes, ~uses.writes, uses.consumes
@@ -100,7 +100,7 @@ def _running(index: Ints, chosen: Mask) -> Ints:
 
 
 def _before(latest: Ints, first: Ints) -> Ints:
-    """What was the latest one before each index, among the uses at the same coordinates, or -1."""
+    """Return the latest chosen index before each one, among the uses at the same coordinates, or -1."""
     before = np.append(-1, latest[:-1])[: len(latest)]
     return np.where(before >= first, before, -1)
 
@@ -108,7 +108,7 @@ def _before(latest: Ints, first: Ints) -> Ints:
 def _unused(
     value: ValueKind, words: _Words, index: Ints, uses: Uses, born: Mask, latest: Ints, last_read: Ints
 ) -> Iterator[tuple[Mask, Callable[[int], str]]]:
-    """What is made and then not read, or not consumed."""
+    """Yield masks of values that are made and then not read, or not consumed, with their messages."""
     if value.until == "freed":
         kept = np.zeros(len(index), dtype=np.bool_)
         ends = latest[uses.last]
@@ -147,13 +147,13 @@ def _check_let_go(order: Order, words: _Words, uses: Uses, end: Ints, birth: Int
 
 
 def _overtaken(words: _Words, uses: Uses, read: Ints, end: Ints, waited: Mask) -> list[Violation]:
-    """Reads of a value that something may end, or make anew, before they do."""
+    """Return the violations of uses that may end a value, or make it anew, before its reads."""
     wrong = ~waited & (uses.row[read] != uses.row[end])
     return violations(_WHERE, np.flatnonzero(wrong), partial(words.overtaken, read, end))
 
 
 def _numbered(chosen: Mask) -> tuple[Ints, Ints]:
-    """Return the chosen indices, and how many of them there are up to each index."""
+    """Return the chosen indices, and their number up to each index."""
     return np.flatnonzero(chosen), np.cumsum(chosen, dtype=np.int64)
 
 
@@ -164,7 +164,7 @@ def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def check_carried(program: Program, order: Order, value: ValueKind, uses: Uses) -> list[Violation]:
-    """Return a value that lasts until it is written again, in this step, a later one or the next cycle."""
+    """Check a value that lasts until its next write, in this step, a later one or the next cycle."""
     words = _Words(program, value, uses)
     index = np.arange(len(uses.row), dtype=np.int64)
     writes = uses.writes
@@ -172,7 +172,7 @@ def check_carried(program: Program, order: Order, value: ValueKind, uses: Uses) 
         return []
     latest = _running(index, writes)
     before, final = _before(latest, uses.first), latest[uses.last]
-    # What runs once, before all cycles, reads what is there from the start.
+    # Instructions of the prologue run once, before all cycles, and read the initial content.
     reads = ~writes & (final >= uses.first) & (program.columns.iteration[uses.row] >= 0)
     writers = np.append(np.flatnonzero(writes), len(index))
     after = writers[np.searchsorted(writers, index)]

@@ -1,4 +1,4 @@
-"""The ends of every message agree, and every collective has its members, alike on all ranks."""
+"""The law of messages: both ends of every message agree, and all members of every collective."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weft.program.program import NONE, Program
 
 
 def matched(program: Program, send: int, receive: int) -> tuple[Ints, Ints]:
-    """Return rows of all sends of a kind, and of their receives (-1 where there is none)."""
+    """Return the rows of all sends of a kind, and of their receives (-1 for none)."""
     sends, receives = rows_of(program, send), rows_of(program, receive)
     place = find(_ends(program, receives, mirrored=True), _ends(program, sends, mirrored=False))
     return sends, np.append(receives, -1)[place]
 
 
 def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
-    """(from rank, to rank, from stage, to stage, micro-batch, iteration) of messages."""
+    """Return columns (from rank, to rank, from stage, to stage, micro-batch, iteration) of messages."""
     columns = program.columns
     ranks = (columns.rank[rows], columns.peer[rows])
     stages = (columns.stage[rows], columns.part[rows])
@@ -30,6 +30,7 @@ def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
 
 
 def check_messages(program: Program) -> list[Violation]:
+    """Check the bytes and the order of every message with both ends."""
     found = []
     for send, receive in MESSAGES:
         sends, receives = matched(program, send, receive)
@@ -38,7 +39,7 @@ def check_messages(program: Program) -> list[Violation]:
 
 
 def _check_pairs(program: Program, sends: Ints, receives: Ints) -> list[Violation]:
-    """Matched ends agree on the bytes, and come in the same order in their channel."""
+    """Check that matched ends agree on the bytes, and come in the same order in their channel."""
     columns = program.columns
     found = violations(
         "messages",
@@ -64,9 +65,9 @@ def _check_pairs(program: Program, sends: Ints, receives: Ints) -> list[Violatio
 
 
 def check_collectives(program: Program) -> list[Violation]:
-    """Check that every rank of a group takes part exactly once and with as many bytes as the others.
+    """Check that every rank of a group takes part exactly once and with the same bytes as the others.
 
-    A folded program holds the members of one replica only; there, missing members are legal.
+    A folded program has the members of one replica only; there, missing members are legal.
     """
     columns = program.columns
     rows = np.flatnonzero(is_collective(columns.kind))
@@ -103,14 +104,17 @@ def check_collectives(program: Program) -> list[Violation]:
 
 
 def _members(program: Program) -> Ints:
-    """How many ranks of each group the program has: where one lane is there in place of all, its own."""
+    """Return the number of each group's ranks in the program; if lanes are folded, in the kept lane."""
     there = {rank for ranks in program.obligations.owners.values() for rank in ranks}
     kept = [group if program.kept_lane is None else there.intersection(group) for group in program.groups]
     return np.array([len(set(group)) for group in kept], dtype=np.int64)
 
 
 def collective_codes(program: Program, rows: Ints) -> Ints:
-    """Equal for members of one collective: same kind, step, micro-batch, group, part and, mostly, stage."""
+    """Return equal codes for members of one collective: same kind, step, micro-batch, group and part.
+
+    Members have the same stage, too, unless the kind spans stages.
+    """
     columns = program.columns
     spans = np.array([kind.spans_stages for kind in KINDS])[columns.kind[rows]]
     return codes(

@@ -1,4 +1,4 @@
-"""Every forward, backward and step that is owed runs exactly once, and nothing else does."""
+"""The law of obligations: every owed forward, backward and step runs exactly once, and no other does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.program.program import Obligations, Program
 
 
 def check_obligations(program: Program) -> list[Violation]:
-    """A backward counts as both of its parts, so that it may run whole or as input part plus weight part."""
+    """Check all obligations; a backward counts as input part and weight part, and may run whole or split."""
     owed = program.obligations
     pairs = np.concatenate([table[:, :2] for table in (owed.forward, owed.backward, owed.step)])
     owned = {key for key, ranks in owed.owners.items() if ranks}
@@ -32,7 +32,7 @@ def check_obligations(program: Program) -> list[Violation]:
 
 
 def check_runs(program: Program, what: str, owed: Ints, *kinds: int) -> list[Violation]:
-    """Compare owed rows (stage, replica, micro-batch, iteration) of these kinds with what the owners run."""
+    """Compare owed rows (stage, replica, micro-batch, iteration) with the owners' rows of these kinds."""
     columns = program.columns
     rows = rows_of(program, *kinds)
     wanted = _per_rank(owed, program.obligations)

@@ -1,4 +1,4 @@
-"""What comes before what: by edges, and because queues are first in, first out."""
+"""The order of instructions by edges and by queues, which are first in, first out."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from weft.program.program import Program
 
 
 class Order:
-    """Answers whether instructions wait for others, for many pairs (source, target) at a time."""
+    """Tests for instructions that wait for others, of many pairs (source, target) at a time."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._edges = EdgeSet(program)
 
     def joined(self, source: Ints, target: Ints) -> Mask:
-        """Return whether an edge joins them."""
+        """Return True where an edge leads from the source to the target."""
         return self._edges.has(source, target)
 
     def ahead(self, source: Ints, target: Ints) -> Mask:
-        """Return whether the source is before the target in one queue, or the target's queue waits for it."""
+        """Return True where the source is before the target in one queue, or the target's queue awaits it."""
         queue = self._program.queue
         before: Mask = (queue[source] == queue[target]) & (source < target)
         rest = np.flatnonzero(~before)
@@ -29,22 +29,22 @@ class Order:
         return before
 
     def ahead_of_next_cycle(self, source: Ints, target: Ints) -> Mask:
-        """Return whether the target of the next cycle comes after the source of this one."""
+        """Return True where the target of the next cycle comes after the source of this one."""
         queue = self._program.queue
         before: Mask = queue[source] == queue[target]
         rest = np.flatnonzero(~before)
         source, target = source[rest], target[rest]
-        # What a queue has waited for in this cycle has ended in the next.
+        # A row that a queue has waited for in this cycle has ended in the next.
         any_row = np.full(len(target), len(self._program), dtype=np.int64)
         before[rest] = self._waits(source, queue[target], any_row, 0) | self.reaches(source, target, 1)
         return before
 
     def reaches(self, source: Ints, target: Ints, distance: int = 0) -> Mask:
-        """Whether an edge leads from the source to the target or a row before it in the target's queue."""
+        """Return True where an edge leads from the source to the target or an earlier row of its queue."""
         return self._waits(source, self._program.queue[target], target, distance)
 
     def _waits(self, source: Ints, queue: Ints, last: Ints, distance: int) -> Mask:
-        """Return whether an edge leads from the source to a row of the queue, at most to `last`."""
+        """Return True where an edge leads from the source to a row of the queue, at most to `last`."""
         edges, queues = self._program.edges, self._program.queue
         marked = np.zeros(len(self._program), dtype=np.bool_)
         marked[source] = True
@@ -57,7 +57,7 @@ class Order:
         )
 
     def spoken_for(self, source: Ints, target: Ints) -> Mask:
-        """Whether an edge leads to the target from the source or a row after it in the source's queue."""
+        """Return True where an edge leads to the target from the source or a later row of its queue."""
         edges, queues = self._program.edges, self._program.queue
         marked = np.zeros(len(self._program), dtype=np.bool_)
         marked[target] = True
@@ -74,7 +74,7 @@ class Order:
 
 
 def _at_most(known: Ints, values: Ints, wanted: Ints, limit: Ints) -> Mask:
-    """For each wanted code, whether a value of that code is at most the limit."""
+    """Return True for each wanted code with a known value of at most the limit."""
     if not len(known):
         return np.zeros(len(wanted), dtype=np.bool_)
     order = np.lexsort((values, known))

@@ -1,4 +1,4 @@
-"""How the checks name instructions, look rows up and keep a long list of violations readable."""
+"""Names of instructions, lookups of rows and readable lists of violations, for the checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.program import NONE, Program
 
-# A broken program often breaks one law thousands of times; the first few places say it all.
+# A broken program often breaks one law thousands of times; the first few places are enough.
 _SHOWN = 8
 
 
 def name(program: Program, row: int) -> str:
-    """Return a readable name, such as ``rank 0 F2.1`` or ``rank 0 SF2.1 to rank 1``."""
+    """Return a row's readable name, such as ``rank 0 F2.1`` or ``rank 0 SF2.1 to rank 1``."""
     instruction = program.instruction(int(row))
     text = f"rank {instruction.rank} {instruction}"
     if instruction.peer != NONE:
@@ -37,7 +37,7 @@ def violations(where: str, rows: npt.NDArray[np.integer], say: Callable[[int], s
 
 
 def find(table: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
-    """Index in `table` of each row of `wanted` (same columns, in any numbers), or -1 where there is none."""
+    """Return the index in `table` of each row of `wanted` (any number of equal columns), or -1 for none."""
     size = len(table[0])
     both = codes(*(np.concatenate(pair) for pair in zip(table, wanted, strict=True)))
     known, searched = both[:size], both[size:]
@@ -50,7 +50,7 @@ def find(table: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
 
 
 class EdgeSet:
-    """Answers whether edges exist, many at a time."""
+    """The edges of a program as a set, with tests of many edges at a time."""
 
     def __init__(self, program: Program) -> None:
         edges = program.edges
@@ -61,7 +61,7 @@ class EdgeSet:
         return (np.asarray(distance, dtype=np.int64) * self._rows + source) * self._rows + target
 
     def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> Mask:
-        """Return whether each edge exists; never for a source of -1."""
+        """Return True for each edge that exists; False for a source of -1."""
         if not len(self._keys):
             return np.zeros(len(source), dtype=np.bool_)
         key = self._key(source, target, distance)
@@ -71,7 +71,7 @@ class EdgeSet:
 
 
 def rows_of(program: Program, *kinds: int) -> Ints:
-    """Return positions of all instructions of these kinds, ascending."""
+    """Return the positions of all instructions of these kinds, ascending."""
     wanted = np.zeros(len(KINDS), dtype=np.bool_)
     wanted[list(kinds)] = True
     return np.flatnonzero(wanted[program.columns.kind])

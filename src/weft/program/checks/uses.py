@@ -13,7 +13,7 @@ from weft.program.values import Read
 
 EACH, FIRST, LAST, _WAITS = 0, 1, 2, 3
 CONSUMES = 4
-# The highest flag, so that an instruction that reads and writes a value reads it first.
+# The highest flag: an instruction that reads and writes a value reads it first.
 WRITES = 8
 _FLAG_BITS = 4
 
@@ -25,11 +25,11 @@ def waits_flag(read: Read) -> int:
 
 @dataclass(frozen=True)
 class Uses:
-    """Uses of one value; those at the same coordinates come together, one after the other.
+    """Uses of one value; uses at the same coordinates are adjacent.
 
     Attributes:
-        row, flag: the instruction, and what it does: `WRITES`, or how a read waits and whether it `CONSUMES`.
-        first, last: of the uses at the same coordinates the index of the first and of the last one.
+        row, flag: the instruction and its use: `WRITES`, or a read's wait with `CONSUMES` for a last read.
+        first, last: index of the first and the last use at the same coordinates.
         place: number of the coordinates.
     """
 
@@ -43,9 +43,9 @@ class Uses:
 
     @classmethod
     def sort(cls, row: Ints, flag: Ints, time: Ints, coordinates: Mapping[str, Ints]) -> Uses:
-        """Put uses in order: at the same coordinates by time, then by row.
+        """Sort uses by coordinates, then by time, then by row.
 
-        One integer for each is sorted, because that is several times faster than to sort indices.
+        The sort uses one integer per use, because this is several times faster than a sort of indices.
         """
         place = codes(*coordinates.values())
         row_bits = int(row.max(initial=0)).bit_length()
@@ -85,6 +85,6 @@ class Uses:
         return self.flag & _WAITS
 
     def coordinate(self, index: int, name: str) -> int:
-        """Return a coordinate of the value of a use."""
+        """Return a coordinate of a use's value."""
         one = int(np.flatnonzero(self._places == self.place[index])[0])
         return int(self._coordinates[name][one])

@@ -1,9 +1,9 @@
-"""Every value is made before it is read, stays whole until its last read, and is used up.
+"""The law of values: each is made before its reads, stays whole until the last one, and is used up.
 
-What instructions make and read is what their kinds declare (`weft.program.values`): nothing here knows a
-kind. Uses of one value at the same coordinates are followed in the order in which the host issues them; what
-happens on another rank, such as the receipt of a message, comes after what happens on its own. Edges then
-say that this order holds whatever the time instructions take.
+The kinds of instructions declare the values they make and read (`weft.program.values`): nothing here knows a
+kind. Uses of one value at the same coordinates are followed in the order in which the host issues them. Uses
+from another rank, such as receipts of messages, come after the uses from the value's own rank. Edges then
+prove that this order holds for any duration of instructions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class _Used(NamedTuple):
 
 
 def check_values(program: Program) -> list[Violation]:
+    """Check the uses of every value that the program's kinds declare."""
     order = Order(program)
     found: list[Violation] = []
     for name, used in _used(program).items():
@@ -61,7 +62,7 @@ def _used(program: Program) -> dict[str, list[_Used]]:
 def _chosen(
     program: Program, read: Read, rows: Ints, made: dict[str, list[Places]]
 ) -> list[tuple[Read, Places]]:
-    """Return the places of a read, each with the first of the values to choose from that is made there."""
+    """Return the places of a read, by the first of its alternatives that is made there."""
     chosen = []
     left = np.ones(0, dtype=np.bool_)
     for index, choice in enumerate(read.choices):
@@ -78,7 +79,7 @@ def _chosen(
 
 
 def _made_at(program: Program, value: ValueKind, writes: list[Places], places: Places) -> Mask:
-    """Return whether the value is made at each place."""
+    """Return True for each place where the value is made."""
     made = sum(len(one.rows) for one in writes)
     if not made:
         return np.zeros(len(places.rows), dtype=np.bool_)
@@ -88,7 +89,7 @@ def _made_at(program: Program, value: ValueKind, writes: list[Places], places: P
 
 
 def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> dict[str, Ints]:
-    """Return the columns that tell the values at these places from each other."""
+    """Return the columns that distinguish the values at these places."""
     names = ("rank", *value.scope) if value.carried else ("rank", *value.scope, "iteration")
     return {
         name: np.concatenate(
@@ -102,7 +103,7 @@ def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> di
 
 
 def _in_order(program: Program, value: ValueKind, used: list[_Used]) -> Uses:
-    """Return the uses by coordinates and, at the same ones, in their order."""
+    """Return the uses sorted by coordinates and, at the same coordinates, by time."""
     columns = program.columns
     row = np.concatenate([one.places.rows for one in used])
     flag = np.repeat([one.flag for one in used], [len(one.places.rows) for one in used])

@@ -1,9 +1,9 @@
-"""Passes: what methods add to a lowered pipeline, and what a program owes them for it.
+"""Passes: the additions of methods to a lowered pipeline, and a program's obligations to the methods.
 
-A pass works on one lowered pipeline, with devices in place of ranks, and leaves the computations alone: first
-on that of one step; then on that of a cycle, in which the step is repeated. A
-method contributes it (`weft.bundles`) together with the groups that its collectives meet in, what the program
-then owes the method, and the check that proves it. The compiler and the verifier know passes and no method.
+A pass works on one lowered pipeline, with devices in place of ranks, and does not change the computations. It
+first works on the pipeline of one step, then on the pipeline of a cycle of repeated steps. A method
+contributes its pass (`weft.bundles`). The pass has the groups of its collectives, the program's obligations
+to the method, and the check that proves them. The compiler and the verifier know passes and no method.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Owed, P
 
 
 def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
-    """Return the pipeline of one step as a cycle of `steps`, device by device and, on a device, step by step.
+    """Return the pipeline of one step as a cycle of `steps`, sorted by device, then by step.
 
-    An edge that reaches d steps on leads from step i of the cycle to step (i + d) mod `steps`, in the cycle
-    that is (i + d) div `steps` later.
+    An edge of distance d leads from step i of the cycle to step `(i + d) mod steps`, `(i + d) div steps`
+    cycles later.
     """
     if steps == 1:
         return pipeline
@@ -40,7 +40,7 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
     rows = len(columns)
     iteration = np.repeat(np.arange(steps, dtype=np.int64), rows)
     copies = replace(Columns.join([columns] * steps), iteration=iteration)
-    # A stable sort, so that rows of one device and step keep their order.
+    # A stable sort: rows of one device and step keep their order.
     order = np.lexsort((copies.iteration, copies.rank))
     source, target, distance = (np.tile(one, steps) for one in (edges.source, edges.target, edges.distance))
     step = np.repeat(np.arange(steps, dtype=np.int64), len(edges))
@@ -54,13 +54,13 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTable:
-    """Groups of ranks in which the collectives of some kinds meet.
+    """Groups of ranks for the collectives of some kinds.
 
     Attributes:
-        kinds: the kinds of instructions.
+        kinds: codes of the kinds.
         groups: the ranks of each group.
-        by: the columns that say where an instruction meets.
-        table: index of the group, -1 where there is none; shape (sizes of `by` in their order, lanes).
+        by: the columns that select the group of an instruction.
+        table: index of the group, -1 for none; shape (sizes of `by` in their order, lanes).
     """
 
     kinds: tuple[int, ...]
@@ -71,24 +71,24 @@ class GroupTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Generic[Options]):
-    """What a method does to programs; `Options` is the type of its options.
+    """A method's changes of programs; `Options` is the type of its options.
 
     Attributes:
-        name: the method's.
-        options: of a plan for the method; None: the pass does not run.
-        apply: the pipeline of one step with the method's rows and edges.
-        cycle: how many steps make a cycle of the method's; that of a program has those of all its methods.
-        apply_to_cycle: the pipeline of a whole cycle with the method's rows and edges.
+        name: name of the method.
+        options: returns a plan's options for the method; None: the pass does not run.
+        apply: returns the pipeline of one step with the method's rows and edges.
+        cycle: returns the steps in a cycle of the method; a program's cycle is their least common multiple.
+        apply_to_cycle: returns the pipeline of a whole cycle with the method's rows and edges.
         default: the options of programs that are built without a plan.
-        after: methods whose passes come before this one.
-        last: the pass comes after all that are not last.
-        evaluates: whether it runs in forward-only programs, too.
-        refuse: why a layout cannot have this, given the options of all methods by name.
-        groups: the groups that its collectives meet in; groups of a program are numbered in this order.
-        owes: what a program owes the method.
-        check: everything that keeps a program from what it owes; None where it owes nothing.
-        decide: the plan with what the method decides from its program and predicted step (a Timeline), kept
-            among the method's options; None where it decides nothing. See `weft.planning.decisions`.
+        after: methods with passes that come before this one.
+        last: True: the pass comes after all passes that are not last.
+        evaluates: True: the pass runs in forward-only programs, too.
+        refuse: returns the violations of a layout, given the options of all methods by name.
+        groups: returns the groups of its collectives; groups of a program are numbered in this order.
+        owes: returns the program's obligations to the method, None for none.
+        check: returns the violations in a program, given its obligations to the method or None.
+        decide: returns the plan with the method's decisions in its options, from the program and the
+            predicted step (a Timeline); None: the method decides nothing. See `weft.planning.decisions`.
     """
 
     name: str
@@ -110,13 +110,13 @@ class Pass(Generic[Options]):
     groups: Callable[[PipelineLayout, Options], Sequence[GroupTable]] = lambda *_: ()
     owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: None
     check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
-    # A Timeline is of a room above this one.
+    # The Timeline is typed Any: its room is above this one.
     decide: Callable[[Plan, Program, Any], Plan] | None = None
 
 
 @cache
 def ordered_passes() -> tuple[Pass[Any], ...]:
-    """Return all passes in the order that they declare; those that say nothing go by name.
+    """Return all passes in the order that they declare, otherwise by name.
 
     Raises:
         InputError: when passes wait for each other.
@@ -137,7 +137,7 @@ def ordered_passes() -> tuple[Pass[Any], ...]:
 
 
 def options_of(plan: Plan, graph: LayerGraph) -> dict[str, Any]:
-    """What a plan asks of each method, by name; methods of which it asks nothing are left out.
+    """Return a plan's options for each method, by name; methods that do not run are left out.
 
     Raises:
         InputError: when the plan names a method that this installation lacks.
@@ -156,10 +156,10 @@ class PassList:
 
     @classmethod
     def of(cls, methods: Mapping[str, Any], layout: PipelineLayout, *, trains: bool) -> PassList:
-        """Return the passes for the options of methods by name.
+        """Choose the passes for the options of methods, given by name.
 
         Raises:
-            InputError: for a method that nobody contributes, and what does not go with the layout.
+            InputError: for a method that nobody contributes, and for options that do not fit the layout.
         """
         ordered = ordered_passes()
         names = [one.name for one in ordered]
@@ -184,7 +184,7 @@ class PassList:
         return lcm(*(one.cycle(options) for one, options in self.passes))
 
     def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
-        """Return a cycle out of the pipeline of one step."""
+        """Apply all passes to the pipeline of one step and return the pipeline of a cycle."""
         for one, options in self.passes:
             pipeline = one.apply(pipeline, layout, options)
         pipeline = repeated(pipeline, self.steps_per_cycle)
@@ -193,7 +193,7 @@ class PassList:
         return pipeline
 
     def owed(self, layout: PipelineLayout) -> dict[str, Owed]:
-        """What a program owes each method, by name."""
+        """Return a program's obligations to each method, by name."""
         found = {one.name: one.owes(layout, options) for one, options in self.passes}
         return {name: owed for name, owed in found.items() if owed is not None}
 
@@ -207,7 +207,7 @@ class PassList:
 
 
 def _numbered(tables: Iterator[GroupTable]) -> Iterator[GroupTable]:
-    """The same tables; numbers in them count the groups of all."""
+    """Yield the tables with group numbers that count over all tables."""
     first = 0
     for one in tables:
         table = np.where(one.table == NONE, NONE, one.table + first)
@@ -217,7 +217,7 @@ def _numbered(tables: Iterator[GroupTable]) -> Iterator[GroupTable]:
 
 @dataclass(frozen=True)
 class ProgramGroups:
-    """The groups of a program, and where its instructions find theirs."""
+    """The groups of a program, and the tables that assign them to instructions."""
 
     tables: tuple[GroupTable, ...] = field(default=())
 
@@ -226,12 +226,12 @@ class ProgramGroups:
         return tuple(group for one in self.tables for group in one.groups)
 
     def members(self, numbers: Ints) -> dict[int, tuple[int, ...]]:
-        """Return the ranks of the groups with these numbers; -1 is none."""
+        """Return the ranks of the groups with these numbers; -1 is left out."""
         groups = self.groups
         return {number: groups[number] for number in numbers.tolist() if number != NONE}
 
     def of(self, columns: Columns, lane: int) -> Ints:
-        """Return the group of each row of one lane, -1 where it meets nobody; shape (rows,)."""
+        """Return the group of each row of one lane, -1 for none; shape (rows,)."""
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
             rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
@@ -241,7 +241,7 @@ class ProgramGroups:
 
     @property
     def kin(self) -> GroupKin:
-        """Which groups are alike."""
+        """The corresponding groups of replicas and lanes."""
         by_replica = tuple(
             np.moveaxis(one.table, one.by.index("replica"), -1) for one in self.tables if "replica" in one.by
         )
@@ -251,9 +251,9 @@ class ProgramGroups:
 def replica_groups(
     kinds: tuple[int, ...], layout: PipelineLayout, parts: Sequence[Sequence[Sequence[int]]]
 ) -> GroupTable:
-    """A group for each lane of each part of a stage's replicas; `parts` are by stage the replicas of each.
+    """Build a group for each lane of each part of a stage's replicas; `parts` lists these replicas by stage.
 
-    Stages with the same holders share groups; a replica that is in no part meets nobody.
+    Stages on the same ranks share groups; a replica in no part has no group.
     """
     numbers: dict[bytes, int] = {}
     groups: list[tuple[int, ...]] = []

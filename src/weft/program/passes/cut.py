@@ -26,7 +26,7 @@ from weft.program.segments import (
 
 
 class _Link(NamedTuple):
-    """One row before a pass's own: what it is, and which link before it it follows; -1: none."""
+    """A row before a pass's own row; `after` is the index of the earlier link it follows, -1 for none."""
 
     kind: int
     part: int
@@ -38,11 +38,11 @@ class _Link(NamedTuple):
 def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> LoweredPipeline:
     """Return the pipeline with segments and collectives before each pass of a stage that has borders.
 
-    What a pass waits for, its first segment waits for, too; who waits for a gradient waits for all segments
-    that add to it. Run it after passes that look at forwards and backwards.
+    The first segment of a pass waits for everything that the pass waits for. Readers of a gradient wait for
+    all segments that add to it. Run it after all method passes that read forwards and backwards.
 
     Raises:
-        InputError: when an order runs backward passes of such a stage in two parts.
+        InputError: when an order splits backward passes of such a stage into two parts.
     """
     columns = pipeline.columns
     _require_whole(columns, segments)
@@ -84,8 +84,7 @@ def _forward(segments: StageSegments) -> list[_Link]:
 
 
 def _backward(segments: StageSegments) -> list[_Link]:
-    """From the last segment to the second; a weight part is issued behind the collective that it runs
-    beside."""
+    """Return links from the last segment to the second; a weight part follows its overlapping collective."""
     links: list[_Link] = []
     crossed = -1
     for part in range(len(segments.backward), 0, -1):
@@ -119,7 +118,7 @@ def _rows(columns: Columns, rows: Ints, link: _Link) -> Columns:
 
 
 def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_Link]) -> Iterator[Edges]:
-    """Those of the chains of `rows`; `chain` are their rows, shape (links, rows)."""
+    """Yield the edges of the chains before `rows`; `chain` has the chains' rows, shape (links, rows)."""
     for number, link in enumerate(links):
         if link.after >= 0:
             yield Edges.of(chain[link.after], chain[number])

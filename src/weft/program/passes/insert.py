@@ -1,4 +1,4 @@
-"""Putting rows into a lowered pipeline, at their place in the order in which the host issues them."""
+"""Insertion of rows into a lowered pipeline, at their position in the issue order of the host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def insert(
 
     Args:
         columns: the new rows; `rank` is their device.
-        anchor: for each new row the row of the pipeline it is issued next to, on the same device.
-        turn: before its anchor where negative, after it where positive; rows at one anchor go by turn.
-        edges: new edges; row i of `columns` is row `len(pipeline.columns) + i` to them.
+        anchor: for each new row, the adjacent row of the pipeline in issue order, on the same device.
+        turn: negative before the anchor, positive after it; rows at one anchor are sorted by turn.
+        edges: new edges; they refer to row i of `columns` as row `len(pipeline.columns) + i`.
     """
     present = len(pipeline.columns)
     place = np.concatenate([np.arange(present, dtype=np.int64), anchor])
@@ -35,8 +35,10 @@ def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
 
 
 def after_sends(columns: Columns, rows: Ints) -> Ints:
-    """For each of `rows` the last of the sends that directly follow it, or itself: what is issued next to it
-    comes after the messages that others wait for."""
+    """Return the last send that directly follows each of `rows`, or the row itself if there is none.
+
+    A row that is issued next to it comes after the messages that others wait for.
+    """
     sends = is_send(columns.kind)
     others = np.flatnonzero(~sends)
     following = np.append(others, len(columns))[np.searchsorted(others, rows, side="right")]

@@ -1,7 +1,7 @@
-"""Letting two passes that follow each other take turns, so that collectives of one run beside the other.
+"""Interleaving of two consecutive passes, so that collectives of one overlap with the other.
 
-Two micro-batches are then on their way at once (as in Domino, arXiv 2409.15241, and DeepSeek-V3, arXiv
-2412.19437, section 3.2.1). A pass is a run of rows: its segments and collectives, and what completes it.
+Two micro-batches are then in flight at once (as in Domino, arXiv 2409.15241, and DeepSeek-V3, arXiv
+2412.19437, section 3.2.1). A pass is a run of rows: its segments, collectives and final row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.program.segments import SEGMENTS, StageSegments
 
 
 def interleave(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> LoweredPipeline:
-    """The pipeline in which passes in segments take turns, two at a time, where nothing is between them.
+    """Return the pipeline with adjacent passes in segments interleaved, two at a time.
 
-    Passes that wait for each other stay one after the other, and so do those that exchange messages: others
-    would wait longer for what they send.
+    Passes that wait for each other stay in sequence. So do passes that exchange messages, because other ranks
+    would wait longer for these.
     """
     columns = pipeline.columns
     passes = _passes(columns, segments)
@@ -52,7 +52,7 @@ def _passes(columns: Columns, segments: Sequence[StageSegments]) -> list[range]:
 
 
 def _numbers(rows: int, passes: Sequence[range]) -> Ints:
-    """Return the number of each row's pass, -1 where it is of none."""
+    """Return the number of each row's pass, -1 for none."""
     number = np.full(rows, -1, dtype=np.int64)
     for index, one in enumerate(passes):
         number[one.start : one.stop] = index
@@ -60,7 +60,7 @@ def _numbers(rows: int, passes: Sequence[range]) -> Ints:
 
 
 def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) -> list[bool]:
-    """Return whether each pass waits for a message, or one for it."""
+    """Return True for each pass that waits for a message, or that a message waits for."""
     columns, edges = pipeline.columns, pipeline.edges
     message = is_any_of(columns.kind, [kind for pair in MESSAGES for kind in pair])
     number = _numbers(len(columns), passes)
@@ -72,7 +72,7 @@ def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) ->
 
 
 def _depends(pipeline: LoweredPipeline, passes: Sequence[range]) -> set[int]:
-    """Return the passes on which the next one depends in the same step."""
+    """Return the passes that the next pass depends on in the same step."""
     edges, number = pipeline.edges, _numbers(len(pipeline.columns), passes)
     source, target = number[edges.source], number[edges.target]
     follows = (edges.distance == 0) & (source >= 0) & (target == source + 1)
@@ -80,7 +80,7 @@ def _depends(pipeline: LoweredPipeline, passes: Sequence[range]) -> set[int]:
 
 
 def _turns(columns: Columns, rows: range) -> list[list[int]]:
-    """A computation each, with what is issued behind it: its collective, and a weight part beside that."""
+    """Return turns: a computation each, with its collective and the weight part that overlaps with this."""
     turns: list[list[int]] = []
     opens = is_compute(columns.kind[rows.start : rows.stop])
     opens &= ~is_any_of(columns.kind[rows.start : rows.stop], (SEGMENTS[-1],))

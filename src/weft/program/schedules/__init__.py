@@ -1,6 +1,6 @@
-"""The orders of micro-batches, by name: weft's own and those of third parties.
+"""The orders of micro-batches, by name: weft's own and third-party ones.
 
-A third party adds one through the entry-point group `weft.schedules`; the entry point names a class that
+A third party adds one through the entry-point group `weft.schedules`. The entry point names a class that
 follows `weft.program.schedules.base.Schedule` and takes no arguments.
 """
 
@@ -57,8 +57,7 @@ def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name.
 
     Raises:
-        InputError: when there is none, with the nearest name; another framework's name for a schedule is
-            answered with weft's.
+        InputError: when there is none, with the nearest name, or weft's name for another framework's name.
     """
     if name in SCHEDULES:
         return SCHEDULES[name]

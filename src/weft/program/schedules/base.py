@@ -1,8 +1,8 @@
-"""What a schedule is: where stages live and in which order a device computes.
+"""The protocol of schedules: the placement of stages and the compute order of each device.
 
-A schedule decides nothing else. Sends, receives, reductions and optimizer steps are added by the
-compiler, so a new schedule is one file with one class (see `gpipe.py`), registered in this folder's
-`__init__` or through the entry-point group `weft.schedules`.
+A schedule decides nothing else: the compiler adds sends, receives, reductions and optimizer steps. A new
+schedule is one file with one class (see `gpipe.py`). It is registered in this folder's `__init__` or
+through the entry-point group `weft.schedules`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.program.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline: `devices` in line, `stages` spread over them, `micro_batches` per step on all paths."""
+    """One pipeline: `devices` in a row, `stages` spread over them, `micro_batches` per step on all paths."""
 
     devices: int
     stages: int
@@ -32,7 +32,7 @@ class Pipeline:
 
 
 class ComputeOrder(NamedTuple):
-    """What one device computes, in order: arrays of equal length (kind code, stage, micro-batch)."""
+    """The computations of one device, in order: arrays of equal length (kind code, stage, micro-batch)."""
 
     kind: Ints
     stage: Ints
@@ -45,12 +45,12 @@ Options = Mapping[str, int | float | str | bool]
 class Schedule(Protocol):
     """One order of micro-batches.
 
-    `name` is what users type; `synonyms` are the names of other frameworks; `options` maps each option a
-    user may give to its meaning.
+    `name` is the name that users type; `synonyms` are the names in other frameworks; `options` maps each user
+    option to its meaning.
 
-    Three class variables may be left out. `paths`: over how many paths on the same devices it runs, each with
-    its own copy of the weights and an equal part of the micro-batches (1). `searched`: the options that
-    planners try (the defaults alone). `contract`: what training by it keeps (exact).
+    Three class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
+    own copy of the weights and an equal part of the micro-batches. `searched` (the defaults alone) are the
+    options that planners try. `contract` (exact) is the contract that training by the schedule keeps.
     """
 
     name: ClassVar[str]
@@ -58,36 +58,36 @@ class Schedule(Protocol):
     options: ClassVar[Mapping[str, str]]
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
-        """Why this schedule cannot run this pipeline (given, allowed, nearest), or None."""
+        """Return the reason why this schedule cannot run this pipeline (given, allowed, nearest), or None."""
         ...
 
     def placement(self, pipeline: Pipeline) -> Ints:
-        """Device of each stage, shape (stages,); shape (paths, stages) with several paths."""
+        """Return the device of each stage, shape (stages,); shape (paths, stages) with several paths."""
         ...
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         """Return the compute order of one device. Micro-batches count from 0 within the pipeline.
 
-        With several paths the first part of the micro-batches runs along the first path, and so on.
+        With several paths, the first part of the micro-batches runs along the first path, and so on.
         """
         ...
 
 
 def paths_of(schedule: Schedule) -> int:
-    """How many paths the schedule runs over the devices of one pipeline; 1 unless it says otherwise."""
+    """Return the number of the schedule's paths over the devices of one pipeline; by default 1."""
     return int(getattr(schedule, "paths", 1))
 
 
 def searched_options(schedule: Schedule) -> Sequence[Options]:
-    """Return the options of the schedule that planners try; its defaults alone unless it says otherwise."""
+    """Return the options of the schedule that planners try; by default its defaults alone."""
     return tuple(getattr(schedule, "searched", ({},)))
 
 
 def contract_of(schedule: Schedule) -> Contract:
-    """What training by the schedule keeps; everything unless it says otherwise."""
+    """Return the contract that training by the schedule keeps; by default exact."""
     return Contract(getattr(schedule, "contract", Contract.EXACT))
 
 
 def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:
-    """Device of each stage on each path, shape (paths, stages)."""
+    """Return the device of each stage on each path, shape (paths, stages)."""
     return np.atleast_2d(schedule.placement(pipeline))

@@ -1,7 +1,7 @@
 """Breadth-first looped pipeline (Lamy-Poirier, arXiv 2211.05953).
 
-Stages go round the devices in a ring. A device runs all micro-batches of one local stage before it moves to
-its next one, forward through its stages and then backward, in FIFO order. One loop is GPipe.
+Stages go round the devices in a ring. A device runs all micro-batches of one local stage before the next
+stage. It goes forward through its stages and then backward, in FIFO order. One loop is GPipe.
 """
 
 from __future__ import annotations

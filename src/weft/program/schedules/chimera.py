@@ -1,9 +1,9 @@
 """Chimera: two pipelines in opposite directions over the same devices (Li and Hoefler, arXiv 2107.06925).
 
-Device r of D holds stage r of the path down and stage D - 1 - r of the path up, each with its own copy of
-the weights, and half of the micro-batches goes each way: what is late on one path is early on the other.
-The order is that of kazukiosawa/pipe-fisher: M/D rounds of D micro-batches each, in which a device runs the
-last backwards of its own path between the first forwards of the next round.
+Device r of D holds stage r of the path down and stage D - 1 - r of the path up. Each path has its own copy
+of the weights and half of the micro-batches. A late stage of one path shares its device with an early stage
+of the other. The order is that of kazukiosawa/pipe-fisher: M/D rounds of D micro-batches each. A device runs
+the last backwards of its own path between the first forwards of the next round.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.ring import refuse_loops
 
-# One computation of a device: its kind, and whether its path is the other one than the device's own, which is
-# the path that reaches the device first.
+# One computation of a device: its kind, and True if it is on the other path. A device's own path is the path
+# that reaches it first.
 _Word = tuple[int, bool]
 _FORWARD_OWN: _Word = (FORWARD, False)
 _FORWARD_OTHER: _Word = (FORWARD, True)
@@ -68,9 +68,9 @@ class Chimera:
 
 
 def _pattern(devices: int, device: int, rounds: int) -> list[_Word]:
-    """What a device computes, in order.
+    """Return the computations of a device, in order.
 
-    Of its own path's half round, `ahead` forwards come before the other path reaches the device.
+    In a half round of its own path, `ahead` forwards come before the other path reaches the device.
     """
     half = devices // 2
     ahead = half - device if device < half else device - half + 1

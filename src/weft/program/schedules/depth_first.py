@@ -1,9 +1,9 @@
 """Depth-first interleaved 1F1B (Megatron-LM, Narayanan et al., arXiv 2104.04473).
 
-Stages go round the devices in a ring. Micro-batches go through all loops in groups of `group_size`, and a
-device alternates one forward with one backward after a warm-up of min(M v, 2 (P - 1 - r) + (v - 1) G)
-forwards: P devices, v loops, M micro-batches, group size G, device r. The order is that of Megatron-LM's
-`microbatch_group_size_per_vp_stage` and, with P dividing M, of torch's `ScheduleInterleaved1F1B`.
+Stages go round the devices in a ring. Micro-batches go through all loops in groups of `group_size`. A device
+alternates one forward with one backward after a warm-up of `min(M v, 2 (P - 1 - r) + (v - 1) G)` forwards.
+It is device r of P, with v loops, M micro-batches and group size G. The order is that of Megatron-LM's
+`microbatch_group_size_per_vp_stage`. If P divides M, torch's `ScheduleInterleaved1F1B` has the same order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DepthFirst(OnRing):
         size = _group_size(pipeline, options)
         if _is_legal(size, pipeline):
             return None
-        # All micro-batches in one group are always legal, so that there is a nearest size.
+        # One group of all micro-batches is always legal, so there is a nearest size.
         legal = [other for other in range(devices, micro_batches + 1) if _is_legal(other, pipeline)]
         nearest = min(legal, key=lambda other: (abs(other - size), other))
         if not devices <= size <= micro_batches:
@@ -69,7 +69,7 @@ class DepthFirst(OnRing):
         kind, step = take_turns(len(loop), warm_up)
         loop_of = np.where(kind == FORWARD, loop[step], loops - 1 - loop[step])
         stage = loop_of * pipeline.devices + device
-        # A device that the ragged last loop does not reach has nothing to wait for there.
+        # A device that the ragged last loop does not reach has no stage there.
         there = stage < pipeline.stages
         return ComputeOrder(kind[there], stage[there], micro_batch[step][there])
 
@@ -84,7 +84,7 @@ def _is_legal(size: int, pipeline: Pipeline) -> bool:
 
 
 def _depth_first(pipeline: Pipeline, size: int) -> tuple[Ints, Ints]:
-    """Loop and micro-batch of every forward: group by group, in a group loop by loop."""
+    """Return the loop and micro-batch of every forward: group by group, in a group loop by loop."""
     loop = np.repeat(np.arange(pipeline.loops, dtype=np.int64), pipeline.micro_batches)
     micro_batch = np.tile(np.arange(pipeline.micro_batches, dtype=np.int64), pipeline.loops)
     sequence = np.lexsort((micro_batch, loop, micro_batch // size))

@@ -1,8 +1,8 @@
 """Hybrid of breadth-first and depth-first: the breadth-first order, repeated for groups of micro-batches.
 
-The orders of Fast-LLM with `depth_first_micro_batches` = `depth`: D rounds of M / D micro-batches each. Here
-round d runs micro-batches d M / D, d M / D + 1, ..., so that every stage still counts 0, 1, 2, ....
-Bubble overhead D (P - 1) / (M v) on P devices with v loops, as long as a round has P micro-batches.
+The orders are those of Fast-LLM with `depth_first_micro_batches` = `depth`: D rounds of M / D micro-batches.
+Here round d runs micro-batches `d M / D`, `d M / D + 1` and so on; every stage still counts 0, 1, 2, ....
+The bubble overhead is `D (P - 1) / (M v)` on P devices with v loops, if a round has at least P micro-batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Hybrid(OnRing):
 
 
 def depth_of(pipeline: Pipeline, options: Options) -> int:
-    """Rounds of a step."""
+    """Return the rounds of a step: the option `depth`, or the most with a micro-batch per device in each."""
     breadths = ((one, pipeline.micro_batches // one) for one in divisors(pipeline.micro_batches))
     full = [rounds for rounds, breadth in breadths if breadth >= pipeline.devices]
     return count_option("depth", options, max(full, default=1))

@@ -1,7 +1,7 @@
 """1F1B: a short warm-up, then one forward and one backward in turn (PipeDream-Flush, arXiv 2006.09503).
 
-The order is Megatron-LM's: device r warms up with min(M, P - 1 - r) forwards, so that it never holds more
-than min(M, P - r) micro-batches; M < P is legal.
+The order is Megatron-LM's: device r warms up with min(M, P - 1 - r) forwards. It never holds more than
+min(M, P - r) micro-batches; M < P is legal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What schedules share: their ring of stages, the reading of their options, and the turns of 1F1B.
+"""Shared parts of schedules: the ring of stages, the reading of options, and the turns of 1F1B.
 
-In the ring stage s lives on device s mod P; the last loop may be ragged.
+In the ring, stage s is on device s mod P; the last loop may be ragged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.program.schedules.base import Options, Pipeline
 
 
 class OnRing:
-    """What schedules on the ring say alike, whatever their order."""
+    """Base class of schedules with a ring of stages, in any order of micro-batches."""
 
     name: ClassVar[str]
     options: ClassVar[Mapping[str, str]] = {}
@@ -29,14 +29,14 @@ class OnRing:
 
 
 class OneStagePerDevice(OnRing):
-    """Schedules without loops."""
+    """Base class of schedules without loops."""
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
         return refuse_loops(self.name, pipeline)
 
 
 def ring_placement(pipeline: Pipeline) -> Ints:
-    """Device of each stage, shape (stages,)."""
+    """Return the device of each stage, shape (stages,)."""
     return np.arange(pipeline.stages, dtype=np.int64) % pipeline.devices
 
 
@@ -46,7 +46,7 @@ def local_stages(pipeline: Pipeline, device: int) -> Ints:
 
 
 def refuse_idle_devices(name: str, pipeline: Pipeline) -> str | None:
-    """Why a ring with fewer stages than devices is no pipeline, or None."""
+    """Return the reason why a ring with fewer stages than devices is no pipeline, or None."""
     if pipeline.stages >= pipeline.devices:
         return None
     return (
@@ -55,19 +55,19 @@ def refuse_idle_devices(name: str, pipeline: Pipeline) -> str | None:
 
 
 def refuse_loops(name: str, pipeline: Pipeline) -> str | None:
-    """Why a schedule of one stage per device cannot run this pipeline, or None."""
+    """Return the reason why a schedule of one stage per device cannot run this pipeline, or None."""
     if pipeline.stages == pipeline.devices:
         return None
     return f"{name} runs one stage per device, not {pipeline.stages} stages on {pipeline.devices} devices"
 
 
 def divisors(number: int) -> list[int]:
-    """Rising."""
+    """Return the divisors of a number, ascending."""
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
 def refuse_count(name: str, option: str, options: Options) -> str | None:
-    """Why this option is not a whole number of at least 1, or None; an absent one is fine."""
+    """Return the reason why this option is no whole number of at least 1, or None; it may be absent."""
     value = options.get(option, 1)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return None
@@ -80,7 +80,7 @@ def count_option(option: str, options: Options, default: int) -> int:
 
 
 def take_turns(steps: int, warm_up: int) -> tuple[Ints, Ints]:
-    """`warm_up` forwards, then a forward and a backward in turn, then the backwards that are left.
+    """Build an order: `warm_up` forwards, then a forward and a backward in turn, then the other backwards.
 
     Returns:
         Kind code and number of the step within its kind, both of shape (2 * steps,).
@@ -90,7 +90,7 @@ def take_turns(steps: int, warm_up: int) -> tuple[Ints, Ints]:
 
 
 def take_split_turns(steps: int, warm_up: int, weight_lag: int) -> tuple[Ints, Ints]:
-    """As `take_turns` with backwards in two parts; weight part i follows input part i + `weight_lag`.
+    """Build `take_turns` with backwards in two parts; weight part i follows input part i + `weight_lag`.
 
     Returns:
         Kind code and number of the step within its kind, both of shape (3 * steps,).

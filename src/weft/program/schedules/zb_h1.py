@@ -1,8 +1,8 @@
-"""ZB-H1 (ZB1P): 1F1B whose backward is split, weight parts filling the bubble (Qi et al., arXiv 2401.10241).
+"""ZB-H1 (ZB1P): 1F1B with split backwards; weight parts fill the bubble (Qi et al., arXiv 2401.10241).
 
-The order of torch's `ScheduleInterleavedZeroBubble` with one stage per rank: device r warms up with
-min(M, P - 1 - r) forwards, alternates forwards with input parts, and runs each weight part r input parts
-after its own, so that a device never keeps more than P micro-batches' activations.
+The order is that of torch's `ScheduleInterleavedZeroBubble` with one stage per rank. Device r warms up with
+min(M, P - 1 - r) forwards, then alternates forwards with input parts. It runs each weight part r input parts
+after its own input part. So it never keeps more than P micro-batches' activations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ZB-V: two stages per device, placed in a V, backwards in two parts (Qi et al., arXiv 2401.10241).
 
-The order of torch's `ScheduleZBVZeroBubble`. Device r holds stage r on the way down and stage 2 P - 1 - r on
-the way up, so that the last stage's gradient is at home when its backward ends.
+The order is that of torch's `ScheduleZBVZeroBubble`. Device r holds stage r on the way down and stage
+2 P - 1 - r on the way up. So device 0 has both ends of a micro-batch's forward, and of its backward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 
-# One computation of a device: its kind, and whether its stage is the one on the way up.
+# One computation of a device: its kind, and True for its stage on the way up.
 _Word = tuple[int, bool]
 _FORWARD_DOWN: _Word = (FORWARD, False)
 _FORWARD_UP: _Word = (FORWARD, True)
@@ -45,7 +45,7 @@ class ZeroBubbleV:
         return np.concatenate([down, down[::-1]])
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        # The pattern needs 2 P - 1 micro-batches; those that do not exist are left out of it.
+        # The pattern needs 2 P - 1 micro-batches; the order omits micro-batches that do not exist.
         micro_batches = max(2 * pipeline.devices - 1, pipeline.micro_batches)
         words = np.array(_pattern(pipeline.devices, device, micro_batches), dtype=np.int64)
         kind, up = words[:, 0], words[:, 1].astype(np.bool_)
@@ -60,7 +60,7 @@ class ZeroBubbleV:
 
 
 def _pattern(devices: int, device: int, micro_batches: int) -> list[_Word]:
-    """What a device computes, in order; `micro_batches` is at least 2 * devices - 1."""
+    """Return the computations of a device, in order; `micro_batches` is at least 2 * devices - 1."""
     after = devices - device
     turn_down = [_FORWARD_DOWN, _INPUT_DOWN, _WEIGHT_DOWN]
     turn_up = [_FORWARD_UP, _INPUT_UP, _WEIGHT_UP]
@@ -70,7 +70,7 @@ def _pattern(devices: int, device: int, micro_batches: int) -> list[_Word]:
         *[_FORWARD_UP, _FORWARD_DOWN] * device,
         *turn_up * after,
         *(turn_down + turn_up) * full_turns,
-        # All forwards down are done; those on the way up still come.
+        # All forwards on the way down are done; forwards on the way up follow.
         *(turn_down[1:] + turn_up) * (after - 1),
         *[_INPUT_DOWN, _INPUT_UP] * device,
         *[_INPUT_DOWN, _WEIGHT_DOWN] * after,
