@@ -197,9 +197,7 @@ def posterior(residuals: Sequence[float], declared_spread: float) -> Posterior:
     shared_variance = max(shared_variance, (PRIOR * shared_variance + seen) / (PRIOR + 1))
     weight = shared_variance / (shared_variance + error_variance)
     return Posterior(
-        log_ratio=weight * middle,
-        shared_variance=shared_variance * (1.0 - weight),
-        own_variance=own_variance,
+        log_ratio=weight * middle, shared_variance=shared_variance * (1.0 - weight), own_variance=own_variance
     )
 
 

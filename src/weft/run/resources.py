@@ -156,9 +156,7 @@ def make_resources(
         recompute={index: plan.stages[index].recompute for index in stages},
         statistics={
             stage: StageStatistics(
-                module,
-                share_of(program, stage),
-                [groups.collective[group] for group in replicas[stage]],
+                module, share_of(program, stage), [groups.collective[group] for group in replicas[stage]]
             )
             for stage, module in stages.items()
         },

@@ -71,10 +71,7 @@ def _timeline(path: Path, table: pa.Table) -> Timeline:
     _require_timeline(path, table, metadata)
     columns = {column: _numbers(path, column, table.column(column)) for column in TIMELINE_COLUMNS}
     return Timeline(
-        run=metadata["weft.run"],
-        plan_id=metadata["weft.plan_id"],
-        clock=metadata["weft.clock"],
-        **columns,
+        run=metadata["weft.run"], plan_id=metadata["weft.plan_id"], clock=metadata["weft.clock"], **columns
     )
 
 

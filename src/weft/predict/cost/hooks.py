@@ -158,8 +158,7 @@ def computation(
         used = [times for place in places for times in pricing.placed.stage_times[place]]
         keys = columns.stage[rows], columns.replica[rows], sets, completes, columns.part[rows]
         return by_table(place_s, *keys)._replace(
-            spread=max(times.half_width for times in used),
-            sources=frozenset(times.source for times in used),
+            spread=max(times.half_width for times in used), sources=frozenset(times.source for times in used)
         )
 
     return CostOf(kind=kind, hook=hook)

@@ -180,11 +180,7 @@ class PlacedPlan:
     @cached_property
     def links(self) -> PlanLinks:
         """Connections between the ranks."""
-        return PlanLinks(
-            program=self.program,
-            network=self.model.network,
-            twins=self.twins,
-        )
+        return PlanLinks(program=self.program, network=self.model.network, twins=self.twins)
 
 
 def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:

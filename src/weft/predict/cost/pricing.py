@@ -64,13 +64,7 @@ class SegmentedTimes:
     priced: SegmentShares
 
     def times_of(
-        self,
-        pricing: Pricing,
-        kind: str,
-        stage: int,
-        part: int,
-        devices: int,
-        times: tuple[StageTimes, ...],
+        self, pricing: Pricing, kind: str, stage: int, part: int, devices: int, times: tuple[StageTimes, ...]
     ) -> tuple[StageTimes, ...]:
         """Return the times, by device, of the part of a stage that one instruction runs."""
         one = self.owed.segments[stage]

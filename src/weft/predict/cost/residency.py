@@ -92,12 +92,7 @@ def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
 
     Where stages keep everything both are the same, and the input part of a backward changes nothing.
     """
-    return {
-        FORWARD: left,
-        BACKWARD: -left,
-        BACKWARD_INPUT: whole - left,
-        BACKWARD_WEIGHT: -whole,
-    }
+    return {FORWARD: left, BACKWARD: -left, BACKWARD_INPUT: whole - left, BACKWARD_WEIGHT: -whole}
 
 
 BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]

@@ -161,11 +161,7 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def _going_back(
-    workspace: Workspace,
-    instruction: Instruction,
-    differentiate: Differentiate,
-    *,
-    leaves: str | None = None,
+    workspace: Workspace, instruction: Instruction, differentiate: Differentiate, *, leaves: str | None = None
 ) -> Issue:
     """Let `differentiate` set the gradients of the inputs and hand them on.
 

@@ -38,23 +38,13 @@ def launch_workers(
         KeyboardInterrupt: after Ctrl-C, when the workers have ended.
         SystemExit: with code 143 after SIGTERM, when the workers have ended.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(
-            Violation("", 'torch is not installed; training needs it: pip install "weft[torch]"')
-        )
+    require_torch()
     if (lab := current_lab()) is not None:
         lab.require_ranks(world_size)
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "weft.run.launch.agent",
-        str(run_dir),
-        str(world_size),
-        module,
-        str(os.getpid()),
-    ]
+    options = [str(run_dir), str(world_size), module, str(os.getpid())]
+    command = [sys.executable, "-m", "weft.run.launch.agent", *options]
     with (
         terminable(),
         open(logs / "agent.log", "ab") as log,

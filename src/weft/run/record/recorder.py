@@ -92,14 +92,7 @@ class Recorder:
         """
         row = step % self._capacity * self._rows + position - self._first
         RECORD.pack_into(
-            self._map,
-            HEADER_BYTES + row * RECORD.size,
-            step,
-            position,
-            posted_ns,
-            start_ns,
-            end_ns,
-            step + 1,
+            self._map, HEADER_BYTES + row * RECORD.size, step, position, posted_ns, start_ns, end_ns, step + 1
         )
 
     def close(self) -> None:

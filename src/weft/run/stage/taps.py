@@ -174,9 +174,7 @@ class _Once:
 
 
 def stage_taps(
-    stages: Mapping[int, nn.Module],
-    first_layers: Mapping[int, int],
-    taps_of: Callable[[int], Sequence[Tap]],
+    stages: Mapping[int, nn.Module], first_layers: Mapping[int, int], taps_of: Callable[[int], Sequence[Tap]]
 ) -> dict[int, StageTaps]:
     """Return the taps of a rank's stages, for stages that have any.
 

@@ -13,11 +13,7 @@ import torch
 from torch import nn
 
 # The type of parameters, activations and messages.
-PRECISIONS: Mapping[str, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "bf16": torch.bfloat16,
-}
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 # The type of gradients and of the masters that optimizers step; stages are built in it.
 STEPPED: Mapping[str, torch.dtype] = {**PRECISIONS, "bf16": torch.float32}

@@ -34,13 +34,7 @@ class ContextAttention:
         self._mask: torch.Tensor | None = None
 
     def __call__(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        causal: bool,
-        scale: float,
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool, scale: float
     ) -> torch.Tensor:
         """Return the attention output of the own tokens, (b, own tokens, heads, head size).
 
