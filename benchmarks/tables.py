@@ -80,6 +80,10 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
     "recorder": Listed("recorder"),
     "taps": Crossed("taps", "what trains", ("step", "added", "share")),
+    "training_beside": Crossed(
+        "training_beside", "program", ("tokens", "peak memory", "start-up"), "(?!.* over ).*"
+    ),
+    "training_beside, ratios": Crossed("training_beside", "ours over theirs", ("tokens/s",), ".* over .*"),
 }
 
 
@@ -101,8 +105,8 @@ def measured_on(rows: Sequence[Row]) -> str:
     days = dict.fromkeys(machine.date[:10] for machine in (first, last))
     versions = ", ".join(f"{name} {number}" for name, number in first.versions.items() if name != "weft")
     said = (
-        f"{first.cpu}, {first.cores} cores, {first.system}, {versions}; commit {first.commit}, "
-        f"{' to '.join(days)}, load average {min(one.load for one in machines):.1f} to "
+        f"{first.cpu}, {first.cores} cores, {first.system}. {versions}. Commit {first.commit}, "
+        f"{' to '.join(days)}. Load average {min(one.load for one in machines):.1f} to "
         f"{max(one.load for one in machines):.1f}, steal up to {max(one.steal for one in machines):.0%}."
     )
     if any(machine.busy for machine in machines):

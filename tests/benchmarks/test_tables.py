@@ -35,7 +35,7 @@ ROWS = [
     row("start_up", "from 8 to 4096 ranks, once more", Value(2.5, "ratio", 2.0)),
     row("programs", "build", Value(0.079, "s"), load=9.0),
 ]
-WHERE = "a processor, 2 cores, Linux 6, torch 2.13; commit aaaa, 2026-11-23, load average"
+WHERE = "a processor, 2 cores, Linux 6. torch 2.13. Commit aaaa, 2026-11-23. Load average"
 
 
 def test_figures_are_listed_with_their_targets() -> None:
