@@ -81,8 +81,12 @@ def module(path: Path) -> Iterator[Finding]:
         line = node.body[0].lineno
         if OPENINGS.match(docstring):
             yield Finding(path, line, f"begins with a clause: {docstring.splitlines()[0][:60]}")
-        prose = re.split(r"\n\s*\n(?:Args|Attributes|Raises|Returns|Yields):|\n\n {4}", docstring)[0]
+        prose, _, parameters = docstring.partition("\n\nParameters\n----------\n")
+        prose = re.split(r"\n\s*\n(?:Args|Attributes|Raises|Returns|Yields):|\n\n {4}", prose)[0]
         yield from long_sentences(path, line, prose)
+        # Help texts of commands: each begins below its parameter's name.
+        for text in re.split(r"^\w+\n", parameters, flags=re.MULTILINE):
+            yield from long_sentences(path, line, text)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What `weft plan` answers: the ranking with its reasons, and what the user asked for beside it."""
+"""The answer of `weft plan`: the ranking with its reasons, forecasts and measured plans."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def show_plan(
     report: Path | None,
     json: bool,
 ) -> None:
-    """The best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
+    """Show the best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
 
-    What the trials say of predictions corrects later ones. The best plan is written to `out`, which is the
-    fastest one of those that were measured, a page of all candidates to `report`.
+    Trials correct later predictions. `out` takes the best plan: the fastest measured one, if any was
+    measured. `report` takes a page of all candidates.
 
     Raises:
-        InputError: when a change is none.
-        RunError: when plans were to be measured and none of them ran.
+        InputError: for an invalid change.
+        RunError: when none of the plans to measure ran.
     """
     ranking = planned.ranking
     assert ranking is not None, "a searched plan has a ranking"

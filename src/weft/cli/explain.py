@@ -31,11 +31,11 @@ def explain(
     search: bool = True,
     json: Json = False,
 ) -> None:
-    """Explain a file of another stack: its layout, what is wrong with it, what weft predicts and would plan.
+    """Explain a file of another stack: its layout and mistakes, weft's prediction and plan.
 
-    Reads a DeepSpeed JSON, an Accelerate YAML, an Axolotl YAML, a torchtitan TOML or configuration in Python,
-    a Megatron-LM command line or the script around it, and a trace of torch.profiler (JSON, also .gz); which
-    one it is follows from what is in it.
+    The content decides which stack it is. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
+    torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).
+    A trace of torch.profiler (JSON, also .gz) can be read too.
 
     Example: weft explain ds_config.json --model llama-7b --on 16xa100-80gb
 

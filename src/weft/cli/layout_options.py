@@ -35,7 +35,7 @@ LayoutOptions = make_dataclass(
 
 
 def decided(options: object | None) -> dict[str, Any]:
-    """The keys of `[plan]` that `LayoutOptions` amount to; lists are words with commas between them."""
+    """Return the keys of `[plan]` for `LayoutOptions`; lists are words with commas between them."""
     if options is None:
         return {}
     given: dict[str, Any] = asdict(options)  # type: ignore[call-overload]  # its class is made at run time

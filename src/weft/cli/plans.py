@@ -86,9 +86,9 @@ def plan(
     out
         Write the best plan to this file.
     emit
-        Write what a user of another stack runs for the best plan, to the file of --out or here: megatron,
-        torchtitan, torchtitan-toml (up to 0.2), deepspeed or accelerate; slurm, skypilot or k8s start weft's
-        own runtime.
+        Write the best plan as a file of another stack, to --out or here. Stacks: megatron, torchtitan,
+        torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm, skypilot or k8s, which start weft's own
+        runtime.
     report
         Write a page that shows every layout, step against memory.
     measure
@@ -150,7 +150,7 @@ def asked_run(
     precision: str | None,
     pins: dict[str, Any],
 ) -> RunFile:
-    """Make the run file of a preset or a folder, or read the one named; the other words replace its keys."""
+    """Make the run file of a preset or a folder, or read a given one; options replace its keys."""
     if not source.endswith(".toml"):
         return run_of_keywords(
             model=source,

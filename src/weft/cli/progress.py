@@ -29,7 +29,7 @@ class Progress:
         self._warned = 0
 
     def update(self, directory: RunDirectory) -> None:
-        """Called several times a second while the workers run."""
+        """Show news of a run; callers call this several times a second while the workers run."""
         if self._directory is None:
             self._directory = directory
             self._say(f"run directory: {directory.path}")

@@ -1,4 +1,4 @@
-"""What planners answer, on the terminal: one planner's ranking, or the best plans of several."""
+"""Answers of planners on the terminal: one planner's ranking, or the best plans of several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.planning.problem import Problem
 
 
 def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:
-    """The candidates to show, with what is said of them, and the memory of the best one."""
+    """Print the shown candidates with their reasons, and the memory of the best one."""
     out = console()
     job = planned.problem.job
     _print_problem(planned.problem)

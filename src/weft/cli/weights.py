@@ -41,17 +41,17 @@ def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json
 def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> None:
     """Make a folder that a run can start from, and transformers loads, of another trainer's checkpoint.
 
-    A checkpoint of torch's own format holds a pickle, which may name any function: only the names of the
-    format itself are admitted, and none of them is called.
+    A checkpoint in torch's own format contains a pickle, which may name any function. Only names of the
+    format itself are admitted, and none is called.
 
     Example: weft import outputs/checkpoint llama --model llama/config.json
 
     Parameters
     ----------
     source
-        A folder written by torch.distributed.checkpoint, a folder of safetensors files, or a folder of such
-        folders called step-N, of which the newest is taken. Tensors are named as in transformers, or those of
-        a Llama as in torchtitan.
+        A folder written by torch.distributed.checkpoint, or a folder of safetensors files. If it has such
+        folders called step-N, the newest counts. Tensors have the names of transformers, or of
+        torchtitan's Llama.
     out
         The folder to write; it must not exist.
     model

@@ -1,1 +1,1 @@
-"""What commands answer: tables and pictures for terminals, and records for JSON."""
+"""Answers of commands: tables and pictures for terminals, and records for JSON."""

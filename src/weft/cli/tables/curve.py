@@ -73,8 +73,8 @@ def layouts_table(curve: Curve) -> Table:
 def trade_off_table(curve: Curve, devices: Sequence[int], critical_batch: float) -> Table:
     """Cost of training on larger clusters, with the cheapest batch of each method.
 
-    A cost of 1 is that of the least samples at full utilisation; a time of 1 is what they take on the
-    described cluster.
+    Cost 1 is the cost of the least samples at full utilisation. Time 1 is their time on the described
+    cluster.
     """
     table = _table("devices", [str(count) for count in devices])
     chosen = {

@@ -1,4 +1,4 @@
-"""What measured steps say of predictions, as lines and as records."""
+"""Lessons that measured steps give on predictions, as lines and as records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.timeline.figures import error_text
 
 
 def lesson_text(lesson: Lesson) -> str:
-    """What was learned, in a few lines for a terminal."""
+    """Return a lesson in a few lines for a terminal."""
     low, high = _interval(lesson)
     count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
     return "\n".join(
@@ -27,7 +27,7 @@ def lesson_text(lesson: Lesson) -> str:
 
 
 def lesson_record(lesson: Lesson) -> dict[str, Any]:
-    """The same as plain figures; `interval` is relative to the corrected step."""
+    """Return a lesson as plain figures; `interval` is relative to the corrected step."""
     correction = lesson.correction
     return {
         "file": str(lesson.path),

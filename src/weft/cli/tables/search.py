@@ -1,4 +1,4 @@
-"""What a search says beside its candidates, as tables and as records: other clusters, measured plans."""
+"""Other answers of a search than its candidates, as tables and records: other clusters, measured plans."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _UNITS = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What an axis shows; `ticks` are (value, text), round numbers when not given."""
+    """An axis; `ticks` are (value, text), by default round numbers."""
 
     label: str
     logarithmic: bool = False
@@ -78,7 +78,7 @@ def time_ticks(span_ns: int, most: int) -> list[tuple[int, str]]:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20, ... (or 0.5, 0.2, ...) that is at least `least`, but for rounding."""
+    """Return the smallest of ..., 0.2, 0.5, 1, 2, 5, 10, ... that is at least `least`, but for rounding."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (*_ROUND, 10) if factor * power >= least * 0.999)
 

@@ -1,4 +1,4 @@
-"""Charts of lines or of dots as one small SVG; a dot says in words what it is when it is pointed at."""
+"""Charts of lines or of dots as one small SVG; a dot under the pointer shows its text."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What tells charts of lines from those of dots; `order` is that in which they are drawn."""
+    """The differences between charts of lines and of dots; `order` is the drawing order."""
 
     height: int
     label_x: int

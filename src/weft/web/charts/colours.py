@@ -1,7 +1,7 @@
 """One colour per kind of instruction, the same in reports, SVG pictures and terminals.
 
-Kinds on the compute stream keep a contrast of at least 4.5 to white labels; kinds of messages are muted and
-carry none. All of them stand out from white and from nearly black pages.
+Kinds on the compute stream have a contrast of at least 4.5 to their white labels. Kinds of messages are muted
+and have no labels. All of them stand out from white and from nearly black pages.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _MARKED_DEVICES = 3
 
 
 def share_text(samples_per_device: float) -> str:
-    """Samples per device as a fraction: 1/8."""
+    """Return samples per device as a fraction: 1/8."""
     return str(Fraction(samples_per_device).limit_denominator(4096))
 
 

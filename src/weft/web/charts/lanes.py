@@ -16,7 +16,7 @@ from weft.timeline.timeline import Timeline, stream_names
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lane:
-    """What one rank does on one stream; `order` is the stream's place in `stream_names()`."""
+    """One rank's work on one stream; `order` is the stream's place in `stream_names()`."""
 
     rank: int
     order: int
@@ -45,7 +45,7 @@ def lane_of_rows(timeline: Timeline, lanes: tuple[Lane, ...]) -> Ints:
 
 
 def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
-    """How dark each row is drawn, 0 to 1: a rank's later stages are darker, so that loops show."""
+    """Return the darkness of each row, 0 to 1: a rank's later stages are darker, so that loops show."""
     shades = np.zeros(len(timeline))
     compute = is_compute(timeline.kind)
     for rank in np.unique(timeline.rank):

@@ -22,9 +22,9 @@ STYLE = (
 
 
 def picture_svg(parts: Iterable[str], height: int, *, title: str, description: str | None = None) -> str:
-    """The parts as one picture of `WIDTH` x `height` with its title, in the page's light or dark scheme.
+    """Return the parts as one picture of `WIDTH` x `height` with its title, in a light or dark scheme.
 
-    `description` is for those who do not see it; default: the title.
+    `description` is for readers who do not see it; default: the title.
     """
     head = (
         f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

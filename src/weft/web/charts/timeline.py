@@ -27,7 +27,7 @@ _LETTER = 6.6
 
 
 def timeline_svg(timeline: Timeline, *, title: str) -> str:
-    """Computation and collectives of each rank as coloured blocks on a common time axis.
+    """Draw computation and collectives of each rank as coloured blocks on a common time axis.
 
     Blocks carry their micro-batch where it fits; a rank's later stages are darker. Times count from the first
     start. Of more than 64 ranks the first 64 are drawn, and the picture says so.
@@ -65,7 +65,7 @@ def _lane_height(lane: Lane) -> int:
 
 
 def _lane_tops(lanes: tuple[Lane, ...]) -> list[int]:
-    """Where each lane begins, and where the last one ends."""
+    """Return the top of each lane, and the bottom of the last one."""
     tops, top = [], _TOP
     for index, lane in enumerate(lanes):
         if index and lanes[index - 1].rank != lane.rank:

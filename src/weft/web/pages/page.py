@@ -13,7 +13,7 @@ from weft.web.charts.picture import STYLE
 
 
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
-    """The page as text; `sections` are markup that holds no script and no style but that of pictures."""
+    """Return the page as text; `sections` are markup without scripts, and with styles of pictures only."""
     css = static_text("report.css")
     policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (

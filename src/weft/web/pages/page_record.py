@@ -1,7 +1,7 @@
 """The bounded record of a report that travels inside its page.
 
-A run of any length gives a page of bounded size: of the measured steps only a few are embedded, of very wide
-timelines only the first ranks, and curves are thinned so that their peaks stay. The page says what it omits.
+A run of any length gives a page of bounded size. The page embeds a few of the measured steps, and the first
+ranks of very wide timelines. Thinned curves keep their peaks. The page names its omissions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAXIMUM_LIVE_CURVES = 8
 
 
 def page_record(report: ReportData) -> Record:
-    """What the page's script draws: plain numbers and strings, times in ticks of `tick_ns`."""
+    """Return the data of the page's script: plain numbers and strings, times in ticks of `tick_ns`."""
     timelines = [timeline for timeline in (report.predicted, report.measured) if timeline is not None]
     return {
         "timeline": timeline_record(report) if any(len(timeline) for timeline in timelines) else None,
@@ -107,7 +107,7 @@ def _stream_symbol(lane: Lane) -> str:
 
 
 def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
-    """How many ranks fit into the bound on embedded rows; always at least one."""
+    """Return the number of ranks that fit into the bound on embedded rows, at least one."""
     rows = sum(np.bincount(timeline.rank, minlength=ranks) for timeline in shown)
     return max(1, int(np.searchsorted(np.cumsum(rows), MAXIMUM_ROWS, side="right")))
 
@@ -148,7 +148,7 @@ _JSON_NAME = {"micro_batch": "microBatch"}
 
 
 def _occurrences(timeline: Timeline, ids: Ids, tick_ns: int) -> Record:
-    """When each instruction of one step ran, in ticks since the step's first start."""
+    """Return the times of one step's instructions, in ticks since the step's first start."""
     origin = int(timeline.start_ns.min())
 
     def ticks(column: Ints) -> list[int]:

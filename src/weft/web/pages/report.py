@@ -1,8 +1,8 @@
 """`write_report`: a run as one self-contained HTML file that needs no network and no other file.
 
 Template, styles and scripts are files in `static/`, put into the page when it is written. Names of runs and
-models are data: they are escaped in markup, travel to the scripts as JSON that cannot end its element, and a
-content security policy admits no script but the page's own.
+models are data. Markup escapes them, and scripts get them as JSON that cannot end its element. A content
+security policy admits the page's own scripts only.
 """
 
 from __future__ import annotations

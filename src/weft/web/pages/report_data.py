@@ -1,4 +1,4 @@
-"""What a report shows: its timelines, curves and figures, the steps it picks and its table of kinds."""
+"""Contents of a report: its timelines, curves and figures, the chosen steps and the table of kinds."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ReportData:
 
 
 def chosen_steps(measured: Timeline) -> dict[int, list[str]]:
-    """Which measured steps a page embeds, in order, each with the reasons why.
+    """Return the measured steps that a page embeds, in order, each with the reasons.
 
     The first, the one of median length and the slowest after the warm-up, and the last few.
     """

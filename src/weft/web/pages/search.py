@@ -32,10 +32,9 @@ def plan_page(
     trials: Sequence[Trial] = (),
     lesson: Lesson | None = None,
 ) -> str:
-    """Return a self-contained page: a dot for each layout, the rows that are shown, and forecasts, trials and
-    what these say of predictions, if any.
+    """Return a self-contained page: a dot for each layout, the shown rows, and forecasts, trials and lessons.
 
-    What was not simulated is drawn as a ring, at the lower bounds of its step and its memory.
+    A layout without a simulation is a ring, at the lower bounds of its step and its memory.
     """
     ranking, job = planned.ranking, planned.problem.job
     assert ranking is not None, "a searched plan has a ranking"

@@ -20,7 +20,7 @@ _TIGHT = 0.9
 
 
 def stage_rows(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[str, ...]]:
-    """A row of `STAGE_HEAD` for each stage; memory is that of its fullest rank, with all that lies on it."""
+    """Return a row of `STAGE_HEAD` for each stage; memory is all of its fullest rank's."""
     return [_row(index, stage, prediction.peak_bytes, cluster) for index, stage in enumerate(plan.stages)]
 
 

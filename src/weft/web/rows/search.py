@@ -1,4 +1,4 @@
-"""What a search found, in words: what makes plans fit, other clusters, plans that were measured."""
+"""Results of a search in words: changes that make plans fit, other clusters, measured plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIAL_HEAD = ("", "predicted", "corrected", "measured", "spread", "error", "plan
 
 
 def change_text(change: SmallestChange | None) -> str:
-    """What makes a layout fit, in words; empty where nothing is known to."""
+    """Return the change that makes a layout fit, in words; empty if none is known."""
     return "" if change is None else f"fits with {change.words}: a step of {format_seconds(change.step_s)}"
 
 
@@ -44,7 +44,7 @@ def _unchanged_text(candidate: Candidate) -> str:
 
 
 def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tuple[str, ...]]:
-    """The trials as texts under `TRIAL_HEAD`, in the order given; `error` is that of the prediction."""
+    """Return the trials as texts under `TRIAL_HEAD`, in their order; `error` is the prediction's."""
     return [
         (
             str(place),
