@@ -87,8 +87,8 @@ def plan(
         Write the best plan to this file.
     emit
         Write the best plan as a file of another stack, to --out or here. Stacks: megatron, torchtitan,
-        torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm, skypilot or k8s, which start weft's own
-        runtime.
+        torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm, skypilot or k8s, which start weft's
+        own runtime.
     report
         Write a page that shows every layout, step against memory.
     measure
