@@ -1,9 +1,9 @@
 """`HangWatch`: the launcher's detection of hangs, with the ranks that wait and the ranks they wait for.
 
-It reads the ranks' slots, which show two signs of a hang. The first sign: no instruction has ended for
-long in a step, and a rank in the step has an instruction that nothing blocks. The first step of a start shows
-no such sign. The second sign: nothing has ended, and a rank's process does not run. It counts after all ranks
-have opened their slots, also between two steps, as in an evaluation or a save.
+It reads the ranks' slots, which show two signs of a hang. In the first, no instruction has ended for long
+in a step. Yet a rank in the step has an instruction that nothing blocks. The first step of a start does not
+count. In the second, nothing has ended and a rank's process does not run. This sign counts after all ranks
+have opened their slots, also between two steps, as in an evaluation.
 
 The launcher uses it; it does not import torch.
 """
