@@ -153,8 +153,7 @@ def write(
     """Write the ranks' collected tensors as one generation, name it last, and return its bytes.
 
     Every rank calls it. In a separate thread it needs separate `ranks`. They wait at most `timeout_s` for a
-    rank that writes nothing. After the rename, the `damaged` generations and all but the newest `keep` others
-    are removed.
+    rank that writes nothing. After the rename, only the newest `keep` generations not `damaged` stay.
 
     Raises:
         RunError: on every rank if one rank cannot write or is late; earlier checkpoints stay unchanged.

@@ -28,8 +28,7 @@ class TrainingState:
         step: steps done, with any global batches.
         samples: samples trained on so far, the position in the ledger (`weft.training.data.sampler`).
         plan_id: the plan that trained the last step; any plan of the same job may resume.
-        seed, model, data: the identity of a job, the same when a run resumes; `model` and `data` are
-            fingerprints.
+        seed, model, data: the identity of a job, the same in a resume; `model`, `data` are fingerprints.
         precision: the plan's precision; a run may resume in those of `EXACT_IN`.
         first_loss: held-out loss before the first step, in nats per token.
     """

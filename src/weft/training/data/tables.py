@@ -158,6 +158,7 @@ def texts_of(values: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Return True for a column of strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

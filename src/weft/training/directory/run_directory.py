@@ -4,7 +4,7 @@ The launcher uses it; it does not import torch.
 
     runs/NAME/
       run.toml plan.json program.txt predicted.parquet      written before the start
-      verified.json                                         what the launcher has verified, for its workers
+      verified.json                                         the launcher's verified digests, for its workers
       then/plan.json ...                                    the same files of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
@@ -76,7 +76,7 @@ class RunDirectory:
         return (self.then / PLAN_FILES[0]).exists()
 
     def turn(self) -> None:
-        """Replace the files of the plan by those of the plan that takes over.
+        """Replace the plan's files by the files of the plan that takes over.
 
         Its `plan.json` comes last: until then a start begins with the former plan, which has no steps left.
         """
@@ -170,7 +170,7 @@ class RunDirectory:
         append_record(self.path / "events.jsonl", {"time_s": time.time(), "event": event, **details})
 
     def compare(self, other: RunDirectory | None = None) -> Comparison:
-        """Compare predicted with measured times, or this run's measured times with those of another run.
+        """Compare predicted with measured times, or this run's measured times with another run's.
 
         The step times are from the summaries, so that all reports of a run agree.
         """

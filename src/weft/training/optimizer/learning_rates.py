@@ -21,8 +21,7 @@ DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
 class LearningRateSchedule:
     """A linear rise to `peak` over `warm_up_steps`, then a decay to `final`, reached after `decay_steps`.
 
-    The decay's steps include the warm-up. The cosine is from Loshchilov and Hutter, arXiv 1608.03983, without
-    restarts.
+    The decay's steps include the warm-up. Cosine: Loshchilov and Hutter, arXiv 1608.03983, without restarts.
     """
 
     name: str

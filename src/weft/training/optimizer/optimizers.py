@@ -119,6 +119,7 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate

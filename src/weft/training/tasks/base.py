@@ -82,7 +82,7 @@ class Task(Protocol):
 
 
 def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-    """Return the mean cross entropy, fp32 or wider, of logits (..., classes) at targets (...) not `ignored`."""
+    """Return the mean cross entropy (fp32 or wider) of logits (..., classes), targets (...) not `ignored`."""
     if not isinstance(logits, torch.Tensor):
         return logits.cross_entropy(targets, ignored)
     whole = in_fp32(logits.flatten(0, -2))
