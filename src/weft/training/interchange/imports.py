@@ -56,7 +56,7 @@ def import_weights(source: Path, out: Path, model: str) -> tuple[WrittenFolder, 
 
     Args:
         source: a folder of torch's distributed checkpointing or of safetensors files, or the parent of such
-            folders called step-N (the newest counts). Names are `transformers`' own, or torchtitan's of Llama.
+            folders step-N (the newest counts). Names are those of `transformers`, or of torchtitan's Llama.
         model: the model of the weights: a preset, a folder with a `config.json`, or such a file.
 
     Returns:
