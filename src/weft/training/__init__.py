@@ -1,1 +1,1 @@
-"""Tasks, data, optimizers, checkpoints and the training loop (imports torch)."""
+"""Tasks, data, optimizers, checkpoints and the training loop; needs torch."""

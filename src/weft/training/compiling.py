@@ -1,4 +1,4 @@
-"""`[train] compile`: a rank's stages compiled, with what they will be given, before the first step."""
+"""`[train] compile`: the compilation of a rank's stages before the first step, with inputs of true shapes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from weft.run.state.precision import PRECISIONS
 from weft.training.coordination.agreement import together
 from weft.training.tasks.base import Task
 
-# Stages of other shapes compile longer, and whoever has none left to compile waits.
+# Ranks with less to compile wait for ranks with stages that compile longer.
 TIMEOUT_S = 1800.0
 
 
 def compile_stages(
     job: PlannedJob, program: RankProgram, stages: Mapping[int, nn.Module], task: Task, device: str
 ) -> None:
-    """Compile the stages in place if the run file says so; every rank calls it, and waits for all.
+    """Compile the stages in place if the run file says so; every rank calls it and waits for all ranks.
 
     Raises:
-        InputError: when the plan or a layer cannot be compiled.
+        InputError: if the plan or a layer cannot be compiled.
     """
     if not job.run.train.compile:
         return
-    # Imports torch's compiler, which takes a second.
+    # This imports torch's compiler, which takes a second.
     from weft.run.stage.compiled import compile_stage
 
     group = dist.new_group(
@@ -53,7 +53,7 @@ def compile_stages(
 
 
 def _inputs(job: PlannedJob, index: int, stage: nn.Module, task: Task) -> torch.Tensor:
-    """One micro-batch's input to the stage: samples for the first one, nothing but zeros for the others."""
+    """Return one micro-batch's input to the stage: samples for the first stage, zeros for the others."""
     plan = job.plan
     if 0 in plan.stages[index].layers:
         return task.batch(np.zeros(plan.size_of(index), dtype=np.int64))[0]

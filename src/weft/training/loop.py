@@ -33,22 +33,22 @@ from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import learning_rate, set_learning_rate
 
 COLLECT_EVERY_STEPS = 50
-# Left out one after the other for a gradient that is not finite.
+# The limit of consecutive steps without an update because of a gradient that is not finite.
 MOST_LEFT_OUT_STEPS = 10
 
 
 def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
-    """Train to the last step of the run file, or until a signal asks to stop; every rank calls it.
+    """Train to the last step of the run file, or until a stop signal; every rank calls it.
 
-    Goes on from the newest whole checkpoint of the run directory where there is one.
+    It resumes from the newest whole checkpoint of the run directory if there is one.
 
     Returns:
-        The exit code: 0 when all steps are done, 130 or 143 when SIGINT or SIGTERM stopped the run, with a
+        The exit code: 0 if all steps are done; 130 or 143 if SIGINT or SIGTERM stopped the run, after a
         checkpoint of the last finished step.
 
     Raises:
-        InputError: when the task, the optimizer or the plan is refused, or the checkpoint is another run's.
-        RunError: when a rank failed, or there are checkpoints and none is whole.
+        InputError: if the task, the optimizer or the plan is refused, or the checkpoint is another run's.
+        RunError: if a rank failed, or there are checkpoints and none is whole.
     """
     for generation, one in enumerate(job.all):
         if generation:
@@ -67,12 +67,12 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
 
 
 def _turn(job: PlannedJob, run_dir: Path) -> None:
-    """Let another plan take over, of which all ranks must have read the same; every rank calls it.
+    """Replace the plan by the later one, which all ranks must have read alike; every rank calls it.
 
-    What it begins with is the checkpoint of the last step before.
+    The later plan begins with the checkpoint of the former plan's last step.
 
     Raises:
-        RunError: when ranks have read different plans.
+        RunError: if ranks have read different plans.
     """
     plan_ids = gather(job.plan.plan_id)
     if len(set(plan_ids)) > 1:
@@ -105,7 +105,7 @@ def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
 
 
 def _verify_resume(run: OpenRun, result: StepResult) -> None:
-    """Compare the first step after resuming with what the interrupted run had recorded for it."""
+    """Compare the loss of the first step after a resume with the recorded loss of the interrupted run."""
     if run.runtime.rank != 0:
         return
     plan_ids = {run.begin.plan_id, *former_ids(run.job.plan)}
@@ -118,7 +118,7 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
 
 
 def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
-    """Train what is left, saving now and then; returns the signal that stopped it, if one did."""
+    """Train the remaining steps with their checkpoints; return the signal that stopped them, or None."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed)
@@ -169,10 +169,10 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
 
 
 def require_progress(step: int, left_out: int) -> None:
-    """Give up on a run of which so many steps in a row, `step` the last, were left out.
+    """Refuse to go on after too many consecutive steps without an update; `step` is the last one.
 
     Raises:
-        RunError: when they are too many; every rank counts alike.
+        RunError: if there are `MOST_LEFT_OUT_STEPS`; every rank counts alike.
     """
     if left_out >= MOST_LEFT_OUT_STEPS:
         raise RunError(
@@ -187,7 +187,7 @@ def _saver(run: OpenRun, state: TrainingState) -> Saver:
 
 
 def _tell_data(run: OpenRun, state: TrainingState) -> None:
-    """What the run reads, in its events; a task's warning is an event of its own, which launchers print."""
+    """Write the event of the run's data; a task's warning is a separate event, which launchers print."""
     task, train = run.task, run.job.run.train
     samples = state.samples + (train.steps - state.step) * run.job.plan.global_batch
     about = dict(getattr(task, "about", {}))
@@ -217,7 +217,7 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, first: int
 
 
 def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
-    with together():  # a loss that is not finite is found here, before it costs the last good checkpoint
+    with together():  # raises for a loss that is not finite, before the last good checkpoint is lost
         run.journal.flush()
     runtime = run.runtime
     with meeting_peers():
@@ -248,11 +248,11 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
 
 @contextmanager
 def _collecting_by_hand() -> Iterator[Callable[[int], None]]:
-    """Keep Python's cyclic garbage collector out of the steps; call what it gives after every step.
+    """Keep Python's cyclic garbage collector out of the steps; yield a function to call after every step.
 
-    The collector starts after a number of allocations, at a different moment on every rank, and each pause
-    of one rank is a pause of the whole pipeline. So it is off; every rank collects after the same steps, and
-    what was made before training is frozen, so that a collection is short.
+    The collector starts after a number of allocations, at different times on different ranks. A pause of
+    one rank is a pause of the whole pipeline. So the collector is off, and every rank collects after the same
+    steps. Objects from before training are frozen, which keeps a collection short.
     """
 
     def collect(step: int) -> None:

@@ -1,4 +1,4 @@
-"""`open_run`: a planned job made ready for its next step on one rank, or refused on all of them."""
+"""`open_run`: a planned job prepared for its next step on one rank, or refused on all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from weft.training.tasks.base import Task, TaskSettings
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun:
-    """A run that is ready for its next step, on one rank; `begin` is what a first start begins from."""
+    """A run that is ready for its next step, on one rank; `begin` is the state of a first start."""
 
     job: PlannedJob
     checkpoints: Path
@@ -64,7 +64,7 @@ class OpenRun:
         return RunDirectory(self.checkpoints.parent)
 
     def close(self) -> None:
-        """Give threads and process groups back; every rank calls it."""
+        """End threads and free process groups; every rank calls it."""
         self.runtime.close()
         self.checkpoint_ranks.close()
 
@@ -72,10 +72,15 @@ class OpenRun:
 def open_run(
     job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True, generation: int = 0
 ) -> OpenRun:
-    """Refuse what can be refused, on all ranks, before the first step.
+    """Check a planned job, on all ranks, and open its run for the next step; every rank calls it.
 
-    `records`: keep measured times, in place of those of an earlier start. `generation` counts the runs that
-    these processes have opened.
+    Args:
+        records: keep measured times, in place of an earlier start's.
+        generation: the number of runs that these processes have opened before.
+
+    Raises:
+        InputError: if the plan, a logger, the optimizer, the task or the newest checkpoint is refused.
+        RunError: if a rank failed, or there are checkpoints and none is whole.
     """
     run, plan = job.run, job.plan
     with together():
@@ -100,7 +105,7 @@ def open_run(
         data=task.fingerprint,
         first_loss=0.0,
     )
-    # Not in the job's own group: initial weights take some ranks longer to read than others.
+    # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
         saved = read_state(newest) if newest else begin
         require_same_job(begin, saved, str(newest))
@@ -113,7 +118,7 @@ def open_run(
         if records:
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
-        # Where nothing is left to train, what the start before has measured stays.
+        # Without remaining steps, the measurements of the start before stay.
         recording = records and saved.step < job.last_step
         recorder = _recorder(job, run_dir, program, saved.step) if recording else None
         if records and context.rank == 0:
@@ -163,7 +168,11 @@ def _recorder(job: PlannedJob, run_dir: Path, program: RankProgram, done: int) -
 
 
 def load(run: OpenRun, newest: Path) -> TrainingState:
-    """Give stages and optimizers what a checkpoint holds; every rank calls it."""
+    """Fill stages and optimizers from a checkpoint and return its state; every rank calls it.
+
+    Raises:
+        RunError: on every rank, if a tensor is missing or has another shape, or a rank is late or gone.
+    """
     runtime = run.runtime
     return checkpoints.load(
         newest,
@@ -178,16 +187,16 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
 
 
 def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Module]:
-    """This rank's stages, on its device."""
+    """Build this rank's stages on its device."""
     dtype = STEPPED[job.plan.precision]
     stages = build_stages(job.plan, job.problem.model, context.rank, job.run.train.seed, dtype)
     return {index: stage.to(context.device) for index, stage in stages.items()}
 
 
 def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
-    """Return the task, with its data prepared by rank 0 first, so that the other ranks find it in the cache.
+    """Return the task. Rank 0 prepares the data first, and the other ranks find it in the cache.
 
-    They wait for it in the group of `ranks`, as a large corpus takes longer than the job's own group waits.
+    They wait in the group of `ranks`: a large corpus takes longer than the timeout of the job's own group.
     """
     settings = TaskSettings(
         data=job.run.task.data,

@@ -1,4 +1,4 @@
-"""One run from plan to summary, seen from the launcher: prepare, launch, merge, score; without torch."""
+"""The launcher's side of a run from plan to summary: prepare, launch, merge, score; without torch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ EVALUATION_MODULE = "weft.training.evaluation.worker"
 
 @contextmanager
 def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
-    """Write the run directory of a planned job; nobody else can do so or train in it while the block lasts.
+    """Write the run directory of a planned job and lock it during the block.
 
-    When the block is refused, the files of a former start come back.
+    If the block is refused, the files of a former start come back.
 
     Raises:
-        InputError: when its plan asks for what the runtime does not execute or counts less than it will hold,
-            a logger is not installed, or somebody else trains in the directory.
+        InputError: if the runtime does not support the plan, the optimizer keeps more states than the plan
+            counts, a logger is not installed, or another process trains in the directory.
     """
     require_loggers(planned.run.report.log)
     problems = planned.misplaced
@@ -54,10 +54,10 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
 
 
 def job_in(path: Path) -> PlannedJob:
-    """Return the job of a run file, which is planned, of a plan file or of a run directory.
+    """Return the planned job of a run file, a plan file or a run directory; plan a run file's job.
 
     Raises:
-        InputError: when it is none of these, something it names cannot be found, or nothing fits.
+        InputError: if the path is none of these, something it names cannot be found, or no plan fits.
     """
     if path.suffix == ".toml":
         return plan_run(load_run(path))
@@ -68,7 +68,7 @@ def reopen(path: Path) -> PlannedJob:
     """Return the planned job of an existing run directory, to resume or to look at.
 
     Raises:
-        InputError: when it is not a run directory or a file in it is broken.
+        InputError: if it is not a run directory or a file in it is broken.
     """
     directory = RunDirectory(path)
     directory.require()
@@ -83,15 +83,14 @@ def reopen(path: Path) -> PlannedJob:
 def execute(
     planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """Launch the workers, wait, merge what they wrote and return the summary.
+    """Launch the workers, wait, merge their files and return the summary.
 
     The prediction is entered into the ledger before the run starts and scored when it has ended.
 
     Raises:
-        InputError: when a lab around this process has other devices than the plan.
-        RunError: when a worker failed or, with `[report] hang = "stop"`, hangs, in one line with the path of
-            its log.
-        KeyboardInterrupt: when the user stopped the run; the workers have saved a checkpoint.
+        InputError: if a lab around this process has other devices than the plan.
+        RunError: if a worker failed or, with `[report] hang = "stop"`, hangs; one line with its log's path.
+        KeyboardInterrupt: if the user stopped the run; the workers have saved a checkpoint.
     """
     require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
@@ -130,8 +129,8 @@ def evaluate(
     """Launch the plan's ranks to evaluate the newest checkpoint and return `evaluation.json`.
 
     Raises:
-        InputError: when the run has no checkpoint.
-        RunError: when a worker failed, in one line with the path of its log.
+        InputError: if the run has no checkpoint.
+        RunError: if a worker failed, in one line with the path of its log.
     """
     write_verified(directory.path, planned)
     launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, on_poll)
@@ -142,7 +141,7 @@ def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
     """Merge and score a finished run that another launcher started, and return the summary.
 
     Raises:
-        RunError: when the run has not finished.
+        RunError: if the run has not finished.
     """
     summary = directory.finish(planned.file, planned.program)
     with Ledger() as ledger:
@@ -151,7 +150,7 @@ def finish(planned: PlannedJob, directory: RunDirectory) -> dict[str, Any]:
 
 
 def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
-    """Enter what is predicted of the job's step; returns the entry, for `Ledger.score`."""
+    """Enter the job's predicted step time; return the entry's number, for `Ledger.score`."""
     prediction = planned.prediction
     return ledger.record_prediction(
         quantity=STEP,

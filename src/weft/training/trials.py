@@ -1,9 +1,9 @@
-"""Short trainings of the best plans on this machine: which one is really the fastest.
+"""Trials: short trainings of the best plans on this machine, to find the fastest one by measurement.
 
-Each trial is a run of its own, in fresh processes and a temporary run directory, for what one leaves behind
-must not slow the next one down. Its first step is dropped. With more than four plans, all of them train a few
-steps and the faster half goes on, until four are left that train ten (successive halving, Jamieson and
-Talwalkar, arXiv 1502.07943). A plan that does not run is a result like any other.
+Each trial is a separate run in fresh processes and a temporary run directory. So no trial slows the next one.
+Its first step is dropped. More than four plans are screened by successive halving (Jamieson and Talwalkar,
+arXiv 1502.07943). All train a few steps, and the faster half goes on, until four are left. These train ten
+steps. A plan that does not run is also a result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "can't allocate
 
 
 class TrialOutcome(StrEnum):
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     MEASURED = "measured"
     OUT_OF_MEMORY = "out of memory"
@@ -46,10 +46,10 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One plan trained for `steps` steps: each step but the first in seconds, or why there are none.
+    """One plan trained for `steps` steps.
 
-    `cycle`: how many of its steps differ in what they do. `observation` is what they say of the plan's
-    prediction, where its instructions were measured, too.
+    `seconds`: of each step but the first; `reason`: the problem if there are none. `cycle`: the number of
+    different steps in a program. `observation`: the measured errors of the plan's prediction, or None.
     """
 
     candidate: Candidate
@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def step_s(self) -> float | None:
-        """The median, of a cycle the mean of its steps' medians; None where the plan did not run."""
+        """The median step, or the mean of the medians of a cycle's steps; None if the plan did not run."""
         if not self.seconds:
             return None
         return typical_step_s(range(1, 1 + len(self.seconds)), self.seconds, self.cycle)
@@ -79,7 +79,7 @@ Train = Callable[[PlannedJob, Candidate, int], Trial]
 
 
 def require_this_machine(run: RunFile, count: int) -> None:
-    """Refuse trials where the plan's cluster is elsewhere, and such of no plan.
+    """Refuse trials of plans for another cluster, and trials of no plan.
 
     Raises:
         InputError: one line.
@@ -92,18 +92,18 @@ def require_this_machine(run: RunFile, count: int) -> None:
 
 
 def measure_best(planned: PlannedJob, count: int, train: Train | None = None) -> tuple[Trial, ...]:
-    """Train the best `count` plans that fit; the fastest comes first, those that did not run last.
+    """Train the best `count` plans that fit; return the trials, fastest first, failed ones last.
 
-    Those that were left behind after a few steps come after all that trained to the end. What trained to the
-    end is entered into the ledger, prediction and measurement.
+    Plans that screening dropped come after all plans that trained to the end. The ledger gets the predictions
+    and measurements of the latter.
 
     Args:
-        planned: a job whose plan was searched for.
-        train: how one trial is made; default: `trial`.
+        planned: a job with a plan that was searched for.
+        train: the function that makes one trial; default: `trial`.
 
     Raises:
-        InputError: when the plans are not for this machine.
-        RunError: when none of the plans ran.
+        InputError: if the plans are not for this machine.
+        RunError: if none of the plans ran.
     """
     require_this_machine(planned.run, count)
     assert planned.ranking is not None, "the plan was searched for"
@@ -126,7 +126,7 @@ def measure_best(planned: PlannedJob, count: int, train: Train | None = None) ->
 
 
 def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
-    """Train one plan in fresh processes on this machine; failures are told and not raised."""
+    """Train one plan in fresh processes on this machine; return failures and do not raise them."""
     job = job_of_trial(planned, candidate, steps)
     with tempfile.TemporaryDirectory(prefix="weft-trial-") as folder:
         path = Path(folder) / "run"
@@ -146,7 +146,7 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
 
 
 def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
-    """Return the job with another of its plans, of a few steps, that nobody keeps or logs."""
+    """Return the job with another of its plans, `steps` steps, one checkpoint at the end and no loggers."""
     assert candidate.plan is not None, "a fitting candidate was simulated"
     run = planned.run
     short = run.model_copy(

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node N -m weft.training.worker RUN_DIR
 
-Exit codes: 0 all steps are done; 1 the run failed; 2 the input was refused; 130 and 143 stopped by SIGINT and
-SIGTERM, after a checkpoint. Before the first step these signals kill it, wherever it is.
+Exit codes: 0 all steps are done; 1 the run failed; 2 the input was refused; 130 and 143 SIGINT and SIGTERM
+stopped it, after a checkpoint. Before the first step these signals kill it at any point.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def main(run_dir: Path) -> int:
-    """Train the run that `run_dir` holds and return the exit code.
+    """Train the run of a run directory and return the exit code.
 
     Raises:
-        InputError: when the directory holds no run, something in it is refused, or it is being trained.
-        RunError: when the run failed.
+        InputError: if the directory holds no run, something in it is refused, or another process trains it.
+        RunError: if the run failed.
     """
     job, context = join(run_dir)
     from weft.training.coordination.agreement import together
@@ -39,7 +39,7 @@ def main(run_dir: Path) -> int:
 
     with ExitStack() as held:
         with together():
-            if context.rank == 0 and AGENT_PID not in os.environ:  # else the launcher holds it
+            if context.rank == 0 and AGENT_PID not in os.environ:  # else the launcher holds the lock
                 held.enter_context(only_run(run_dir))
         exit_code = train(job, run_dir, context)
     context.close()
@@ -63,17 +63,17 @@ def load(run_dir: Path) -> None:
 
 
 def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
-    """Read the run that `run_dir` holds and join its other ranks.
+    """Read the run of a run directory and join its other ranks.
 
     Raises:
-        InputError: when the directory holds no run, or something in it is refused.
-        RunError: when the ranks did not meet.
+        InputError: if the directory holds no run, or something in it is refused.
+        RunError: if the ranks did not meet.
     """
-    # Until the loop takes requests to stop, there is nothing to save. A handler in Python would not be called
-    # while a rank is stuck in a call that waits for a file or for another rank.
+    # Before the loop takes stop requests, there is nothing to save. Python would not call a handler of its
+    # own while a rank is stuck in a call that waits for a file or for another rank.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # After that: these imports take seconds.
+    # These imports take seconds, so they follow the signals.
     from weft.run.launch.worker_start import start_worker
     from weft.training.session import reopen
 
@@ -101,8 +101,8 @@ def command(main: Callable[[Path], int], module: str) -> None:
         exit_code = 2 if isinstance(error, InputError) else 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Whatever is written is closed by now. A normal exit would wait for threads that wait for a lost peer,
-    # and would destroy torch's own while they run, which aborts the process now and then.
+    # All files are closed by now. A normal exit would wait for threads that wait for a lost peer. It would
+    # also destroy torch's own threads while they run, which sometimes aborts the process.
     os._exit(exit_code)
 
 

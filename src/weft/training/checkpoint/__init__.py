@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, when they are written, which one is whole."""
+"""Checkpoints: their contents, how they are written and read, and how whole ones are found."""

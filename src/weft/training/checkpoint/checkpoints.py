@@ -1,25 +1,24 @@
-"""Checkpoints of a run, and how it goes on from them; any plan of the model can load their tensors.
+"""Writing and loading the checkpoints of a run; any plan of the model can load their tensors.
 
     checkpoints/step-00000100/
       shard-00001-model-00001-of-00001.safetensors ...   every rank's tensors
       state.json                                          scalars: step, seed, plan, data
       manifest.json                                       size and SHA-256 of every other file
 
-Tensors are written and read by torch's distributed checkpointing over the Hugging Face safetensors storage.
-It was preferred to files of our own because it stores a replicated tensor once, spreads the work over the
-replicas, and copies straight into the parameters when it reads.
-It reads no pickle: the storage takes its metadata from the headers of the safetensors files.
+torch's distributed checkpointing writes and reads tensors over the Hugging Face safetensors storage. It
+stores a replicated tensor once and spreads the work over the replicas. When it reads, it copies straight
+into the parameters. It reads no pickle: the metadata is in the headers of the safetensors files.
 
-Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter,
-`optimizer/transformer.h.0.ln_1.weight/exp_avg` a state of its optimizer. Both are whole, also where replicas
-share out what they step: each writes the states that begin in its share. `method/NAME/...` is what a method
-keeps. Where replicas step by themselves these are what stands for all of them, and `rank/NUMBER/...` is what
-each rank goes on from. Every leaf is a tensor, because the storage cannot read back anything else; what is
-not a tensor stands in `state.json`.
+Names are the model's own: `transformer.h.0.ln_1.weight` is a parameter, and
+`optimizer/transformer.h.0.ln_1.weight/exp_avg` is a state of its optimizer. Both are whole tensors, also if
+replicas shard the optimizer states: each rank writes the states that begin in its shard. `method/NAME/...`
+is a tensor of a method. If replicas differ, these tensors stand for all replicas, and `rank/NUMBER/...`
+holds the rank's own tensors to resume from. Every leaf is a tensor, because the storage reads back nothing
+else; `state.json` holds the scalars.
 
-A checkpoint is written to a directory of its own, flushed to the disk, and renamed last: under its final
-name it is complete. `weft.training.checkpoint.manifest` checks every byte before anything is loaded.
-`weft.training.checkpoint.saver` writes while training goes on.
+A checkpoint is written to a separate directory, flushed to disk, and renamed last: under its final name it
+is complete. `weft.training.checkpoint.manifest` checks every byte before a load.
+`weft.training.checkpoint.saver` writes checkpoints in the background.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ from weft.training.checkpoint.weight_tensors import fill_copies, model_slots, mo
 from weft.training.coordination.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.coordination.attendance import Attendance
 
-# A rank's file is written in one go, which tells nobody how far it is, and one may have far more to write, or
-# a slower disk, than another.
+# A rank reports no progress while it writes its file. Some ranks write far more bytes or have slower disks.
 SAVE_TIMEOUT_S = 1800.0
 LOAD_TIMEOUT_S = CheckpointTable().load_timeout_s
 NO_METHODS: Mapping[str, MethodState] = {}
@@ -72,12 +70,12 @@ def save(
     *,
     keep: int,
 ) -> Path:
-    """Write a checkpoint of all ranks' stages and keep the newest `keep`; every rank calls it.
+    """Write a checkpoint of all ranks' stages and keep the newest `keep` ones; every rank calls it.
 
-    Nothing may change the tensors meanwhile; `weft.training.checkpoint.saver` writes while training goes on.
+    The tensors must not change during the call; `weft.training.checkpoint.saver` writes in the background.
 
     Raises:
-        RunError: on every rank when one could not write; earlier checkpoints stay as they were.
+        RunError: on every rank if one rank cannot write; earlier checkpoints stay unchanged.
     """
     write(directory, state, collect(stages, optimizers, shards, methods), keep=keep)
     return generation_path(directory, state.step)
@@ -89,9 +87,9 @@ def collect(
     shards: Shards = NO_SHARDS,
     methods: Mapping[str, MethodState] = NO_METHODS,
 ) -> dict[str, torch.Tensor]:
-    """What this rank has of a checkpoint, by name: the tensors themselves, not copies. Every rank calls it.
+    """Return this rank's tensors of a checkpoint by name, not copies; every rank calls it.
 
-    `shards` has the stages of which this rank steps a share or masters, which stand for the parameters.
+    `shards` holds the stages that this rank steps as shards or masters, which replace the parameters here.
     """
     with meeting_peers():
         own = _own_tensors(stages, optimizers, shards)
@@ -112,7 +110,7 @@ def _own_tensors(
 def _rank_tensors(
     own: Mapping[str, torch.Tensor], methods: Mapping[str, MethodState]
 ) -> dict[str, torch.Tensor]:
-    """What this rank alone has, where replicas differ."""
+    """Return the tensors of this rank alone by name, for replicas that differ."""
     kept = {
         f"method/{method}/{name}": tensor
         for method, state in methods.items()
@@ -132,7 +130,7 @@ def _method_tensors(methods: Mapping[str, MethodState]) -> dict[str, torch.Tenso
 def copy_to_host(
     tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Copies in host memory, complete when this returns; in the `room` of an earlier copy where they fit."""
+    """Copy tensors to host memory, complete at return; reuse tensors of an earlier copy, `room`, that fit."""
     return {name: _room_for(tensor, room.get(name)).copy_(tensor) for name, tensor in tensors.items()}
 
 
@@ -152,14 +150,13 @@ def write(
     ranks: Attendance | None = None,
     timeout_s: float = SAVE_TIMEOUT_S,
 ) -> int:
-    """Write what the ranks have collected as one generation, name it last, and return its bytes.
+    """Write the ranks' collected tensors as one generation, name it last, and return its bytes.
 
-    Every rank calls it, in a thread of its own with `ranks` of its own, which wait no longer than `timeout_s`
-    for one that writes nothing. When the generation has its name, the `damaged` ones and all but the newest
-    `keep` others are removed.
+    Every rank calls it. In a separate thread it needs separate `ranks`. They wait at most `timeout_s` for a
+    rank that writes nothing. After the rename, only the newest `keep` generations not `damaged` stay.
 
     Raises:
-        RunError: on every rank when one could not write or is late; earlier checkpoints stay as they were.
+        RunError: on every rank if one rank cannot write or is late; earlier checkpoints stay unchanged.
     """
     final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
@@ -185,7 +182,7 @@ def write(
             _write(building / MANIFEST, manifest(files))
             flush(building)
             if final.exists():
-                # Resuming went past this step only because what is there is damaged.
+                # The run resumed before this step only because this checkpoint is damaged.
                 shutil.rmtree(final)
             building.rename(final)
             flush(directory)
@@ -197,7 +194,7 @@ def write(
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what killed saves have left; only while no save is under way."""
+    """Remove the unfinished directories of killed saves; call it only while no save is under way."""
     for remains in directory.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(remains)
 
@@ -205,10 +202,10 @@ def remove_unfinished(directory: Path) -> None:
 def agree_on_newest(
     directory: Path, ranks: Attendance | None = None, *, timeout_s: float = LOAD_TIMEOUT_S
 ) -> tuple[Path | None, list[str]]:
-    """`newest_complete` as rank 0 sees it, on every rank; `ranks` and `timeout_s` as in `load`.
+    """Return rank 0's `newest_complete` on every rank; `ranks` and `timeout_s` are as in `load`.
 
     Raises:
-        RunError: on every rank, when there are checkpoints and none is whole, or rank 0 is late.
+        RunError: on every rank, if there are checkpoints and none is whole, or rank 0 is late.
     """
     found: tuple[Path | None, list[str]] = (None, [])
     group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
@@ -232,15 +229,14 @@ def load(
 ) -> TrainingState:
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
-    Every rank calls it. Of what it steps a share of only, `shards`, a rank reads the states of the parameters
-    that reach into its share. What a method keeps is read where the checkpoint has it; a method that was not
-    in use then begins anew. Where replicas differed, each goes on with its own under the same plan, of which
-    `plan_ids` are all ids; under another one all begin from what stood for all. A rank meets `ranks` when it
-    has read all: whoever is there first waits for the others while they read on, and no longer than
-    `timeout_s` for one that reads nothing.
+    Every rank calls it. Of a stage in `shards`, a rank reads the states of parameters that reach into its
+    shard. A method's tensors are read if the checkpoint has them; otherwise the method begins anew. If
+    replicas differed, each rank resumes from its own tensors under the same plan; `plan_ids` are all its ids.
+    Under another plan, all ranks resume from the tensors that stand for all replicas. At the end a rank
+    waits for the other `ranks`, and at most `timeout_s` for a rank that reads nothing.
 
     Raises:
-        RunError: on every rank, when a tensor is missing or has another shape, or a rank is late or gone.
+        RunError: on every rank, if a tensor is missing or has another shape, or a rank is late or gone.
     """
     group, meet, progress = _waiting(ranks, str(path), "read nothing", timeout_s)
     with together(group, meet):
@@ -255,7 +251,7 @@ def load(
             slot.fill()
         fill_copies(stages, optimizers, shards)
         if state.plan_id in plan_ids and _apart(known):
-            # The states that a fresh optimizer has not made yet are there now.
+            # The slots above have made the states that a fresh optimizer lacks.
             own = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)
             read_tensors(path, {key: room for key, room in own.items() if key in known}, progress)
             fill_copies(stages, optimizers, shards)
@@ -268,10 +264,10 @@ def load(
 
 
 def has_rank_tensors(path: Path) -> bool:
-    """Return whether a checkpoint has what each rank goes on from, beside what stands for all of them.
+    """Return True if a checkpoint also has tensors of single ranks, because replicas differed.
 
     Raises:
-        RunError: when a file cannot be read.
+        RunError: if a file cannot be read.
     """
     return _apart(known_tensors(path))
 
@@ -283,7 +279,7 @@ def _apart(known: Collection[str]) -> bool:
 def _waiting(
     ranks: Attendance | None, where: str, idle: str, timeout_s: float
 ) -> tuple[dist.ProcessGroup | None, Callable[[], None], Callable[[], None]]:
-    """Where the ranks agree, how they wait for each other, and how one says that it gets on."""
+    """Return the ranks' process group, a function that meets them, and one that notes progress."""
     if ranks is None:
         return None, untold, untold
     return ranks.group, partial(ranks.meet, where, idle, timeout_s), ranks.progress

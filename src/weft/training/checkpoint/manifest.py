@@ -1,7 +1,7 @@
-"""Which checkpoint of a run is whole: manifests, and the search for the newest one. No torch here.
+"""Manifests of checkpoints, and the search for the newest whole checkpoint of a run. No torch here.
 
-A manifest holds the size and the SHA-256 of every other file of a checkpoint. Checking reads every byte, and
-accepts a manifest only in its one canonical form, so that no changed byte passes, whichever file it is in.
+A manifest holds the size and the SHA-256 of every other file of a checkpoint. The check reads every byte.
+It accepts a manifest only in its canonical form. So it finds a changed byte in any file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _READ_BYTES = 1 << 22
 
 
 def generation_path(directory: Path, step: int) -> Path:
+    """Return the final path of the checkpoint of a step."""
     return directory / f"step-{step:08d}"
 
 
 def generations(directory: Path) -> list[tuple[int, Path]]:
-    """(step, path) of all checkpoints under their final name, newest first."""
+    """Return (step, path) of all checkpoints under their final names, newest first."""
     if not directory.is_dir():
         return []
     found = [(_GENERATION.fullmatch(path.name), path) for path in directory.iterdir()]
@@ -34,17 +35,16 @@ def generations(directory: Path) -> list[tuple[int, Path]]:
 
 
 def untold() -> None:
-    """The progress of whom nobody waits for."""
+    """Note no progress: nobody waits for the caller."""
 
 
 def newest_complete(directory: Path, progress: Callable[[], None] = untold) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose every byte is right, and one line for each newer one that was skipped.
+    """Return the newest whole checkpoint, None if there are none, and one line per newer one skipped.
 
-    None where no checkpoint was ever finished. Reads only; may be called without a process group. `progress`
-    is called between two reads.
+    It only reads and needs no process group. It calls `progress` between two reads.
 
     Raises:
-        RunError: when there are checkpoints and none is whole.
+        RunError: if there are checkpoints and none is whole.
     """
     skipped: list[str] = []
     for _, path in generations(directory):
@@ -63,7 +63,7 @@ def verify(path: Path, progress: Callable[[], None] = untold) -> None:
     """Check a checkpoint's files against its manifest.
 
     Raises:
-        RunError: in one line, for the first thing that is wrong.
+        RunError: in one line, for the first problem.
     """
     expected = _read(path)
     present = {file.name for file in path.iterdir()} - {MANIFEST}
@@ -85,12 +85,12 @@ def manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
 
 
 def canonical(record: Mapping[str, Any]) -> bytes:
-    """Return the one way a record is written."""
+    """Return a record's canonical JSON bytes."""
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
 def digest_of(path: Path, progress: Callable[[], None] = untold) -> str:
-    """SHA-256 of a file, in hex; `progress` is called after every few megabytes."""
+    """Return a file's SHA-256 in hex; call `progress` after every `_READ_BYTES`."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while content := file.read(_READ_BYTES):
@@ -100,7 +100,7 @@ def digest_of(path: Path, progress: Callable[[], None] = untold) -> str:
 
 
 def _read(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and digest by file name. Only what `manifest` itself would write is accepted, byte for byte."""
+    """Return (size, digest) by file name; refuse bytes that `manifest` itself would not write."""
     try:
         content = (path / MANIFEST).read_bytes()
         record = json.loads(content)

@@ -1,8 +1,8 @@
-"""States of a rank's optimizers as tensors of the model's own parameters, whoever steps which part of them.
+"""States of a rank's optimizers by the model's parameters, independent of the division over ranks.
 
-`optimizer/transformer.h.0.ln_1.weight/exp_avg` is a state of the parameter `transformer.h.0.ln_1.weight` and
-has its shape, or none (AdamW's count of steps). Where replicas share a stage out, a rank names the parameters
-that begin in its share, and takes back the pieces of those that reach into it.
+`optimizer/transformer.h.0.ln_1.weight/exp_avg` is a state of the parameter `transformer.h.0.ln_1.weight`. It
+has the parameter's shape or is a scalar (AdamW's step count). If replicas shard a stage, a rank names the
+parameters that begin in its shard. It takes back its pieces of all parameters that reach into the shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PREFIX = "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room for one state, to be read whole: `state[leaf]` takes elements `start` to `end` of it."""
+    """A buffer that receives one whole state; `state[leaf]` takes its elements `start` to `end`."""
 
     state: dict[str, Any]
     leaf: str
@@ -39,10 +39,10 @@ class Slot:
     shape: torch.Size
 
     def fill(self) -> None:
-        """Give the optimizer what was read."""
+        """Give the optimizer its elements of the state."""
         whole = self.whole
         if whole.ndim and self.end - self.start < whole.numel():
-            # A copy, so that the rest of the whole is given back.
+            # A copy frees the rest of the whole tensor.
             whole = whole.flatten()[self.start : self.end].clone()
         self.state[self.leaf] = whole.view(self.shape) if whole.ndim else whole
 
@@ -50,7 +50,7 @@ class Slot:
 def optimizer_tensors(
     stages: Stages, optimizers: Optimizers, shards: Shards = NO_SHARDS
 ) -> dict[str, torch.Tensor]:
-    """The states by name. Every rank of the job calls it; together they name all states of all parameters."""
+    """Return this rank's states by name; every rank calls it, and together they name every state."""
     found: dict[str, torch.Tensor] = {}
     for stage in sorted(stages):
         states = shards[stage].whole_states() if stage in shards else optimizers[stage].state
@@ -65,12 +65,12 @@ def optimizer_tensors(
 def optimizer_slots(
     stages: Stages, optimizers: Optimizers, known: Mapping[str, Any], shards: Shards = NO_SHARDS
 ) -> dict[str, Slot]:
-    """Room for those of the `known` states, described by name, of which this rank steps a part.
+    """Return slots, by name, for the `known` states that this rank steps at least a part of.
 
-    Optimizers make their states at their first step, so a fresh one has none to fill.
+    `known` maps names to metadata. A fresh optimizer has no states to fill: it makes them at its first step.
 
     Raises:
-        RunError: for a state that is neither a number nor as its parameter, which ranks cannot share out.
+        RunError: for a state that is neither a scalar nor of its parameter's shape; ranks cannot shard it.
     """
     owners = {name: found[-1] for name, found in owners_by_name(stages, optimizers, shards).items()}
     divided = shares_of(stages)
@@ -107,7 +107,7 @@ class Owner:
 
 
 def owners_by_name(stages: Stages, optimizers: Optimizers, shards: Shards) -> dict[str, list[Owner]]:
-    """Who steps a parameter of that name on this rank, by stage: several where it has copies."""
+    """Return the owners on this rank by parameter name, in stage order; tied weights have several."""
     found: dict[str, list[Owner]] = {}
     for stage in stages:
         for name, owner in _owners(stage, stages, optimizers, shards):

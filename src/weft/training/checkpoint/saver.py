@@ -1,14 +1,14 @@
-"""`Saver`: writes the checkpoints of a run while it trains on.
+"""`Saver`: a run's checkpoints, written in the background while the run trains.
 
-Between two steps every rank copies its tensors to host memory; that is all that training waits for. A thread
-on every rank then writes the copies, and these threads agree among themselves, over a process group of their
-own, that all is on the disk and what it is called (`weft.training.checkpoint.checkpoints.write`). A save
-waits for the one before it. How a save went is learned between two steps without waiting: a rank whose save
-has failed says so in the vote of the next step, and all ranks fail together. So they do when a rank is late
-with its part (`weft.training.coordination.attendance`), which is stuck itself but learns it from the others.
+Between two steps every rank copies its tensors to host memory; training waits only for this copy. A thread
+on every rank then writes the copies (`weft.training.checkpoint.checkpoints.write`). These threads have a
+separate process group, in which they agree that all files are on disk. A save waits for the save before it.
+Ranks learn a save's outcome between two steps without waiting. If a rank's save has failed, its vote in the
+next step says so, and all ranks fail together. They also fail if a rank is late with its part
+(`weft.training.coordination.attendance`).
 
-torch's own `async_save` is not used: its future is done when the tensors are written, which leaves the
-manifest, the rename and the agreement on both to the thread that trains.
+torch's own `async_save` is not used: its future is done as soon as the tensors are written. The manifest,
+the rename and the agreement on both would be left to the training thread.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance, LateRankError
 
-# How long a rank that fails lets a save that is under way end.
+# The time that a failing rank gives to a save that is under way.
 FAREWELL_S = 30.0
-# How often a rank that waits for its own save asks whether another one has given it up.
+# A rank that waits for its own save checks at this interval if another rank has given the save up.
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that has its name.
+    """A complete checkpoint under its final name.
 
     Attributes:
-        stall_s: how long training stood still for it on this rank: until all was copied, and where it waited
-            for the save to end.
-        write_s: from the end of the copy until the checkpoint had its name.
-        bytes: of all ranks' files.
+        stall_s: seconds that training stood still on this rank, for the copy and for the end of the save.
+        write_s: seconds from the end of the copy until the rename.
+        bytes: bytes of all ranks' files.
     """
 
     step: int
@@ -56,17 +55,16 @@ class Saved:
 
 
 class Saver:
-    """Saves of one rank, one at a time; every rank makes one and calls it between the same steps.
+    """One rank's saves, one at a time; every rank makes a saver and calls it between the same steps.
 
-    A context manager: leaving it ends its thread. Where an error is the reason, the save that is under way
-    gets `FAREWELL_S` to end.
+    It is a context manager: its exit ends the thread. After an error, a save under way gets `FAREWELL_S`.
 
     Args:
-        directory: of the checkpoints.
-        keep: how many stay.
-        resumed_step: what is there of later steps is damaged, and removed when the next checkpoint is whole.
-        ranks: all ranks, for nothing else while this is open.
-        timeout_s: how long a save waits for a rank that writes nothing.
+        directory: the directory of the checkpoints.
+        keep: the number of checkpoints that stay.
+        resumed_step: checkpoints of later steps are damaged; the next whole checkpoint replaces them.
+        ranks: all ranks, for this saver alone.
+        timeout_s: the longest wait of a save for a rank that writes nothing.
     """
 
     def __init__(
@@ -106,10 +104,10 @@ class Saver:
         shards: Shards = NO_SHARDS,
         methods: Mapping[str, MethodState] = NO_METHODS,
     ) -> list[Saved]:
-        """Copy the tensors and begin to write them; returns the save before, if it had to be waited for.
+        """Copy the tensors and begin to write them; return the save before, if it was still under way.
 
         Raises:
-            RunError: on every rank, when the save before has failed on one.
+            RunError: on every rank, if the save before failed on one rank.
         """
         before = self.wait()
         started_s = time.monotonic()
@@ -120,23 +118,23 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the save under way is known to have failed on this rank."""
+        """True if the save under way has failed on this rank."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def fail(self) -> None:
-        """Raise what made a save fail; every rank calls it after a vote has said that one did.
+        """Raise the error of a failed save; every rank calls it after a vote that reports a failed save.
 
         Raises:
             RunError: the same on every rank.
         """
-        # First, as the training of a late rank may be stuck as well.
+        # This comes first, because the training of a late rank may be stuck as well.
         self._ranks.require_nobody_late()
         with together():
             if self._writing is not None and self.failed:
                 self._writing.result()
 
     def poll(self) -> list[Saved]:
-        """Return the save that has ended well since it was last asked for, if there is one; does not wait."""
+        """Return the save that has succeeded since the last call, if there is one; do not wait."""
         if self._writing is None or not self._writing.done() or self.failed:
             return []
         write_s, size = self._writing.result()
@@ -147,7 +145,7 @@ class Saver:
         """Wait for the save that is under way and return it, if there is one.
 
         Raises:
-            RunError: on every rank, when it has failed on one.
+            RunError: on every rank, if it failed on one rank.
         """
         if self._writing is not None:
             started_s = time.monotonic()
@@ -172,7 +170,7 @@ class Saver:
         except RunError:
             raise
         except Exception as error:
-            # Of any kind, so that the vote tells it to all ranks.
+            # Errors of any kind become RunError, so that the vote reports them to all ranks.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise RunError(f"{self._directory}: the checkpoint of step {state.step}: {reason}") from error
         self._damaged = []
@@ -180,7 +178,7 @@ class Saver:
 
 
 def _farewell_s(error: type[BaseException] | None) -> float | None:
-    """How long a save that is under way gets to end; none where the others have given it up."""
+    """Return the seconds given to a save under way: no limit without error, 0 after a late rank."""
     if error is None:
         return None
     return 0.0 if issubclass(error, LateRankError) else FAREWELL_S

@@ -1,9 +1,9 @@
-"""Folders of named tensors: what is in them, and one tensor at a time out of them.
+"""Folders of named tensors, read one tensor at a time.
 
-A folder of safetensors files holds whole tensors (one file, or several named by an index, as Hugging Face
-writes them) or pieces of tensors (one file per rank, each piece with its offsets in the file's header, as
-torch's distributed checkpointing writes them: runs of weft, torchtitan); `SafetensorsFolder` reads both.
-Only headers are read to know what is there; a tensor is read when it is asked for.
+A folder of safetensors files holds whole tensors or pieces of tensors; `SafetensorsFolder` reads both.
+Hugging Face writes whole tensors in one file, or in several files named by an index. Runs of weft and
+torchtitan hold pieces, as torch's distributed checkpointing writes them. They have one file per rank; its
+header holds the offsets of each piece. A folder opens with its headers alone; `read` reads a tensor.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from weft.training.interchange.weight_files import weight_files
 _SHARDING = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
 
-# No tensor is so long, and sums of two such numbers stay 64-bit integers.
+# No tensor is this long, and the sum of two such numbers is still a 64-bit integer.
 _LARGEST = 1 << 60
 
 Shape = tuple[int, ...]
 
 
 class TensorFolder(Protocol):
-    """Named tensors on disk; `shapes` by name are known at once, values are read when asked for."""
+    """Named tensors on disk: `shapes` by name are known at once, `read` reads values."""
 
     path: Path
     shapes: Mapping[str, Shape]
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, in host memory and in the precision it is stored in.
+        """Return a whole tensor, in host memory and in its stored precision.
 
         Raises:
-            InputError: when its bytes are not what was announced.
+            InputError: if its bytes are broken.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A box of a tensor: where it starts, how large it is, and the file that holds it."""
+    """A box of a tensor: its offsets, its sizes and its file."""
 
     offsets: Shape
     sizes: Shape
@@ -58,11 +58,11 @@ class FilePiece:
 class SafetensorsFolder:
     """Tensors of a folder of safetensors files.
 
-    Where there is an index it alone says which files count, else `model.safetensors` does, else all files.
+    The files are those of the index; without an index, `model.safetensors`; without both, all files.
 
     Raises:
-        InputError: when there are none (pickled weights are not read), a file is broken or missing, or the
-            pieces of a tensor do not make up a whole; one line each.
+        InputError: if there are none (pickled weights are not read), a file is broken or missing, or the
+            pieces of a tensor overlap or leave gaps; one line each.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class SafetensorsFolder:
 
 
 def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) -> torch.Tensor:
-    """Return a tensor of that shape out of the pieces that make it up."""
+    """Return a tensor of shape `shape`, assembled from its pieces."""
     whole = torch.empty(shape, dtype=pieces[0][1].dtype)
     for piece, value in pieces:
         box = tuple(
@@ -101,10 +101,10 @@ def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) ->
 
 
 def whole_shapes(where: str, pieces: Mapping[str, Sequence[FilePiece]]) -> dict[str, Shape]:
-    """Shape by name of tensors that come in pieces.
+    """Return the shapes of whole tensors by name, from their pieces.
 
     Raises:
-        InputError: one line for every tensor whose pieces overlap or leave gaps.
+        InputError: one line for every tensor with pieces that overlap or leave gaps.
     """
     problems, shapes = [], {}
     for name, parts in pieces.items():
@@ -123,7 +123,7 @@ def whole_shapes(where: str, pieces: Mapping[str, Sequence[FilePiece]]) -> dict[
 
 
 def _exact_cover(parts: Sequence[FilePiece]) -> bool:
-    """Whether boxes fill the box from zero to their farthest end once; counted on the grid of borders."""
+    """Return True if boxes fill the box from zero to their farthest end exactly once, on the border grid."""
     starts = np.array([part.offsets for part in parts], dtype=np.int64)
     ends = starts + np.array([part.sizes for part in parts], dtype=np.int64)
     if len(parts) == 1:

@@ -1,8 +1,8 @@
-"""Checkpoints of stages that tensor ranks divide: tensors are whole in files, whatever a rank holds of them.
+"""Checkpoints of stages that tensor ranks divide: files hold whole tensors, independent of the division.
 
-Shares are joined one tensor after the other, and each whole stays on one of the ranks, in turns, so that a
-rank keeps about as many bytes of wholes as it has of shares. Reading, a rank takes its share of one whole at
-a time.
+Ranks join their shares one tensor after the other. Each whole tensor stays on one rank, in turns. So a rank
+keeps about as many bytes of whole tensors as of shares. For a load, a rank reads one whole tensor at a time
+and takes its share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a parameter, and every state of its shape, is divided."""
+    """The division of a parameter, and of every state of its shape, over tensor ranks."""
 
     division: Division
     ranks: TensorRanks
@@ -42,12 +42,12 @@ class Share:
         return torch.Size((*shape[:axis], length, *shape[axis + 1 :]))
 
     def join(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the whole, in host memory; every rank calls it."""
+        """Return the whole tensor, in host memory; every rank calls it."""
         return self.division.joined(list(self.ranks.gather(own.cpu())), self.ranks)
 
 
 def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
-    """By name, the parameters of which this rank has a share."""
+    """Return the shares of this rank by parameter name."""
     return {
         name: Share(division, module.tensor)
         for module in stages.values()
@@ -57,7 +57,7 @@ def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
 
 
 def parameter_of(key: str) -> str:
-    """Return the parameter that a tensor of a checkpoint is, or is a state of (`optimizer/NAME/STATE`)."""
+    """Return the parameter name of a checkpoint key: the key itself, or NAME of `optimizer/NAME/STATE`."""
     parts = key.split("/")
     return parts[1] if len(parts) == 3 else key
 
@@ -65,7 +65,7 @@ def parameter_of(key: str) -> str:
 def join_shares(
     stages: Mapping[int, nn.Module], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Whole tensors out of what ranks have; together they still name them all. Every rank calls it."""
+    """Join the ranks' shares to whole tensors by name, each on one rank; every rank calls it."""
     shares = shares_of(stages)
     found: dict[str, torch.Tensor] = {}
     for turn, key in enumerate(sorted(tensors)):
@@ -85,12 +85,12 @@ def read_shares(
     rooms: Mapping[str, torch.Tensor],
     progress: Callable[[], None],
 ) -> set[str]:
-    """Fill those rooms, by name, that are shares with what a checkpoint has; returns the names of these.
+    """Fill the shares among `rooms` from a checkpoint and return their names.
 
-    `progress` is called when a tensor has been read.
+    It calls `progress` after each tensor.
 
     Raises:
-        RunError: when a tensor is missing or has another shape.
+        RunError: if a tensor is missing or has another shape.
     """
     shares = shares_of(stages)
     wanted = {key for key, room in rooms.items() if room.ndim and parameter_of(key) in shares}

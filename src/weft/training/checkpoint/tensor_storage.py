@@ -1,9 +1,9 @@
-"""Tensors of a checkpoint on disk, through torch's distributed checkpointing, with no rank waiting in it.
+"""Tensors of a checkpoint on disk, through torch's distributed checkpointing, without waits for ranks.
 
-torch's own `save` and `load` wait for all ranks where files are written and read, cannot say whom they wait
-for, and send pickles. Here the ranks agree who writes what, which touches no file. Then each writes with the
-parts of `save`, and reads with a `load` that is told that this rank is alone, whatever the others do. Whoever
-calls these lets the ranks meet.
+torch's own `save` and `load` wait for all ranks while files are written and read. They do not name the late
+rank, and they send pickles. Here the ranks first agree on the writer of each tensor, without file access.
+Then each rank writes by itself with the parts of `save`. It reads by itself with `load(no_dist=True)`. The
+caller lets the ranks meet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.training.coordination.agreement import gather
 
 
 class _Planner(DefaultLoadPlanner):
-    """Tells of every tensor that has been read."""
+    """A load planner that calls `progress` after every tensor."""
 
     def __init__(self, progress: Callable[[], None]) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class _Planner(DefaultLoadPlanner):
 def plan_to_write(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
 ) -> Callable[[], None]:
-    """Agree which rank writes which tensors of all ranks; what this gives writes those of this rank.
+    """Agree on the writer rank of every tensor; return a function that writes this rank's tensors.
 
-    Every rank calls it. Of a tensor that several ranks have one writes it.
+    Every rank calls it. A tensor that several ranks hold is written by one of them.
 
     Raises:
-        RunError: on every rank, when tensors of one name do not fit together; what it gives raises it when
-            something cannot be written.
+        RunError: on every rank, if tensors of one name differ in type or shape; from the returned function,
+            if a write fails.
     """
     own = {name: [f"{tensor.dtype} {list(tensor.shape)}", tensor.nbytes] for name, tensor in tensors.items()}
     held = gather(own, group)
@@ -57,7 +57,7 @@ def plan_to_write(
     def write() -> None:
         planner, writer = DefaultSavePlanner(), HuggingFaceStorageWriter(str(folder), save_distributed=True)
         planner.set_up_planner(mine)
-        # Which of all ranks' plans it is gives the file its name.
+        # The plan's place among all ranks' plans names the file.
         plan = writer.prepare_global_plan([planner.create_local_plan()] * len(held))[rank]
         try:
             written = writer.write_data(planner.finish_plan(plan), planner).wait()
@@ -71,9 +71,9 @@ def plan_to_write(
 
 
 def _writers(folder: Path, held: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, int]:
-    """Return the rank that writes each tensor, of those that have it the one with the least to write so far.
+    """Return the writer rank of each tensor: its holder with the fewest bytes to write so far.
 
-    `held` has what each tensor is, and its bytes, by rank and name.
+    `held` has (type and shape, bytes) of each tensor, by rank and name.
     """
     owners: dict[str, list[int]] = {}
     for rank, found in enumerate(held):
@@ -92,10 +92,10 @@ def _writers(folder: Path, held: Sequence[Mapping[str, Sequence[Any]]]) -> dict[
 
 
 def known_tensors(path: Path) -> Mapping[str, Any]:
-    """Size and properties of all tensors of a checkpoint by name, from the headers of its files.
+    """Return the size and properties of all tensors of a checkpoint by name, from its file headers.
 
     Raises:
-        RunError: when a file cannot be read.
+        RunError: if a file cannot be read.
     """
     try:
         return HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
@@ -104,10 +104,10 @@ def known_tensors(path: Path) -> Mapping[str, Any]:
 
 
 def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor], progress: Callable[[], None]) -> None:
-    """Fill tensors by name, in their own precision, and tell of each.
+    """Fill tensors by name, in their own precision, and call `progress` after each.
 
     Raises:
-        RunError: when one is missing or has another shape, or a file cannot be read.
+        RunError: if one is missing or has another shape, or a file cannot be read.
     """
     try:
         with warnings.catch_warnings():
@@ -120,8 +120,8 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor], progress: Call
 
 
 def _failure(path: Path, cause: BaseException) -> RunError:
-    """Return one line."""
-    # Writing to a full disk names no file.
+    """Return an error of one line, with path and rank."""
+    # The error of a full disk names no file.
     told = cause.strerror if isinstance(cause, OSError) and cause.filename is None else None
     reason = told or " ".join(str(cause).split()) or type(cause).__name__
     return RunError(f"{path}: rank {dist.get_rank()}: {reason}")

@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors, and which run may go on from it. No torch here."""
+"""The scalars of a checkpoint, and the check that a run may resume from it. No torch here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.training.checkpoint.manifest import FORMAT, canonical
 
 STATE = "state.json"
 PRECISION = "precision"
-# The precisions in which a run may go on, by the one that it was saved with: those that step in numbers which
-# hold all of its own. In bf16 it is fp32 masters that are stepped and saved.
+# The precisions in which a run may resume, by the saved precision. They step in numbers that hold all saved
+# numbers exactly. A bf16 run steps and saves fp32 masters.
 EXACT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"fp32": ("fp32", "bf16", "fp64"), "bf16": ("bf16", "fp32", "fp64"), "fp64": ("fp64",)}
 )
@@ -25,12 +25,11 @@ class TrainingState:
     """The scalars of a checkpoint.
 
     Attributes:
-        step: steps done, of whatever global batches.
+        step: steps done, with any global batches.
         samples: samples trained on so far, the position in the ledger (`weft.training.data.sampler`).
-        plan_id: the plan that trained the last step; any plan of the same job may go on.
-        seed, model, data: what makes a job; a run goes on only where they are the same. `model` and `data`
-            are fingerprints.
-        precision: of the plan; a run goes on in one that holds all of its numbers (`EXACT_IN`).
+        plan_id: the plan that trained the last step; any plan of the same job may resume.
+        seed, model, data: the identity of a job, the same in a resume; `model`, `data` are fingerprints.
+        precision: the plan's precision; a run may resume in those of `EXACT_IN`.
         first_loss: held-out loss before the first step, in nats per token.
     """
 
@@ -48,10 +47,10 @@ class TrainingState:
         return canonical({"format": FORMAT, **asdict(self)})
 
     def origin(self, global_batch: int) -> int:
-        """The position in the ledger from which steps of that size count, so that the next one goes on here.
+        """Return the ledger position of step 0 such that the next step of `global_batch` begins at `samples`.
 
-        Step s takes the samples from `origin + s * global_batch` on. Below zero where the steps so far were
-        smaller; no step begins there.
+        Step s takes the samples from `origin + s * global_batch` on. The origin is negative if earlier steps
+        were smaller; no step begins there.
         """
         return self.samples - self.step * global_batch
 
@@ -60,7 +59,7 @@ def read_state(path: Path) -> TrainingState:
     """Return the scalars of a verified checkpoint.
 
     Raises:
-        RunError: when weft did not write them.
+        RunError: if the file is not a training state of this format.
     """
     try:
         record = json.loads((path / STATE).read_bytes())
@@ -72,7 +71,7 @@ def read_state(path: Path) -> TrainingState:
 
 
 def require_same_job(expected: TrainingState, saved: TrainingState, where: str) -> None:
-    """Refuse to go on from a checkpoint of another job; another plan of the same job may go on.
+    """Refuse to resume from a checkpoint of another job; another plan of the same job may resume.
 
     Raises:
         InputError: one line per difference.
@@ -81,7 +80,7 @@ def require_same_job(expected: TrainingState, saved: TrainingState, where: str) 
 
 
 def require_steps_left(expected: TrainingState, saved: TrainingState, steps: int) -> None:
-    """Refuse another plan for a run that has done its steps: nothing would be trained under it.
+    """Refuse another plan for a run without remaining steps: it would train nothing.
 
     Raises:
         InputError: naming the steps.
@@ -92,7 +91,7 @@ def require_steps_left(expected: TrainingState, saved: TrainingState, steps: int
 
 
 def refuse_differences(expected: Mapping[str, object], saved: Mapping[str, object], where: str) -> None:
-    """Refuse where a run that goes on would be another job than the one that was `saved`.
+    """Refuse to resume if a run's job differs from the `saved` one; see `EXACT_IN` for the precision.
 
     Raises:
         InputError: one line per difference.
@@ -112,7 +111,7 @@ def _difference(name: str, value: object, saved: object) -> str:
 
 
 def _job(state: TrainingState) -> dict[str, object]:
-    """What makes a job, by the name that a user gives it."""
+    """Return the values that identify a job, by the user's names for them."""
     return {
         "model": state.model,
         PRECISION: state.precision,

@@ -1,7 +1,7 @@
-"""Parameters and buffers of a rank's stages as whole tensors of the model, whoever steps which part of them.
+"""Parameters and buffers of a rank's stages as whole tensors of the model, independent of the sharding.
 
-Of a stage whose optimizer steps something else than its parameters, what it steps is what counts: the own
-ranges of replicas that share out a stage, and masters in a higher precision than that of the parameters.
+If an optimizer steps other tensors than the stage's parameters, those tensors are saved. They are the ranges
+of replicas that shard a stage, and masters in a higher precision than the parameters.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Stages = Mapping[int, nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """Room for one tensor of the model, to be read whole; without pieces it is the tensor itself."""
+    """A buffer that receives one whole tensor of the model; without pieces it is the tensor itself."""
 
     whole: torch.Tensor
     pieces: tuple[Piece, ...] = ()
 
     def fill(self) -> None:
-        """Give the pieces what was read."""
+        """Copy the pieces' elements out of the whole tensor."""
         for piece in self.pieces:
             piece.stepped.detach().view(-1).copy_(self.whole.view(-1)[piece.start : piece.end])
 
 
 def model_tensors(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, torch.Tensor]:
-    """Return the tensors by name. Every rank of the job calls it; together they name all of the model.
+    """Return this rank's tensors by name; every rank calls it, and together they name the whole model.
 
     Of a stage in `stepped`, a rank names the parameters that begin in its own range.
     """
@@ -50,7 +50,7 @@ def model_tensors(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, torc
 
 
 def model_slots(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, WeightSlot]:
-    """Room by name for the tensors of which this rank has a part."""
+    """Return slots by name for the tensors that this rank has at least a part of."""
     slots: dict[str, WeightSlot] = {}
     for stage in sorted(stages):
         one = stepped.get(stage)
@@ -69,7 +69,7 @@ def model_slots(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, Weight
 def fill_copies(
     stages: Stages, optimizers: Mapping[int, torch.optim.Optimizer], stepped: Shards = NO_SHARDS
 ) -> None:
-    """Give all parameters of one name on this rank, copies of tied weights, what the last one was given."""
+    """Copy weights and states between parameters of one name (tied weights); the last one is the source."""
     for *others, source in owners_by_name(stages, optimizers, stepped).values():
         state = source.optimizer.state.get(source.stepped, {})
         for copy in others:

@@ -1,1 +1,1 @@
-"""How the ranks of a job agree, wait for each other, and are noticed when they hang."""
+"""Agreement between the ranks of a job, their meetings, and the detection of hangs."""

@@ -1,4 +1,4 @@
-"""How the ranks of a job agree: one rank's failure is everyone's, and one rank's request is everyone's."""
+"""Agreement between the ranks of a job: a failure of one rank, or a request to one, reaches all ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from weft.errors import InputError, RunError, Violation
 from weft.run.launch.failures import PeerLostError, disk_problem
 
-# Later signals win when ranks have received different ones: a user's Ctrl-C reaches the ranks as SIGINT and,
-# passed on by whoever started them, as SIGTERM too.
+# If ranks have received different signals, the later one here wins. A user's Ctrl-C reaches the ranks as
+# SIGINT, and through their launcher as SIGTERM too.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -25,13 +25,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def together(
     group: dist.ProcessGroup | None = None, meet: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Yield a block that every rank enters and leaves, or none: a refusal or failure on one is raised on all.
+    """Raise a refusal or failure of one rank in the block on all ranks; every rank enters the block.
 
-    The block must not talk to other ranks, or a failing rank would leave them waiting. A thread of its own
-    needs a `group` of its own. Where ranks may be far apart, `meet` waits for them at the end of the block.
+    The block must not communicate with other ranks, because a failing rank would leave them waiting. A
+    separate thread needs a separate `group`. If ranks may be far apart, `meet` waits for them at the end.
 
     Raises:
-        InputError, RunError: the one of the lowest failing rank, on every rank.
+        InputError, RunError: the error of the lowest failing rank, on every rank.
     """
     refused: tuple[Violation, ...] = ()
     failed = ""
@@ -54,7 +54,7 @@ def together(
 
 @contextmanager
 def meeting_peers() -> Iterator[None]:
-    """Yield a block of collective calls; torch's errors in it mean that another rank is gone.
+    """Raise torch's errors in a block of collective calls as the loss of another rank.
 
     Raises:
         PeerLostError: in place of torch's own error.
@@ -69,9 +69,9 @@ def meeting_peers() -> Iterator[None]:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every rank's value, in the order of the ranks; small values that JSON knows.
+    """Return every rank's value, in rank order; values are small and in JSON.
 
-    No pickle, as torch's own would be: who gets between the ranks could have any function called.
+    torch's own call would send pickles, which can call any function if an attacker alters them.
     """
     ranks = dist.get_world_size(group)
     own = _packed(value)
@@ -85,7 +85,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def from_first_rank(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Rank 0's value, one that JSON knows, on every rank; the others' is ignored."""
+    """Return rank 0's value, one that JSON can hold, on every rank; ignore the other ranks' values."""
     first = dist.get_rank() == 0
     content = _packed(value if first else None)
     size = torch.tensor([len(content)])
@@ -101,10 +101,10 @@ def _packed(value: Any) -> torch.Tensor:
 
 
 def _unpacked(content: torch.Tensor) -> Any:
-    """What another rank has packed.
+    """Return the value that another rank has packed.
 
     Raises:
-        RunError: when it is something else.
+        RunError: if the content is not JSON.
     """
     try:
         return json.loads(content.numpy().tobytes())
@@ -114,11 +114,11 @@ def _unpacked(content: torch.Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What any rank knew when a step began, the same on every rank.
+    """The ranks' joint state at the beginning of a step, the same on every rank.
 
     Attributes:
         stop: the signal that some rank had received, or None.
-        failed: some rank's work in the background had failed.
+        failed: True if some rank's background work had failed.
     """
 
     stop: signal.Signals | None
@@ -128,12 +128,12 @@ class Vote:
 class StopRequest:
     """SIGTERM and SIGINT as a request to stop after the step under way, agreed on by all ranks.
 
-    Ranks of a pipeline are at different points when a signal reaches them. Each rank posts what it knows when
-    a step begins and reads what any rank knew when the step has ended, so that all stop after the same step.
-    What fails in the background of one rank reaches all ranks in the same way.
-    No step ends before every rank has begun it, so the vote costs no further waiting.
+    Ranks of a pipeline are at different points when a signal reaches them. Each rank posts its vote when a
+    step begins and reads the joint vote when the step has ended. So all ranks stop after the same step.
+    A failure in one rank's background work reaches all ranks in the same way.
+    No step ends before every rank has begun it, so the vote adds no wait.
 
-    Use it as a context manager: it puts the signals' former handlers back and gives its process group back.
+    Use it as a context manager: its exit restores the former signal handlers and frees its process group.
     """
 
     def __enter__(self) -> StopRequest:
@@ -148,13 +148,13 @@ class StopRequest:
         dist.destroy_process_group(self._group)
 
     def post_vote(self, *, failed: bool = False) -> None:
-        """Tell the others, at the beginning of a step; `failed`: this rank's work in the background has."""
+        """Send this rank's vote at the beginning of a step; `failed`: its background work has failed."""
         self._vote = torch.tensor([self._received, int(failed)], dtype=torch.int32)
         with meeting_peers():
             self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def read_vote(self) -> Vote:
-        """What some rank knew when the step began; at the end of the step."""
+        """Wait for the joint vote of the step that ends and return it."""
         with meeting_peers():
             self._work.wait()
         place, failed = self._vote.tolist()

@@ -1,12 +1,11 @@
-"""`Attendance`: how the ranks of a job wait for each other so that one that does not come is named.
+"""`Attendance`: meetings of the ranks of a job, in which a late rank is named.
 
-A collective cannot say whom it waits for, and how long one takes says little: a rank may have far more to
-read than another. So while a rank works towards a meeting it notes in the job's store that it gets on, and
-those that are there already look at these notes. One whose note has not changed for a time limit is late. The
-first to find that out writes it into the store, so that every rank, the late one too if it comes after all,
-fails with the same line.
+A collective does not name the rank that it waits for. Its duration says little, because a rank may have far
+more to read than another. So a rank on its way to a meeting notes its progress in the job's store. The
+waiting ranks read these notes. A rank is late if its note has not changed for a time limit. The first rank
+to find this writes it into the store. Then all ranks fail with the same line, also the late rank.
 
-They meet in a barrier of torch, whose connections tell at once when a rank is gone.
+The ranks meet in a barrier of torch; its connections break at once if a rank is gone.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import torch.distributed as dist
 from weft.errors import RunError
 from weft.training.coordination.agreement import meeting_peers
 
-# Nobody works so long towards one meeting, however steadily.
+# No rank needs more time for one meeting, even with steady progress.
 GROUP_TIMEOUT_S = 4 * 3600.0
-# A rank notes no more often that it gets on, and looks at the notes so often within a time limit.
+# The shortest interval of a rank's notes, and the number of looks at the notes within a time limit.
 NOTE_INTERVAL_S = 0.25
 LOOKS_PER_LIMIT = 20
 LONGEST_PAUSE_S = 0.05
@@ -34,10 +33,10 @@ class LateRankError(RunError):
 
 
 class Attendance:
-    """All ranks of the job, for one purpose at a time; every rank makes one, and meets in the same order.
+    """All ranks of the job, for one purpose; every rank makes one and calls its meetings in the same order.
 
     Attributes:
-        group: gloo, for the same purpose.
+        group: a gloo process group for the same purpose.
     """
 
     def __init__(self) -> None:
@@ -57,11 +56,11 @@ class Attendance:
                 dist.barrier(group=self.group)
 
     def close(self) -> None:
-        """Give the process group back; every rank calls it."""
+        """Free the process group; every rank calls it."""
         dist.destroy_process_group(self.group)
 
     def progress(self) -> None:
-        """Note that this rank gets on; it may be called at any rate."""
+        """Note progress of this rank; call it at any rate."""
         if not self._alone and time.monotonic() - self._noted_s >= NOTE_INTERVAL_S:
             self._note()
 
@@ -69,13 +68,13 @@ class Attendance:
         """Wait until every rank has come; every rank calls it.
 
         Args:
-            where: begins the line of the error, such as a path.
-            idle: what a late rank did, such as "read nothing".
-            limit_s: how long a rank may note nothing while another one waits.
+            where: the beginning of the error's line, such as a path.
+            idle: the late rank's omission, such as "read nothing".
+            limit_s: the longest time without a note, while another rank waits.
 
         Raises:
-            LateRankError: when a rank is late, on every rank.
-            PeerLostError: when one is gone.
+            LateRankError: if a rank is late, on every rank.
+            PeerLostError: if a rank is gone.
         """
         if self._alone:
             return
@@ -86,7 +85,7 @@ class Attendance:
             work = dist.barrier(group=self.group, async_op=True)
             former, quiet_s, look_s, pause_s = self._read_notes(), [0.0] * self._ranks, 0.0, 1e-4
             while not work.is_completed():
-                # Pauses are counted, and not the clock asked, which goes on while a whole job is suspended.
+                # The loop counts pauses: the clock goes on while the whole job is suspended.
                 time.sleep(pause_s)
                 look_s += pause_s
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -107,7 +106,7 @@ class Attendance:
             work.wait()
 
     def require_nobody_late(self) -> None:
-        """Fail like the others when a rank has been found to be late; does not wait.
+        """Raise the common error if a rank has been found late; do not wait.
 
         Raises:
             LateRankError: naming the ranks.
@@ -128,7 +127,7 @@ class Attendance:
         self._noted_s = time.monotonic()
 
     def _read_notes(self) -> list[tuple[int, int]]:
-        """(meetings that it has come to, notes that it has made) of every rank."""
+        """Return (meetings reached, notes made) of every rank."""
         texts = self._store.multi_get([_key(rank) for rank in range(self._ranks)])
         return [(int(meetings), int(notes)) for meetings, notes in (text.split() for text in texts)]
 

@@ -1,12 +1,11 @@
-"""`HangWatch`: the launcher notices that nothing goes on, and says which ranks wait for which.
+"""`HangWatch`: the launcher's detection of hangs, with the ranks that wait and the ranks they wait for.
 
-It reads the ranks' slots, in which there are two signs of a hang. In a step, but not in the first one of a
-start, no instruction of any rank has ended for long, and a rank that has begun the step has one that nothing
-holds up. Or, at any time after all ranks have opened their slots, nothing has ended and a rank's process does
-not get to run. A rank that evaluates, saves or waits between two steps is in no step: there, only the second
-sign counts.
+It reads the ranks' slots, which show two signs of a hang. In the first, no instruction has ended for long
+in a step. Yet a rank in the step has an instruction that nothing blocks. The first step of a start does not
+count. In the second, nothing has ended and a rank's process does not run. This sign counts after all ranks
+have opened their slots, also between two steps, as in an evaluation.
 
-No torch here: the launcher uses it.
+The launcher uses it; it does not import torch.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from weft.run.record.slots import Pulse, read_ended, read_pulse, slots_path
 from weft.training.directory.run_directory import RunDirectory
 
 LOOK_INTERVAL_S = 1.0
-# Nothing must have ended for the time of so many steps, whatever the run file says.
+# A hang lasts at least the time of this many steps, whatever the run file says.
 STEPS = 10
 _NAMED = 8
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What is seen of one rank.
+    """The observed state of one rank.
 
     Attributes:
-        pulse: None until its slots exist.
-        started: the pulse is not what an earlier start has left.
-        silent_s: for how long the process has not got to run.
+        pulse: the last pulse; None until the rank's slots exist.
+        started: True if the pulse is of this start, not of an earlier one.
+        silent_s: seconds for which the process has not run.
     """
 
     pulse: Pulse | None
@@ -56,12 +55,12 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
-    """How far all ranks are.
+    """The progress of all ranks.
 
     Attributes:
-        begun: how many steps each has begun. reached: the step that each has begun last.
+        begun: the number of steps that each rank has begun. reached: the step that each has begun last.
         first: the first step of this start, None before any rank has begun it.
-        ended: of the steps that may be under way, which instructions have ended.
+        ended: the mask of ended instructions, for each step that may be under way.
     """
 
     begun: tuple[int, ...]
@@ -71,18 +70,18 @@ class _Progress:
 
     @property
     def amount(self) -> tuple[tuple[int, ...], int]:
-        """Changes when any rank gets on."""
+        """A value that changes with the progress of any rank."""
         return self.begun, sum(int(ended.sum()) for ended in self.ended.values())
 
     @property
     def step(self) -> int | None:
-        """The oldest step that some rank has begun and not all have ended."""
+        """The oldest step that some rank has begun and not all ranks have ended."""
         return next((step for step, ended in self.ended.items() if not ended.all()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hang:
-    """What is told of a hang. `silence`: nothing is known of the ranks but that they do not get to run."""
+    """A reported hang. `silence`: the only known fact is that the processes of `ranks` do not run."""
 
     problem: str
     step: int | None
@@ -91,7 +90,7 @@ class _Hang:
 
 
 class HangWatch:
-    """Watches the ranks of a run that is about to start.
+    """A watch over the ranks of a run that is about to start.
 
     Args:
         step_s: predicted seconds of a step.
@@ -105,7 +104,7 @@ class HangWatch:
         self._report = report
         self._predicted_s = self._step_s = step_s
         self._paths = [slots_path(directory.path, rank) for rank in range(program.ranks)]
-        # Slots of an earlier start lie there until a rank opens its own.
+        # Slots of an earlier start stay there until a rank opens its own.
         self._ranks = [_Rank(read_pulse(path)) for path in self._paths]
         self._amount: object = None
         self._steps_begun = 0
@@ -114,22 +113,22 @@ class HangWatch:
         self._looked_s = time.monotonic()
 
     def look(self) -> None:
-        """Look at the ranks if it is time; called several times a second.
+        """Look at the ranks if it is time; the launcher calls it several times a second.
 
         Raises:
-            RunError: on a hang, where the run file says so.
+            RunError: on a hang, if the run file says so.
         """
         elapsed_s = time.monotonic() - self._looked_s
         if elapsed_s >= LOOK_INTERVAL_S:
             self._looked_s += elapsed_s
-            # No more, as the whole job, and this process with it, may have been suspended.
+            # The bound excludes the time for which the whole job, with this process, was suspended.
             self.advance(min(elapsed_s, 2 * LOOK_INTERVAL_S))
 
     def advance(self, elapsed_s: float) -> None:
-        """Look at the ranks, so many seconds after the last look.
+        """Look at the ranks, `elapsed_s` seconds after the last look.
 
         Raises:
-            RunError: on a hang, where the run file says so.
+            RunError: on a hang, if the run file says so.
         """
         for rank, path in zip(self._ranks, self._paths, strict=True):
             rank.see(read_pulse(path), elapsed_s)
@@ -157,24 +156,24 @@ class HangWatch:
         if first is None:
             return _Progress(begun=begun, reached=begun, first=None, ended={})
         reached = tuple(first + count - 1 for count in begun)
-        # Of the step before, the last transfers may still be under way.
+        # The last transfers of the step before may still be under way.
         steps = range(max(first, min(reached) - 1), max(reached) + 1)
         recorded = {step: np.concatenate([read_ended(path, step) for path in self._paths]) for step in steps}
         if any(len(rows) != len(self._program) for rows in recorded.values()):
-            # Another plan has just taken over, and who watches is not told yet.
+            # Another plan has just taken over, and this watch still has the former program.
             return _Progress(begun=begun, reached=begun, first=None, ended={})
         ended = {step: rows | self._of_other_steps(step) for step, rows in recorded.items()}
         return _Progress(begun=begun, reached=reached, first=first, ended=ended)
 
     def _of_other_steps(self, step: int) -> npt.NDArray[np.bool_]:
-        """Instructions of other steps of the cycle, which count as if they had ended."""
+        """Return the mask of instructions of the cycle's other steps; they count as ended."""
         others: npt.NDArray[np.bool_] = (
             self._program.columns.iteration != step % self._program.steps_per_cycle
         )
         return others
 
     def _measure_step(self, begun: int, elapsed_s: float) -> None:
-        """Count a step as long as the last one took, where that is longer than predicted."""
+        """Set the step's seconds to the last measured ones if they are longer than predicted."""
         self._in_step_s += elapsed_s
         if begun > self._steps_begun:
             if self._steps_begun:
@@ -182,7 +181,7 @@ class HangWatch:
             self._steps_begun, self._in_step_s = begun, 0.0
 
     def _silent(self) -> tuple[int, ...]:
-        """Return ranks whose processes have not got to run for long."""
+        """Return the ranks with processes that have not run for `hang_after_s`."""
         limit_s = self._report.hang_after_s
         return tuple(rank for rank, seen in enumerate(self._ranks) if seen.silent_s >= limit_s)
 
@@ -221,7 +220,7 @@ class HangWatch:
     def _causes(
         self, found: Standstill, ranks: Collection[int], silent: Collection[int], absent: Collection[int]
     ) -> str:
-        """Each rank that holds up the others with what it has not done, those of one instruction together."""
+        """Return the text of the ranks that block the others, grouped by the instruction not ended."""
         alike: dict[tuple[str, bool], list[int]] = {}
         for rank in ranks:
             undone = "begun the step" if rank in absent else f"ended {_name(self._program, found.at[rank])}"

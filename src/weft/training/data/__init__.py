@@ -1,1 +1,1 @@
-"""Samples: where they come from, how they become tokens, and which ones make a step."""
+"""Samples: their sources, their tokens and their order in the steps."""

@@ -1,6 +1,6 @@
-"""Prepared data on disk: an entry appears under its key by one rename of a complete directory.
+"""A cache of prepared data on disk: one rename of a complete directory puts an entry under its key.
 
-Any number of processes may build an entry at once; whoever comes second throws its own copy away.
+Any number of processes may build an entry at once; the later ones discard their own copies.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any
 
 CONTENTS = "contents.json"
 
-# Writes the files of an entry into the folder it is given and returns what is to be known about them.
+# It writes the files of an entry into the given folder and returns their description.
 Builder = Callable[[Path], Mapping[str, Any]]
 
 
 def cached(entry: Path, build: Builder) -> dict[str, Any]:
-    """What `build` returned for this entry, now or when another process or an earlier run built it.
+    """Return the record of an entry's `build`, from now, from another process or from an earlier run.
 
-    An entry whose files do not have the sizes they were written with is built again. What `build` raises
-    leaves nothing behind.
+    An entry with files of other sizes than written is built again. After an error in `build` no files stay.
     """
     if not is_complete(entry):
         _publish(entry, build)
@@ -31,7 +30,7 @@ def cached(entry: Path, build: Builder) -> dict[str, Any]:
 
 
 def is_complete(entry: Path) -> bool:
-    """Return whether the entry's folder and all its files are there, at their full size."""
+    """Return True if the entry's folder and all its files exist, at their full size."""
     try:
         sizes = _contents(entry)["sizes"]
         return all((entry / name).stat().st_size == size for name, size in sizes.items())
@@ -40,7 +39,7 @@ def is_complete(entry: Path) -> bool:
 
 
 def _publish(entry: Path, build: Builder) -> None:
-    """Build the entry in a directory of its own and give it its name when it is complete."""
+    """Build the entry in a temporary directory and rename it when it is complete."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))
     try:

@@ -1,11 +1,11 @@
-"""Tables that the `datasets` library reads: of the Hugging Face hub, of its cache, of files and folders.
+"""Tables that the `datasets` library reads: from the Hugging Face hub, its cache, files and folders.
 
     hf:NAME                      a data set of the hub or of the local cache
     hf:PATH                      a .parquet, .jsonl, .json, .csv, .arrow or .txt file, a folder of such files,
                                  or a folder that `save_to_disk` wrote
-    hf:NAME:CONFIG@SPLIT#COLUMN  each of the three may be left out
+    hf:NAME:CONFIG@SPLIT#COLUMN  each of the last three may be left out
 
-SPLIT is the library's own notation, `train[:10%]` included; left out, it is `train` or the only one.
+SPLIT is the library's own notation, such as `train[:10%]`; the default is `train` or the only split.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _BUILDERS = {
     ".parquet": "parquet",
     ".txt": "text",
 }
-# What `save_to_disk` leaves behind, for one table and for several.
+# The files of `save_to_disk`, for one table and for several.
 _SAVED = ("state.json", "dataset_dict.json")
 _SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """What a source names; an empty word is left to the library or to its only choice."""
+    """The parts of a source's name; an empty part stands for the library's default or its only choice."""
 
     path: str
     config: str = ""
@@ -87,7 +87,7 @@ def open_text_rows(source: str) -> LibraryRows:
     """Return the rows that `source` names.
 
     Raises:
-        InputError: when the library is missing or does not read it, or no column can be meant.
+        InputError: if the library is missing or does not read it, or no one column fits.
     """
     name = TableName.parse(source)
     table = open_table(source, name)
@@ -101,8 +101,8 @@ class LabelledRows:
     """Images and classes of a table, by row; labels count from 0 in the order of `classes`.
 
     Attributes:
-        key: goes into JSON and changes when a row does.
-        open_image: decodes the image of a row, a `PIL.Image`.
+        key: a JSON value that changes when a row does.
+        open_image: a function that decodes the image of a row, a `PIL.Image`.
     """
 
     key: object
@@ -112,11 +112,12 @@ class LabelledRows:
 
 
 def open_image_rows(source: str) -> LabelledRows:
-    """The table of images that `source` names, with its only column of images, or the one named, and `label`.
+    """Return the images and labels of the table that `source` names.
+
+    Images are in the named column or the only one of images; labels in that of classes or `label`.
 
     Raises:
-        InputError: when the library is missing or does not read it, a column cannot be told, or a row has no
-            label.
+        InputError: if the library is missing or cannot read it, a column is unclear, or a row has no label.
     """
     name = TableName.parse(source)
     table = open_table(source, name)
@@ -141,7 +142,7 @@ def _image(table: Dataset, column: str, row: int) -> Any:
 
 
 def _classes(kind: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], list[int]]:
-    """Names of classes and the class of every row: those that the table declares, or all values in order."""
+    """Return the class names, declared by the table or all values in order, and the class of every row."""
     if hasattr(kind, "names"):
         return tuple(kind.names), [int(value) for value in values]
     words = sorted(set(values))
@@ -150,7 +151,7 @@ def _classes(kind: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], list[in
 
 
 def _only(source: str, what: str, columns: Sequence[str], given: str = "") -> str:
-    """Return the column that is meant: the one given, or the only one."""
+    """Return the given column, or the only one; raise InputError if there is no such column."""
     found = ", ".join(columns) or "none"
     if given and given not in columns:
         problem = f"{source}: no column {given!r} of {what}; there are: {found}"
@@ -162,7 +163,7 @@ def _only(source: str, what: str, columns: Sequence[str], given: str = "") -> st
 
 
 def table_key(source: str, table: Dataset) -> object:
-    """What changes when the table does: the files that hold it, or the library's own hash."""
+    """Return a JSON key that changes with the table: its files, or the library's own hash."""
     files = [Path(file["filename"]) for file in table.cache_files]
     listing = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return [source, len(table), listing or table._fingerprint]
@@ -172,7 +173,7 @@ def open_table(source: str, name: TableName) -> Dataset:
     """Return the one table that `source` names.
 
     Raises:
-        InputError: when the library is missing or does not read it, or there are several and none is named.
+        InputError: if the library is missing or cannot read it, or there are several tables, none named.
     """
     try:
         import datasets
@@ -182,7 +183,7 @@ def open_table(source: str, name: TableName) -> Dataset:
     datasets.disable_progress_bars()  # they would fill the log of a rank
     try:
         opened = _opened(datasets, name)
-    # The library raises what its readers and the network do.
+    # The library passes on the errors of its readers and of the network.
     except Exception as error:
         cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetBuildError) else None
         reason = " ".join(str(cause or error).split())[:_SHOWN] or type(error).__name__

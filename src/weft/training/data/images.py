@@ -1,8 +1,8 @@
 """Labelled images: scikit-learn's digits, a table of `datasets`, or a folder with one sub-folder per class.
 
-Every image is decoded once, cropped to a square in its middle, scaled to the model's size and kept as bytes
-in a memory-mapped file, so that a run meets an unreadable image before its first step and never after it.
-A tenth of the images, in the order of the hash of their names, is held out; training cannot reach them.
+Every image is decoded once, cropped to a central square, scaled to the model's size and stored. The file is
+memory-mapped. So a run finds an unreadable image before its first step, and never later.
+A tenth of the images, by the hash of their names, is held out; training cannot reach them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ HELD_OUT_SHARE = 10  # one image in ten
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MODES = {1: "L", 3: "RGB"}
 _ALLOWED = f"{DIGITS}, {LIBRARY}NAME, or a folder with one sub-folder of images per class"
-# What Pillow raises for files that are broken, cut short or far too large.
+# Pillow's errors for files that are broken, cut short or far too large.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
-# Enough to see what is wrong with a folder.
+# Enough lines to find the problem with a folder.
 _LISTED_PROBLEMS = 20
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class LabelledImages:
 
     Attributes:
         pixels: shape (images, channels, size, size), memory-mapped.
-        labels: shape (images,), each from 0 to the number of classes less one.
+        labels: shape (images,), each from 0 to the number of classes minus one.
     """
 
     pixels: Bytes
@@ -57,7 +57,7 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Both sides of a source of images; `fingerprint` is a hash of all pixels and labels of both."""
+    """Both sides of a source of images; `fingerprint` is a hash of all their pixels and labels."""
 
     classes: tuple[str, ...]
     training: LabelledImages
@@ -67,7 +67,7 @@ class ImageSet:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """One image before it is decoded; `key` changes when the image does."""
+    """One image before decoding; `key` changes when the image does."""
 
     name: str
     label: int
@@ -81,11 +81,11 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
     Classes are the sub-folders of a folder in the order of their names, labelled 0, 1, ...
 
     Args:
-        classes: how many a model tells apart; fewer in the data are fine.
+        classes: the number of classes of the model; the data may have fewer.
 
     Raises:
-        InputError: when the source is missing, has no images, too few to hold one out, or more classes than
-            `classes`; when the model reads neither grey nor colour images; naming images that cannot be read.
+        InputError: if the source is missing, has no images, too few to hold one out, or more classes than
+            `classes`; if the model reads neither grey nor colour images; if images cannot be read.
     """
     if channels not in MODES:
         raise InputError(Violation("model.channels", f"{channels}: images have 1 or 3 channels", "3"))
@@ -109,7 +109,7 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
 
 
 def _pictures(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
-    """Return names of the classes, and all images."""
+    """Return the names of the classes, and all images."""
     if source == DIGITS:
         return _digits()
     return _table(source) if source.startswith(LIBRARY) else _folder(source)
@@ -129,7 +129,7 @@ def _table(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
 
 
 def _digits() -> tuple[tuple[str, ...], list[_Picture]]:
-    """scikit-learn's copy of the test set of UCI's optical recognition of handwritten digits, 8 x 8 each."""
+    """Return scikit-learn's digits, 8 x 8: UCI's test set of optically recognised handwritten digits."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -178,7 +178,7 @@ def _require_enough(source: str, names: Sequence[str], pictures: Sequence[_Pictu
 
 
 def _held_out(pictures: Sequence[_Picture]) -> npt.NDArray[np.bool_]:
-    """Which images are held out: depends on nothing but their names and how many there are."""
+    """Return the mask of held-out images; it depends only on their names and their number."""
     order = sorted(
         range(len(pictures)), key=lambda index: hashlib.sha256(pictures[index].name.encode()).digest()
     )
@@ -213,7 +213,7 @@ def _build(
 
 
 def _decoded(picture: _Picture, size: int, channels: int) -> bytes:
-    """Return bytes of shape (channels, size, size)."""
+    """Return the pixels as uint8 bytes of shape (channels, size, size)."""
     with picture.open() as image:
         fitted = ImageOps.fit(
             ImageOps.exif_transpose(image).convert(MODES[channels]),

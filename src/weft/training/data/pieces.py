@@ -1,9 +1,8 @@
-"""Documents cut into pieces, and the pieces that are held out.
+"""Documents cut into pieces, and the held-out pieces.
 
-The split is by hash, so it depends on nothing but what the documents are called: documents (the ones larger
-than a fiftieth of the corpus cut into blocks of that size) are held out in the order of their hash until a
-fiftieth of the bytes is held out. It does not depend on the tokenizer, so that losses of two tokenizers are
-about the same text.
+Documents larger than a fiftieth of the corpus are cut into blocks of that size. Pieces are held out in the
+order of their hash until a fiftieth of the bytes is held out. The hash depends only on the documents' names.
+The split does not depend on the tokenizer, so losses of two tokenizers are about the same text.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ BORDER_BYTES = 3
 
 @dataclass(frozen=True)
 class Pieces:
-    """Bytes `start` to `end` of a document: all of it, or a block of a large one; columns of equal length.
+    """Whole documents or blocks of large ones, as bytes `start` to `end`; columns of equal length.
 
-    Both edges of a block move to the `boundary` at or after them when it is read.
+    A read moves both edges of a block to the `boundary` at or after them.
     """
 
     document: Ints
@@ -42,44 +41,44 @@ class Pieces:
 
 
 class Texts(Protocol):
-    """Documents in an order of their own, whose bytes can be read again and again.
+    """Documents in a fixed order, with bytes that can be read any number of times.
 
     Attributes:
-        key: goes into JSON and changes when a document does.
+        key: a JSON value that changes when a document does.
     """
 
     @property
     def key(self) -> object: ...
 
     def sizes(self) -> Ints:
-        """Return bytes of every document."""
+        """Return the bytes of every document, shape (documents,)."""
         ...
 
     def order(self, pieces: Pieces) -> Words:
-        """Where each piece stands in the queue for being held out."""
+        """Return each piece's hash; the pieces with the smallest hashes are held out."""
         ...
 
     def name(self, document: int) -> str:
-        """What people call a document."""
+        """Return the user's name for a document."""
         ...
 
     def read(self, pieces: Pieces) -> Iterator[bytes]:
-        """Return the bytes of pieces that rise by (document, start), in their order.
+        """Yield the bytes of every piece; the pieces rise by (document, start).
 
         Raises:
-            InputError: when a document cannot be read.
-            RunError: when one has another size by now.
+            InputError: if a document cannot be read.
+            RunError: if its size has changed.
         """
         ...
 
 
 def share_bytes(sizes: Ints, sequence: int) -> int:
-    """How much text is held out: at least what makes one sample of bytes."""
+    """Return the held-out share in bytes: a fiftieth of the text, at least one sample of bytes."""
     return max(int(sizes.sum()) // HELD_OUT_SHARE, sequence + 1)
 
 
 def cut(sizes: Ints, share: int) -> Pieces:
-    """Documents that are not empty, the ones larger than a share in blocks of it; a block takes the rest."""
+    """Cut the non-empty documents into pieces: whole, or blocks of `share` bytes, the last with the rest."""
     blocks = np.where(sizes > 0, np.maximum(1, sizes // share), 0)
     document = np.repeat(np.arange(len(sizes), dtype=np.int64), blocks)
     last = np.cumsum(blocks)
@@ -90,7 +89,7 @@ def cut(sizes: Ints, share: int) -> Pieces:
 
 
 def held_out(pieces: Pieces, order: Words, share: int) -> npt.NDArray[np.bool_]:
-    """Pieces in the order of their hash until a share of the bytes is reached; one is always left."""
+    """Return the mask of held-out pieces, by rising hash up to a share of the bytes; one is always left."""
     queue = np.argsort(order, kind="stable")[:-1]
     sizes = pieces.sizes[queue]
     chosen = np.zeros(len(pieces), dtype=bool)
@@ -99,7 +98,7 @@ def held_out(pieces: Pieces, order: Words, share: int) -> npt.NDArray[np.bool_]:
 
 
 def boundary(content: bytes, position: int) -> int:
-    """Return the first place at or after `position`, at most `BORDER_BYTES` on, where a character may begin.
+    """Return the first possible beginning of a character at or up to `BORDER_BYTES` after `position`.
 
     The bytes of a character after its first one are 10xxxxxx in UTF-8.
     """
@@ -111,11 +110,11 @@ def boundary(content: bytes, position: int) -> int:
 
 
 def block(content: bytes, start: int, end: int, *, first: bool, last: bool) -> bytes:
-    """Bytes `start` to `end` of what was read, edges inside the document moved to where characters begin.
+    """Return bytes `start` to `end` of `content`, with edges inside the document moved to characters.
 
     Args:
-        content: reaches `BORDER_BYTES` further than `end` where the document does.
-        first, last: the block begins or ends its document.
+        content: bytes up to `BORDER_BYTES` after `end`, or up to the document's end.
+        first, last: True if the block begins or ends its document.
     """
     begin = start if first else boundary(content, start)
     return content[begin : end if last else boundary(content, end)]

@@ -1,7 +1,7 @@
-"""`BatchReader`: a rank's micro-batches of the next step, read and collated while it trains the present one.
+"""`BatchReader`: the prefetch of a rank's micro-batches for the next step during the current one.
 
-Only what the rank's stages ask for is read, in a thread of the rank: inputs by the first one, targets by the
-last one and by those that have a loss of their own.
+A thread of the rank reads only the micro-batches that its stages need. The first stage needs inputs. The
+last stage, and stages with a separate loss, need targets.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Read = Callable[[int, int], Pair]
 
 
 class BatchReader:
-    """Reads one step ahead of the step that is under way; a context that ends its thread.
+    """A reader one step ahead of the current step; as a context manager it ends its thread.
 
     Args:
-        read: what is read; called in the thread, in the order of the steps.
-        numbers: global micro-batch numbers of a step, in the order in which they are needed.
-        steps: the steps that will be asked for, in turn.
+        read: the function that reads a micro-batch; called in the thread, in the order of the steps.
+        numbers: global micro-batch numbers of a step, in the order of their use.
+        steps: the steps to read, in order.
     """
 
     def __init__(self, read: Read, numbers: Sequence[int], steps: range) -> None:
@@ -52,9 +52,9 @@ class BatchReader:
         self._pool.shutdown(cancel_futures=True)
 
     def step(self, step: int) -> Batch:
-        """Micro-batches of the next step; begins to read those of the step after it.
+        """Return the micro-batches of `step` as a function of their number; begin to read the next step.
 
-        What it gives waits for a micro-batch that is not read yet, and raises what its reading raised.
+        The function waits for a micro-batch that is not read yet, and raises the error of its read.
         """
         under_way, self._next = self._next, self._ask(step + 1)
         self._waited_s = 0.0
@@ -69,7 +69,7 @@ class BatchReader:
 
     @property
     def waited_s(self) -> float:
-        """How long the step under way has waited for data."""
+        """The seconds that the current step has waited for data."""
         return self._waited_s
 
     def _ask(self, step: int) -> dict[int, Future[Pair]]:
@@ -79,9 +79,9 @@ class BatchReader:
 
 
 def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()) -> list[int]:
-    """Global micro-batch numbers whose inputs or targets the rank needs, in the order of its instructions.
+    """Return the global micro-batch numbers that the rank needs, in the order of its instructions.
 
-    `target_stages` are stages that need targets, beside the last one.
+    `target_stages` are further stages that need targets, not only the last one.
     """
     owed, columns = program.obligations, program.columns
     last = {stage for stage in program.stages if stage not in dict(owed.stage_edges)}
@@ -95,10 +95,12 @@ def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()
 
 
 def training_samples(task: Task, ledger: SampleLedger, first: int, global_batch: int, size: int) -> Read:
-    """Reads micro-batch g of step s: samples g * size to (g + 1) * size of the step's global batch.
+    """Return a function that reads micro-batch g of step s.
+
+    It has samples g * size to (g + 1) * size of the step's global batch. A failed read raises RunError.
 
     Args:
-        first: position in the ledger from which steps count (`TrainingState.origin`).
+        first: the ledger position of step 0 (`TrainingState.origin`).
     """
 
     def read(step: int, number: int) -> Pair:
@@ -112,7 +114,7 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, global_batch:
 
 
 def _named(task: Task, samples: Ints, error: Exception) -> str:
-    """Return the first sample that cannot be read by itself, by the task's name for it, and why."""
+    """Return the first sample that cannot be read alone, with the task's name for it, and its error."""
     name = getattr(task, "sample_name", lambda sample: "")
     for sample in samples.tolist():
         try:

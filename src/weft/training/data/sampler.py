@@ -1,14 +1,14 @@
-"""The sample ledger: which samples make up which step, as a function of (seed, position) alone.
+"""The sample ledger: the samples of every step, as a function of (seed, position) alone.
 
-Samples are drawn without replacement. Position p of the endless stream of samples lies in epoch p // samples;
-within an epoch a keyed permutation of all sample numbers says which sample it is. A step takes the next
-`global_batch` positions, so the last samples of an epoch may share a step with the first ones of the next.
-The permutation is a balanced Feistel network over the smallest even number of bits that holds all samples,
-with cycle walking for the numbers outside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA
-2002), so nothing is stored and any position is found without the ones before it.
+Samples are drawn without replacement. Position p of the endless stream of samples is in epoch p // samples.
+In an epoch a keyed permutation of all sample numbers gives the sample at a position. A step takes the next
+`global_batch` positions. So the last samples of an epoch may share a step with the first ones of the next.
+The permutation is a balanced Feistel network over the smallest even number of bits for all samples. Cycle
+walking handles the numbers outside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+So the ledger stores nothing and computes any position directly.
 
-A resumed run continues by knowing how many samples it has trained on, with any ranks and any global batch;
-every plan of one job draws the same samples.
+A resumed run needs only its number of trained samples, with any ranks and any global batch. Every plan of a
+job draws the same samples.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class SampleLedger:
-    """Draws `samples` sample numbers in a pseudo-random order that `seed` keys.
+    """An endless stream of the `samples` sample numbers in a pseudo-random order that `seed` keys.
 
     Raises:
-        InputError: when there is no sample to draw from.
+        InputError: if there is no sample to draw from.
     """
 
     samples: int
@@ -43,20 +43,20 @@ class SampleLedger:
             raise InputError(Violation("data", f"{self.samples} samples; at least 1 is needed", "1"))
 
     def take(self, position: int, count: int) -> Ints:
-        """Sample numbers from a position on, shape (count,).
+        """Return the sample numbers from a position on, shape (count,).
 
         Global micro-batch g of size b of a step that begins at p is `take(p + g * b, b)`.
         """
         return self.at(np.arange(position, position + count, dtype=np.int64))
 
     def at(self, positions: Ints) -> Ints:
-        """Sample numbers at any positions of the endless stream, same shape."""
+        """Return the sample numbers at any positions of the endless stream, in the same shape."""
         epoch, index = np.divmod(positions, self.samples)
         half_bits = max(1, -(-(self.samples - 1).bit_length() // 2))
         seed_key = mix(np.array([self.seed & _MASK], dtype=np.uint64) + GOLDEN)
         keys = mix(seed_key + epoch.astype(np.uint64) * GOLDEN)
         value = _feistel(index.astype(np.uint64), keys, half_bits)
-        # The network permutes 0 .. 4**half_bits - 1; following it until it lands inside permutes the samples.
+        # The network permutes 0 .. 4**half_bits - 1; repeated until it lands inside, it permutes the samples.
         outside = value >= self.samples
         while outside.any():
             value[outside] = _feistel(value[outside], keys[outside], half_bits)
@@ -64,7 +64,7 @@ class SampleLedger:
         return value.astype(np.int64)
 
     def epochs(self, position: int) -> float:
-        """Passes over the data that so many samples make."""
+        """Return the passes over the data up to a position."""
         return position / self.samples
 
 
@@ -83,7 +83,7 @@ def _feistel(value: Words, keys: Words, half_bits: int) -> Words:
 
 
 def mix(value: Words) -> Words:
-    """Return the finaliser of splitmix64: a bijection of 64-bit words that looks like chance."""
+    """Return splitmix64's finaliser of each word: a pseudo-random bijection of 64-bit words."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

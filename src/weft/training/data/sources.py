@@ -1,8 +1,8 @@
-"""Where text comes from: files, rows of tables, or Python's own standard library.
+"""Sources of text: files, rows of tables, or Python's own standard library.
 
-`python-stdlib` is text that every machine with Python has: the sources of the standard library, some 31 MB,
-without installed packages. A file, a folder or a glob of text is one document per file; of `.jsonl` and
-`.parquet` one per row; `hf:NAME` is a table that `datasets` reads (`weft.training.data.datasets_library`).
+`python-stdlib` is text on every machine with Python: the sources of the standard library, some 31 MB. It
+leaves out installed packages. A file, a folder or a glob of text has one document per file. `.jsonl` and
+`.parquet` have one per row; `hf:NAME` is a table for `datasets` (`weft.training.data.datasets_library`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALLOWED = f"{PYTHON_STDLIB}, a file, a folder, a glob or {LIBRARY}NAME"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file as it was listed; `name` is its path relative to the source, with forward slashes."""
+    """A listed file; `name` is its path relative to the source, with forward slashes."""
 
     name: str
     path: Path
@@ -43,7 +43,7 @@ def open_texts(source: str, cache: Path) -> Texts:
     """Return the documents that `source` names; `FILE#COLUMN` names the column of a table.
 
     Raises:
-        InputError: when there are none, or nothing says which column holds the text.
+        InputError: if there are none, or the column of the text is unclear.
     """
     if source.startswith(LIBRARY):
         # Not at the top: the library is an extra, and takes a second to import.
@@ -80,7 +80,7 @@ class FileTexts:
         return np.array([one.size for one in self.documents], dtype=np.int64)
 
     def order(self, pieces: Pieces) -> Words:
-        """Return the first word of the hash of a document's name and where the piece starts."""
+        """Return the first 64-bit word of a hash of the document's name and the piece's start."""
         places = zip(pieces.document.tolist(), pieces.start.tolist(), strict=True)
         names = (f"{self.documents[document].name}\0{start}" for document, start in places)
         digests = (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names)
@@ -111,10 +111,10 @@ class FileTexts:
 def list_documents(source: str) -> list[Document]:
     """Return the non-empty files of `source`, sorted by name.
 
-    A folder means every file below it whose path has no part that starts with a dot.
+    A folder means every file below it, except paths with a part that starts with a dot.
 
     Raises:
-        InputError: when the source does not exist or holds no text.
+        InputError: if the source does not exist or holds no text.
     """
     root, paths = _paths(source)
     documents = sorted(_documents(root, paths), key=lambda document: document.name)
@@ -124,7 +124,7 @@ def list_documents(source: str) -> list[Document]:
 
 
 def _paths(source: str) -> tuple[Path, Iterable[Path]]:
-    """Return the folder that names are relative to, and the files."""
+    """Return the base folder of the names, and the files."""
     if source == PYTHON_STDLIB:
         root = Path(sysconfig.get_path("stdlib"))
         found = (path for path in root.rglob("*.py") if not _INSTALLED.intersection(path.parts))
@@ -155,7 +155,7 @@ def _is_hidden(relative: Path) -> bool:
 
 
 def _glob_root(pattern: Path) -> Path:
-    """Return the longest leading part of a pattern that has nothing to match."""
+    """Return the longest leading part of a pattern without wildcards."""
     root = pattern
     while glob.has_magic(str(root)):
         root = root.parent
@@ -163,7 +163,7 @@ def _glob_root(pattern: Path) -> Path:
 
 
 def _near(source: str) -> str:
-    """Return the name closest to a missing one: a word weft knows or a neighbour in its folder."""
+    """Return the name closest to a missing one: a word of weft or a neighbour in its folder."""
     if near := nearest(source, [PYTHON_STDLIB]):
         return near
     path = Path(source).expanduser()

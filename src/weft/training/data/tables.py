@@ -1,6 +1,6 @@
 """Tables of text: one document per row, from `.jsonl` and `.parquet` files or a table of `datasets`.
 
-Rows are read twice, once for their sizes and once for their tokens, and never held together.
+Rows are read twice, once for their sizes and once for their tokens; they are never in memory together.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Rows(Protocol):
     """The texts of a table in the order of its rows.
 
     Attributes:
-        key: goes into JSON and changes when a row does.
-        where: names the table.
+        key: a JSON value that changes when a row does.
+        where: the table's name.
     """
 
     @property
@@ -44,13 +44,13 @@ class Rows(Protocol):
     def where(self) -> str: ...
 
     def texts(self) -> Iterator[bytes]:
-        """Return the text of every row, in UTF-8, empty where it has none."""
+        """Yield the text of every row, in UTF-8; it is empty if the row has none."""
         ...
 
 
 @dataclass(frozen=True)
 class TableTexts:
-    """Rows of a table, each of them a document; their sizes are kept in `cache`."""
+    """Rows of a table as documents; their sizes are kept in `cache`."""
 
     rows: Rows
     cache: Path
@@ -60,7 +60,7 @@ class TableTexts:
         return [FORMAT, self.rows.key]
 
     def sizes(self) -> Ints:
-        """Raises: InputError: when no row holds any text."""
+        """Return the bytes of every row; raise InputError if no row holds any text."""
         entry = self.cache / "tables" / hashlib.sha256(json.dumps(self.key).encode()).hexdigest()[:32]
         cached(entry, self._build)
         sizes: Ints = np.load(entry / "sizes.npy", mmap_mode="r", allow_pickle=False)
@@ -104,10 +104,10 @@ class FileRows:
 
     @classmethod
     def open(cls, files: Sequence[tuple[Path, int, int]], column: str = "") -> FileRows:
-        """Find out which column holds the text, from the first file, when `column` does not say.
+        """Open files with the text in `column`, or in a column found in the first file.
 
         Raises:
-            InputError: when there is no such column, or none or several could be meant.
+            InputError: if there is no such column, or none or several fit.
         """
         path = files[0][0]
         found = _parquet_columns(path) if path.suffix.lower() == PARQUET else _json_columns(path)
@@ -129,13 +129,13 @@ class FileRows:
 
 
 def text_column(where: str, columns: Mapping[str, bool], column: str) -> str:
-    """The column that holds the text: the one given, the only one of strings, or the one called `text`.
+    """Return the column of the text: the given one, the only one of strings, or the one called `text`.
 
     Args:
-        columns: whether each holds strings.
+        columns: True by name for columns of strings.
 
     Raises:
-        InputError: when that is none or cannot be told.
+        InputError: if there is no such column, or none or several fit.
     """
     strings = [name for name, is_text in columns.items() if is_text]
     allowed = f"columns of strings: {', '.join(strings) or 'none'}"
@@ -152,12 +152,13 @@ def text_column(where: str, columns: Mapping[str, bool], column: str) -> str:
 
 
 def texts_of(values: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
-    """Yield bytes of a column of strings, empty where one is missing."""
+    """Yield the UTF-8 bytes of a column of strings; a missing string gives empty bytes."""
     for value in values.cast(pa.large_binary()).to_pylist():
         yield value or b""
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Return True for a column of strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -188,7 +189,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def _json_columns(path: Path) -> dict[str, bool]:
-    """Columns of the first row."""
+    """Return the first row's columns: True by name for strings."""
     for _, row in _json_rows(path):
         return {name: isinstance(value, str) for name, value in row.items()}
     raise InputError(Violation("task.data", f"{path}: holds no text in 0 rows"))
@@ -204,7 +205,7 @@ def _json_texts(path: Path, column: str) -> Iterator[bytes]:
         if not isinstance(value, str):
             problem = f"{path}: line {number}: {column!r} is no string but {type(value).__name__}"
             raise InputError(Violation("task.data", problem))
-        # JSON can spell half of a surrogate pair, which is no character; a tokenizer meets it as other bytes.
+        # JSON can hold half of a surrogate pair, which is no character; a tokenizer gets it as other bytes.
         yield value.encode("utf-8", "surrogatepass")
 
 

@@ -1,7 +1,7 @@
 """Text as memory-mapped tokens: documents from a source, split once into training and held-out text.
 
-The two sides are two files; training cannot reach the other. Tokens are cached under a key made of what the
-source says about its documents and of the tokenizer's content.
+The two sides are two files; training cannot reach the other. The cache key of tokens consists of the
+documents' key and the tokenizer's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.training.data.tokenizers import Tokenizer
 
 FORMAT = 3
 SIDES = ("training", "held-out")
-# Text that a tokenizer is given at once: enough to keep all cores busy.
+# The text of one call of a tokenizer: enough to keep all cores busy.
 BATCH_BYTES = 4 << 20
 BATCH_PIECES = 4096
 
@@ -38,7 +38,7 @@ class Windows:
 
     Attributes:
         tokens: shape (tokens,), unsigned, memory-mapped.
-        sequence: tokens a model reads per sample; a window holds one more, the last target.
+        sequence: tokens that a model reads per sample; a window holds one more, the last target.
     """
 
     tokens: npt.NDArray[np.unsignedinteger]
@@ -48,7 +48,7 @@ class Windows:
         return max(0, len(self.tokens) - 1) // self.sequence
 
     def take(self, samples: Ints) -> Ints:
-        """Return tokens of the given samples, shape (samples, sequence + 1)."""
+        """Return the tokens of the given samples, int64 of shape (samples, sequence + 1)."""
         offsets = np.arange(self.sequence + 1)
         taken: Ints = self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
         return taken
@@ -59,9 +59,9 @@ class Corpus:
     """Both sides of a source of text.
 
     Attributes:
-        fingerprint: a hash of all tokens of both.
-        held_out_bytes: how much text the held-out tokens stand for.
-        repaired: documents with bytes that are not UTF-8, which the tokenizer read as U+FFFD, and the first.
+        fingerprint: a hash of all tokens of both sides.
+        held_out_bytes: bytes of the held-out text.
+        repaired: the number of documents with bytes that are not UTF-8, read as U+FFFD, and the first one.
     """
 
     training: Windows
@@ -76,16 +76,16 @@ class Corpus:
 
 
 def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
-    """Return tokens of `source` (see `weft.training.data.sources`), from the cache or built into it.
+    """Return the tokens of `source` (see `weft.training.data.sources`), from the cache or built into it.
 
     Raises:
-        InputError: when the source is missing, empty, unreadable, or too short for one training sample and
+        InputError: if the source is missing, empty, unreadable, or too short for one training sample and
             one held-out sample of `sequence` tokens.
-        RunError: when a document changes while it is read.
+        RunError: if a document changes during the read.
     """
     texts = open_texts(source, cache)
     sizes = texts.sizes()
-    # Two windows are the least that can be split; say so before anything is built.
+    # A split needs at least two windows; the check comes before the build.
     if sizes.sum() < 2 * (sequence + 1):
         raise _too_short(source, f"{sizes.sum()} bytes", sequence)
     share = share_bytes(sizes, sequence)
@@ -145,7 +145,7 @@ def _build(building: Path, texts: Texts, sizes: Ints, share: int, tokenizer: Tok
 
 
 def _batches(texts: Texts, pieces: Pieces) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Yield numbers and contents of pieces in their order, some `BATCH_BYTES` at a time."""
+    """Yield numbers and contents of pieces in their order, about `BATCH_BYTES` at a time."""
     numbers: list[int] = []
     contents: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""The tokenizer of a run in the files that `transformers.AutoTokenizer` reads."""
+"""The files of a run's tokenizer for `transformers.AutoTokenizer`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from weft.training.data.tokenizer_json import SETTINGS_FILE, TOKENIZER_FILE, Jso
 
 
 def tokenizer_files(name: str, sequence: int) -> Mapping[str, str]:
-    """Files by name of a run's tokenizer (`weft.training.data.tokenizers.get_tokenizer`).
+    """Return the files of a run's tokenizer by name (`weft.training.data.tokenizers.get_tokenizer`).
 
     Args:
-        sequence: the most tokens that the model takes.
+        sequence: the largest number of tokens that the model takes.
 
     Raises:
-        InputError: when its file is gone or broken.
+        InputError: if its file is gone or broken.
     """
     if name == BYTES:
         return byte_tokenizer_files(sequence)
@@ -36,13 +36,13 @@ def tokenizer_files(name: str, sequence: int) -> Mapping[str, str]:
 
 
 def byte_tokenizer_files(sequence: int) -> Mapping[str, str]:
-    """Files by name of `weft.training.data.tokenizers.ByteTokenizer`: the id of a token is its byte.
+    """Return the files of `weft.training.data.tokenizers.ByteTokenizer` by name; a token's id is its byte.
 
-    It is written as byte-level BPE without merges. The id 0 that ends a document is not among its special
-    tokens: as one it would also be found where a text holds the character that stands for byte 0.
+    The format is byte-level BPE without merges. The id 0, which ends a document, is not a special token.
+    Otherwise the tokenizer would also find it in a text with the character that stands for byte 0.
 
     Args:
-        sequence: the most tokens that the model takes.
+        sequence: the largest number of tokens that the model takes.
     """
     texts: dict[int, str] = bytes_to_unicode()
     tokenizer = Tokenizer(BPE(vocab={text: byte for byte, text in texts.items()}, merges=[]))

@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library, read from a `tokenizer.json`, as `transformers` keeps them."""
+"""Tokenizers of the `tokenizers` library, read from a `tokenizer.json` in the layout of `transformers`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ from weft.training.data.tokenizers import Ids
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
-# What ends a text or masks a token in the tokenizers that are about, for those whose settings do not say.
+# The usual tokens that end a text or mask a token, for tokenizers without these settings.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 MASK_TOKENS = ("[MASK]", "<mask>")
-# A longer document is encoded in parts: the library keeps some hundred bytes per token while it encodes.
+# A longer document is encoded in parts: the library needs some hundred bytes per token during encoding.
 PART_BYTES = 1 << 20
 
 
 class JsonTokenizer:
-    """Ids of a `tokenizer.json`, without the tokens that it puts around a text, and one that ends documents.
+    """The ids of a `tokenizer.json`, without tokens around a text, but with one at the end of a document.
 
-    A special token that is written out in a document is text like any other, so that no document can end
-    itself. Bytes that are not UTF-8 are read as U+FFFD.
-
-    `end_token` is the text of the token that ends a document.
+    The name of a special token inside a document is ordinary text, so no document can end itself. Bytes that
+    are not UTF-8 are read as U+FFFD. `end_token` is the text of the token that ends a document.
 
     Args:
-        content: of the `tokenizer.json`.
-        settings: of the `tokenizer_config.json` beside it; empty when there is none.
-        where: names the file in refusals.
+        content: the bytes of the `tokenizer.json`.
+        settings: the `tokenizer_config.json` in the same folder; empty if there is none.
+        where: the file's name in refusals.
 
     Raises:
-        InputError: when the library does not read the content, or no token can end a document.
+        InputError: if the library does not read the content, or no token can end a document.
     """
 
     reads_utf8 = True
@@ -76,7 +74,7 @@ class JsonTokenizer:
         """Return the tokenizer of a file, or of a folder that holds a `tokenizer.json`.
 
         Raises:
-            InputError: when it cannot be read.
+            InputError: if it cannot be read.
         """
         file = tokenizer_file(path)
         try:
@@ -104,14 +102,14 @@ class JsonTokenizer:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """Return the `tokenizer.json` that a file or a folder stands for."""
+    """Return the `tokenizer.json` of a folder, or the file itself."""
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
 def _parts(document: bytes) -> list[bytes]:
-    """A document in parts of about `PART_BYTES`, each but the last up to the end of a line where it has one.
+    """Cut a document into parts of at most about `PART_BYTES`, at the ends of lines if possible.
 
-    The line break goes with what follows: there most tokenizers divide a text anyway.
+    The line break begins the next part: most tokenizers divide a text there anyway.
     """
     parts = []
     start = 0
@@ -135,7 +133,7 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
 
 def _text(token: Any) -> str:
-    """Return a special token's text; settings hold it alone or in a table."""
+    """Return a special token's text; settings hold it directly or in a table."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 

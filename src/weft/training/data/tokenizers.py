@@ -1,6 +1,6 @@
 """Tokenizers: from the bytes of documents to token ids and back.
 
-`bytes` needs no file; anything else names a `tokenizer.json` (`weft.training.data.tokenizer_json`).
+`bytes` needs no file; any other name is that of a `tokenizer.json` (`weft.training.data.tokenizer_json`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Ids = npt.NDArray[np.unsignedinteger]
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline needs of a tokenizer.
+    """The interface of a tokenizer for the data pipeline.
 
     Attributes:
-        name: what people call it.
-        key: changes whenever the same bytes would give other ids, so that cached tokens are never mixed up.
+        name: the user's name for it.
+        key: a text that differs if the same bytes give other ids; it keeps cached tokens apart.
         vocabulary: one more than the highest id.
-        mask: the id that stands for a masked token; `vocabulary` where it has none of its own.
-        reads_utf8: bytes that are not UTF-8 become U+FFFD, so that `decode` does not give them back.
+        mask: the id of a masked token; `vocabulary` if it has no such token.
+        reads_utf8: True if bytes that are not UTF-8 become U+FFFD, so that `decode` does not restore them.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Tokenizer(Protocol):
     reads_utf8: bool
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Ids of each whole document, shape (tokens,), ending in the end-of-document id."""
+        """Return the ids of each whole document, shape (tokens,); the last one ends the document."""
         ...
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
-        """Return the bytes that `tokens` stand for, end-of-document ids left out."""
+        """Return the bytes of `tokens`, without end-of-document ids."""
         ...
 
 
 class ByteTokenizer:
-    """One token per byte. Byte 0, which text does not contain, ends a document."""
+    """A tokenizer with one token per byte; byte 0, which text does not contain, ends a document."""
 
     name = BYTES
     key = "bytes 1"
@@ -63,12 +63,12 @@ class ByteTokenizer:
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:
-    """Return a short hash that changes whenever the same bytes would give other ids."""
+    """Return a short hash of the tokenizer's key; it differs if the same bytes give other ids."""
     return hashlib.sha256(tokenizer.key.encode()).hexdigest()[:16]
 
 
 def tokenizer_name(run: RunFile) -> str:
-    """`bytes`, or the file or folder of the tokenizer of a run."""
+    """Return the name of a run's tokenizer: `bytes`, or its file or folder."""
     if run.task.tokenizer != MODEL:
         return run.task.tokenizer
     folder = Path(run.model.hf or "").expanduser()
@@ -76,10 +76,10 @@ def tokenizer_name(run: RunFile) -> str:
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, or the tokenizer of a `tokenizer.json` or of a folder with one.
+    """Return the tokenizer of a name: `bytes`, a `tokenizer.json` or a folder with one.
 
     Raises:
-        InputError: when there is none, or its file cannot be used.
+        InputError: if there is none, or its file cannot be used.
     """
     if name == BYTES:
         return ByteTokenizer()
@@ -87,7 +87,7 @@ def get_tokenizer(name: str) -> Tokenizer:
     if not path.exists():
         problem = f"{name!r} does not exist; allowed: {BYTES}, a tokenizer.json or a folder with one"
         raise InputError(Violation("task.tokenizer", problem, nearest(name, [BYTES])))
-    # Not at the top: a run of bytes does not need the library.
+    # The import is here, because a run of bytes does not need the library.
     from weft.training.data.tokenizer_json import JsonTokenizer
 
     return JsonTokenizer.read(path)

@@ -1,1 +1,1 @@
-"""The run directory: what a run is given, what it says about itself, and who may go on with it."""
+"""The run directory: a run's inputs, its records, its lock, and the checks for a resume."""

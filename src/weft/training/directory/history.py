@@ -1,4 +1,4 @@
-"""What the files of a run say about its earlier starts. No torch here."""
+"""A run's earlier starts, read from its files. No torch here."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _STARTS = ("started", "resumed")
 
 
 def last_plan_id(directory: RunDirectory) -> str | None:
-    """Return the plan under which the run was started last, or None before its first start."""
+    """Return the plan id of the run's last start, or None before its first start."""
     return _plan_at(directory.events(), float("inf"))
 
 
 def plan_since(directory: RunDirectory) -> int:
-    """Return the step from which on the run has had the plan that it was started with last."""
+    """Return the first step under the plan of the run's last start."""
     changes = [event["step"] for event in directory.events() if event["event"] == "plan changed"]
     return int(changes[-1]) if changes else 0
 
 
 def recorded_loss(directory: RunDirectory, step: int, plan_ids: Collection[str]) -> float | None:
-    """The loss of a step as it was recorded last; None where it was not, or where another plan trained it.
+    """Return the last recorded loss of a step; None if there is none, or another plan trained the step.
 
-    `plan_ids` are all ids of the plan, also those of earlier versions of weft.
+    `plan_ids` are all ids of the plan, also the ids from earlier versions of weft.
     """
     for row in directory.metrics():
         if row["step"] == step and _plan_at(directory.events(), row["time_s"]) in plan_ids:
@@ -33,7 +33,7 @@ def recorded_loss(directory: RunDirectory, step: int, plan_ids: Collection[str])
 
 
 def checkpoint_times(directory: RunDirectory) -> dict[str, float]:
-    """How many checkpoints all starts of the run have completed; seconds of stall and of writing in all."""
+    """Return the number of checkpoints of all starts, with their total seconds of stall and of writing."""
     saved = [event for event in directory.events() if event["event"] == "checkpoint"]
     return {
         "checkpoints": len(saved),
@@ -43,7 +43,7 @@ def checkpoint_times(directory: RunDirectory) -> dict[str, float]:
 
 
 def warnings(directory: RunDirectory, since_s: float) -> list[str]:
-    """What a user must be told of the events after `since_s`, one line each."""
+    """Return the warnings to the user from the events since `since_s`, one line each."""
     texts = {
         "checkpoint skipped": "skipped a checkpoint: {reason}",
         "data warning": "{warning}",

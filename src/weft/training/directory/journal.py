@@ -1,4 +1,4 @@
-"""What a run says about itself: one JSON line per step, one per event, and the result."""
+"""The records of a run: one JSON line per step, one per event, and the result."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FAILED_TIMEOUT_S = 2.0
 class Journal:
     """Rank 0's lines in `metrics.jsonl` and `events.jsonl`; the other ranks' calls do nothing.
 
-    A step's line is written while the next step is under way elsewhere: reading a step's loss waits for the
-    slowest rank, so it is read only when another step has gone by.
+    A step's line is written one step later: a read of the loss waits for the slowest rank. By then the other
+    ranks are in the next step.
 
-    Use it as a context manager: leaving it lets the loggers finish.
+    Use it as a context manager: its exit lets the loggers finish.
     """
 
     def __init__(self, run_dir: Path, *, writes: bool) -> None:
@@ -43,7 +43,7 @@ class Journal:
         self._feeds = Feeds()
 
     def report_to(self, feeds: Feeds) -> None:
-        """Hand every further record to the run's loggers, too."""
+        """Send every later record to the run's loggers, too."""
         self._feeds = feeds
 
     def __enter__(self) -> Self:
@@ -55,16 +55,16 @@ class Journal:
         self._feeds.close(FINISH_TIMEOUT_S if kind is None else FAILED_TIMEOUT_S)
 
     def step(self, result: StepResult, **metrics: Any) -> None:
-        """Keep a finished step's figures and write those of the step before."""
+        """Keep a finished step's figures and write the figures of the step before."""
         self.flush()
         if self._writes:
             self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
 
     def flush(self) -> None:
-        """Write the figures that are still kept; of a step that was left out an event instead.
+        """Write the figures that are still kept, or an event for a step without an update.
 
         Raises:
-            RunError: when the loss is not finite: nothing trained after that step is worth anything.
+            RunError: if the loss is not finite: no later step can be of use.
         """
         if self._pending is None:
             return
@@ -85,7 +85,7 @@ class Journal:
         self._feeds.step(record)
 
     def event(self, event: str, **details: Any) -> None:
-        """Write an event; one with a `held_out_loss` goes to the loggers, too, after all steps before it."""
+        """Write an event; one with a `held_out_loss` goes to the loggers, too, after all earlier steps."""
         if not self._writes:
             return
         RunDirectory(self._run_dir).tell(event, **details)
@@ -99,12 +99,12 @@ class Journal:
     ) -> None:
         """Write `result.json`.
 
-        The step time is the median over all steps of the run's plan after the warm-up; where they are no more
-        than the warm-up it is the last step's. Of a program whose cycle has several steps it is the mean of
-        what each of them typically takes.
+        The step time is the median over all steps of the run's plan after the warm-up. If there are no more
+        steps than the warm-up's, it is the last step's. For a program with a cycle of several steps, it is
+        the mean of their typical times.
 
         Raises:
-            RunError: when no step was taken.
+            RunError: if no step was taken.
         """
         self.flush()
         if not self._writes:
@@ -127,17 +127,17 @@ class Journal:
 
 
 def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    """Return rows of numbers as JSON has them: what is not finite is null."""
+    """Return rows of numbers for JSON; a number that is not finite becomes null."""
     return {name: [_number(value) for value in values] for name, values in series.items()}
 
 
 def _number(value: float) -> float | None:
-    """Return a number as JSON has it."""
+    """Return a number for JSON: None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
 def max_rss_bytes() -> int:
-    """Return the most memory that this process has had in use."""
+    """Return the peak resident memory of this process, in bytes."""
     if sys.platform == "linux":
         # `getrusage` would count the parent's memory before this process replaced its image.
         for line in Path("/proc/self/status").read_text().splitlines():

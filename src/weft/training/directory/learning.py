@@ -1,4 +1,4 @@
-"""What finished runs and trials of plans teach later predictions of the same model on the same machine."""
+"""Lessons from finished runs and trials, for later predictions of the same model on the same machine."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from weft.training.trials import STEPS, Trial
 
 
 def learn_from_trials(planned: PlannedJob, trials: Sequence[Trial]) -> Lesson | None:
-    """Add what trials to the end say of predictions to what is known of the model on this machine.
+    """Add the observations of complete trials to the measured steps of the model on this machine.
 
     Returns:
-        None where no instructions were measured.
+        The lesson; None if no instructions were measured.
 
     Raises:
-        InputError: when the file of measured steps is broken or cannot be written.
+        InputError: if the file of measured steps is broken or cannot be written.
     """
     ends = [one.observation for one in trials if one.steps == STEPS and one.observation is not None]
     return learn(planned, ends, weft_home()) if ends else None
 
 
 def learn_from_run(path: Path, home: Path) -> Lesson:
-    """Add a finished run to what is known of its model on its cluster, with the time at which it ended.
+    """Add a finished run, with its end time, to the measured steps of its model on its cluster.
 
     Raises:
-        InputError: when it is not a run directory, or a file is broken or cannot be written.
-        RunError: when the run has not finished.
+        InputError: if `path` is not a run directory, or a file is broken or cannot be written.
+        RunError: if the run has not finished.
     """
     directory = RunDirectory(path)
     job = reopen(path)

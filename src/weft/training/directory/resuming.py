@@ -1,7 +1,7 @@
-"""Going on with a run under another plan: what must stay the same, and whose files stand in the directory.
+"""The resume of a run under another plan: the check of the job, and the files in the run directory.
 
-Nothing here imports torch; the launcher calls it. The workers compare the job with the checkpoint itself
-(`weft.training.checkpoint.training_state`), and with it the data, which the launcher does not read.
+The launcher uses it; it does not import torch. The workers compare the job with the checkpoint itself
+(`weft.training.checkpoint.training_state`). They also compare the data, which the launcher does not read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fres
 
 
 def as_in(run: RunFile, path: Path) -> RunFile:
-    """Return a run file in which what makes a job, where left open, is as in the run directory `path`.
+    """Return a run file with its open keys of the job filled in from the run directory `path`.
+
+    The keys are the global batch, the precision and the sequence.
 
     Raises:
-        InputError: when it is not a run directory or a file in it is broken.
+        InputError: if `path` is not a run directory or a file in it is broken.
     """
     RunDirectory(path).require()
     former = load_plan(path / "plan.json")
@@ -39,7 +41,7 @@ def as_in(run: RunFile, path: Path) -> RunFile:
 
 
 def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:
-    """Refuse to go on with the run of directory `path` under a run file and plan of another job.
+    """Refuse to resume the run of directory `path` under a run file and plan of another job.
 
     Raises:
         InputError: one line per difference.
@@ -49,10 +51,10 @@ def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:
 
 
 def require_not_started(path: Path) -> None:
-    """Refuse to write a new run over one that has been started.
+    """Refuse to write a new run over a started one.
 
     Raises:
-        InputError: saying how to go on with it.
+        InputError: with the way to resume the started run.
     """
     if (path / "plan.json").exists() and any(
         (path / name).exists() for name in ("metrics.jsonl", "checkpoints")
@@ -69,7 +71,7 @@ def require_not_started(path: Path) -> None:
 
 @contextmanager
 def kept_if_refused(path: Path) -> Iterator[None]:
-    """Yield a block that replaces files of a run directory: when it is refused, the former ones come back."""
+    """Restore the former files of a run directory if the block, which replaces them, is refused."""
     files = [path / "run.toml", *(path / name for name in PLAN_FILES), *_then_files(path)]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:

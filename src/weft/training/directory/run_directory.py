@@ -1,11 +1,11 @@
-"""The run directory: what a run is given before it starts and what is made of it when it ends.
+"""The run directory: the inputs of a run before its start, and its results at its end.
 
-Nothing here imports torch; the launcher calls it.
+The launcher uses it; it does not import torch.
 
     runs/NAME/
       run.toml plan.json program.txt predicted.parquet      written before the start
-      verified.json                                         what the launcher has verified, for its workers
-      then/plan.json ...                                    the same of a plan that takes over later
+      verified.json                                         the launcher's verified digests, for its workers
+      then/plan.json ...                                    the same files of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       measured.parquet summary.json trace.json report.html  written when the run ends
       evaluation.json                                       written when a checkpoint is evaluated
@@ -39,7 +39,7 @@ from weft.timeline.timeline import Timeline
 from weft.training.directory.verified import write_verified
 
 PROGRAM_ROWS = 4000
-# What a run directory has of each plan.
+# The files of each plan in a run directory.
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 
 
@@ -54,9 +54,9 @@ class RunDirectory:
         return self.path.name
 
     def prepare(self, planned: PlannedJob) -> None:
-        """Write everything a worker needs to start and everything a comparison needs later."""
+        """Write the files that a worker needs at its start and that a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: this may be a run to resume, which a kill must not cost its plan.
+        # Each file is written whole or not at all: a kill must not cost a run to resume its plan.
         write_whole(self.path / "run.toml", planned.run.to_toml())
         _write_plan(self.path, planned)
         if planned.later is None:
@@ -72,16 +72,16 @@ class RunDirectory:
 
     @property
     def turns(self) -> bool:
-        """Whether another plan is to take over, and has not done so."""
+        """True if another plan is to take over and has not done so yet."""
         return (self.then / PLAN_FILES[0]).exists()
 
     def turn(self) -> None:
-        """Let the plan that takes over take the place of the one before it.
+        """Replace the plan's files by the files of the plan that takes over.
 
-        Its `plan.json` comes last: until then the run begins with the plan before, which has nothing to do.
+        Its `plan.json` comes last: until then a start begins with the former plan, which has no steps left.
         """
         for name in reversed(PLAN_FILES):
-            # A start that was killed here may have moved it.
+            # A killed start may have moved the file already.
             if (self.then / name).exists():
                 (self.then / name).replace(self.path / name)
         self.then.rmdir()
@@ -97,10 +97,10 @@ class RunDirectory:
                 raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}"))
 
     def finish(self, file: PlanFile, program: Program) -> dict[str, Any]:
-        """Merge what the workers wrote into `measured.parquet`, `trace.json` and `summary.json`.
+        """Merge the workers' files into `measured.parquet`, `trace.json` and `summary.json`.
 
         Raises:
-            RunError: when the workers left no result.
+            RunError: if the workers left no result.
         """
         plan = file.plan
         measured = collect_timeline(self.path, program, plan.plan_id, self.name, former_ids=former_ids(plan))
@@ -128,7 +128,7 @@ class RunDirectory:
         return load_plan(self.path / "plan.json")
 
     def prediction(self) -> Prediction:
-        """What the plan was chosen for."""
+        """Return the prediction for which the plan was chosen."""
         found = load_plan_file(self.path / "plan.json").prediction
         assert found is not None, "a prepared run says what is predicted of it"
         return found
@@ -143,16 +143,16 @@ class RunDirectory:
         return self._json("evaluation.json", "the run has not been evaluated")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines of metrics.jsonl, sorted by step; a resumed run's later lines win."""
+        """Return all complete lines of metrics.jsonl, sorted by step; of one step's lines the last wins."""
         return _last_of_each_step(self._lines("metrics.jsonl"))
 
     def held_out(self) -> list[dict[str, Any]]:
-        """What events.jsonl says of held-out samples, one record per step, named as for loggers."""
+        """Return the figures of held-out samples from events.jsonl, one record per step, as for loggers."""
         records = (held_out_record(event) for event in self._lines("events.jsonl"))
         return _last_of_each_step(record for record in records if record is not None)
 
     def logger_problems(self) -> list[str]:
-        """What went wrong with loggers since the run was last started, one line each."""
+        """Return the problems of loggers since the run's last start, one line each."""
         problems: list[str] = []
         for event in self._lines("events.jsonl"):
             if event.get("event") in ("started", "resumed"):
@@ -162,17 +162,17 @@ class RunDirectory:
         return problems
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all complete lines of events.jsonl, in the order in which they were written."""
+        """Return all complete lines of events.jsonl, in their order in the file."""
         return list(self._lines("events.jsonl"))
 
     def tell(self, event: str, **details: Any) -> None:
-        """Add an event to events.jsonl; by rank 0 or the launcher."""
+        """Append an event to events.jsonl; rank 0 or the launcher calls it."""
         append_record(self.path / "events.jsonl", {"time_s": time.time(), "event": event, **details})
 
     def compare(self, other: RunDirectory | None = None) -> Comparison:
-        """Predicted against measured, or what was measured here against what was measured in another run.
+        """Compare predicted with measured times, or this run's measured times with another run's.
 
-        Whole steps are those of the summaries, so that all that is said of a run agrees.
+        The step times are from the summaries, so that all reports of a run agree.
         """
         summary = self.summary()
         if other is None:
@@ -189,7 +189,7 @@ class RunDirectory:
         return read_timeline(self.path / "measured.parquet")
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield all complete lines of a file of JSON lines; none when there is no file."""
+        """Yield all complete lines of a file of JSON lines; none if there is no file."""
         path = self.path / name
         if not path.exists():
             return
@@ -215,7 +215,7 @@ def _write_plan(folder: Path, planned: PlannedJob) -> None:
 
 
 def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:
-    """An event's figures of held-out samples, each named `held_out_...`; None of an event without any."""
+    """Return an event's figures of held-out samples, each named `held_out_...`; None if it has none."""
     if "held_out_loss" not in event:
         return None
     figures = {name: value for name, value in event.items() if isinstance(value, float) and name != "time_s"}
@@ -224,13 +224,13 @@ def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def _last_of_each_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorted by step; a resumed run's later records win."""
+    """Sort records by step; of one step's records the last wins."""
     rows = {int(record["step"]): record for record in records if "step" in record}
     return [rows[step] for step in sorted(rows)]
 
 
 def fresh_directory(parent: Path, name: str) -> Path:
-    """`parent/name`, or `parent/name-2`, `-3`, ... when that exists."""
+    """Return `parent/name`, or the first free one of `parent/name-2`, `-3`, ... if it exists."""
     candidate = parent / name
     number = 2
     while candidate.exists():

@@ -1,11 +1,11 @@
-"""One run per run directory: a lock that the system takes back when its holder ends, even by a kill.
+"""The lock of a run directory, for one run at a time.
 
-The launcher holds it while its workers run, and rank 0 where `torchrun` has started the workers. It is of
-`fcntl.lockf` and not of `flock`: NFS passes it to its server, so that it counts between hosts, and no child
-inherits it, so that none outlives its holder with it. In return it does not keep apart the threads of one
-process.
+The launcher holds it while its workers run; rank 0 holds it if `torchrun` has started the workers. The system
+frees it when its holder ends, even by a kill. It is a lock of `fcntl.lockf` and not of `flock`. NFS passes
+such a lock to its server, so it works between hosts. No child inherits it, so no child keeps it longer than
+its holder. It does not exclude threads of one process.
 
-No torch here: the launcher uses it.
+The launcher uses it; it does not import torch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LOCK_FILE = "run.lock"
 
 @contextmanager
 def only_run(run_dir: Path) -> Iterator[None]:
-    """A block that no other process may be in for the same run directory, which is made if it is missing.
+    """Hold the lock of a run directory during the block; create the directory if it is missing.
 
-    Nothing but the lock's own file is touched. Where the file system has no locks a line on stderr says so.
+    Only the lock's own file changes. If the file system has no locks, it prints a warning on stderr.
 
     Raises:
-        InputError: naming host and process of the holder.
+        InputError: if another process holds it, with the process and host.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
@@ -38,11 +38,11 @@ def only_run(run_dir: Path) -> Iterator[None]:
         _lock(descriptor, run_dir)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        # Other hosts see on NFS what has reached the server.
+        # On NFS, other hosts see only the bytes that have reached the server.
         os.fsync(descriptor)
         yield
     finally:
-        # The file stays: who removes it may remove the one that somebody else has just locked.
+        # The file stays: another process may have locked it just before a removal.
         os.close(descriptor)
 
 

@@ -1,7 +1,7 @@
 """`verified.json`: the digests of the programs that a launcher has verified for the ranks that it starts.
 
-It stands in the run directory, one digest for each rank. Where no launcher has written it for these very
-starts, as under `torchrun`, rank 0 compiles and verifies the programs itself.
+It is in the run directory and has one digest per rank. Without a launcher, as under `torchrun`, rank 0
+compiles and verifies the programs itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PROGRAMS = ("training", "evaluation")
 
 
 def write_verified(run_dir: Path, job: PlannedJob) -> None:
-    """Compile and verify a job's whole programs and leave their digests to its ranks.
+    """Compile and verify a job's whole programs and write their digests for its ranks.
 
     Raises:
-        InputError: when a program is refused.
+        InputError: if a program is refused.
     """
     shown = {name: [f"{digest:016x}" for digest in found.tolist()] for name, found in _verified(job).items()}
     record = {"plan_id": job.plan.plan_id, **shown}
@@ -35,10 +35,10 @@ def write_verified(run_dir: Path, job: PlannedJob) -> None:
 
 
 def verified_digests(run_dir: Path, job: PlannedJob) -> list[Ids]:
-    """On rank 0: the digests of training and evaluation, by the launcher where there is one.
+    """Return, on rank 0, the digests of training and evaluation, the launcher's if there is one.
 
     Raises:
-        InputError: when a program is refused, or what the launcher has left is for another plan.
+        InputError: if a program is refused, or the launcher's digests are for another plan.
     """
     path = run_dir / NAME
     if AGENT_PID not in os.environ or not path.exists():

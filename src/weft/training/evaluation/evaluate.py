@@ -1,4 +1,4 @@
-"""Evaluation of a run: its newest checkpoint on held-out data, by the forward-only program of its plan."""
+"""Evaluation of a run's newest checkpoint on held-out data, by the forward-only program of its plan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
     """Evaluate the newest checkpoint and write `evaluation.json`; every rank calls it and gets the same.
 
     Raises:
-        InputError: when the run has no checkpoint, or its task or plan is refused.
-        RunError: when a rank failed, or there are checkpoints and none is whole.
+        InputError: if the run has no checkpoint, or its task or plan is refused.
+        RunError: if a rank failed, or there are checkpoints and none is whole.
     """
     run = open_run(job, run_dir, context, records=False)
     if run.newest is None:
@@ -48,16 +48,16 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
 
 
 def _samples(available: int, global_batch: int) -> Ints:
-    """Return the first whole global batches of all held-out samples, each once.
+    """Return the held-out samples in whole global batches, each once.
 
-    Fewer than one global batch fill it evenly, some more than once.
+    Fewer samples than one global batch fill it evenly; some count more than once.
     """
     count = available // global_batch * global_batch
     return np.arange(count, dtype=np.int64) if count else spread_evenly(available, global_batch)
 
 
 def _perplexity(kind: str, loss: float) -> dict[str, float]:
-    """Return the exponential of a language model's loss; infinite where that is too large for a number."""
+    """Return the exponential of a language model's loss; infinite if it is too large for a float."""
     if kind not in KNOWN_TASKS or not KNOWN_TASKS[kind].language:
         return {}
     try:
@@ -67,6 +67,6 @@ def _perplexity(kind: str, loss: float) -> dict[str, float]:
 
 
 def _bits_per_byte(task: Task, loss: float) -> dict[str, float]:
-    """What one byte of the held-out text costs, whatever the tokenizer; nothing where a task cannot tell."""
+    """Return the loss in bits per byte of held-out text; nothing if the task has no `bytes_per_token`."""
     bytes_per_token = getattr(task, "bytes_per_token", None)
     return {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2) / bytes_per_token}

@@ -1,4 +1,4 @@
-"""Losses and metrics over held-out samples, by which a run is followed."""
+"""Losses and metrics over held-out samples, which show a run's progress."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from weft.training.data.sampler import Ints
 from weft.training.open_run import OpenRun
 from weft.training.tasks.base import Task
 
-# Held-out loss is taken over this many samples, rounded up to whole global batches, always the same ones.
+# The number of samples for the held-out loss, rounded up to whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
 
 
 def held_out_samples(run: OpenRun) -> Ints:
-    """Return the fixed samples by which a run is followed, in whole global batches.
+    """Return the fixed samples for a run's held-out loss, in whole global batches.
 
-    They are spread evenly over the held-out data; where it has too few, some count more than once.
+    They are spread evenly over the held-out data; if it has too few, some count more than once.
     """
     size = run.job.plan.global_batch
     return spread_evenly(run.task.held_out_samples, -(-HELD_OUT_SAMPLES // size) * size)
 
 
 def spread_evenly(available: int, count: int) -> Ints:
-    """`count` sample numbers below `available`, rising."""
+    """Return `count` rising sample numbers below `available`, shape (count,)."""
     return np.arange(count, dtype=np.int64) * available // count
 
 
 def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
-    """Mean loss over held-out samples, in nats per target, and the task's metrics over the same.
+    """Return the mean loss over held-out samples, in nats per target, and the task's metrics over them.
 
     Every rank calls it with the same whole global batches of samples.
     """
@@ -43,7 +43,7 @@ def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
 
 
 def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int) -> Batch:
-    """Global micro-batch number to tensors: micro-batch g is samples g * size to (g + 1) * size."""
+    """Return a function from micro-batch numbers to tensors: g has samples g * size to (g + 1) * size."""
 
     def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         first = number * micro_batch_size

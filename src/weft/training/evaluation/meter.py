@@ -1,4 +1,4 @@
-"""`Meter`: a task's metrics over held-out samples, taken where the last stage computes its loss."""
+"""`Meter`: a task's metrics over held-out samples, computed with the last stage's loss."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Metrics = Mapping[str, float]
 
 
 class Meter:
-    """Wraps a task's loss; while it is open, every call also counts the metrics of its micro-batch.
+    """A wrapper of a task's loss; while it is open, every call also adds the metrics of its micro-batch.
 
-    Only ranks with a last stage see outputs. Where several have the same outputs, all of them count as often.
+    Only ranks with a last stage have outputs. If several have the same outputs, all of them count equally.
     """
 
     def __init__(self, task: Task) -> None:
@@ -39,7 +39,7 @@ class Meter:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Count from nothing until the block is left."""
+        """Reset the sums and count until the end of the block."""
         self._sums, self._micro_batches = {}, 0
         self._open = True
         try:
@@ -48,7 +48,7 @@ class Meter:
             self._open = False
 
     def collect(self) -> dict[str, float]:
-        """Means over what all ranks counted, by name; every rank calls it."""
+        """Return the means over all ranks' micro-batches by name; every rank calls it."""
         counted = gather((self._sums, self._micro_batches))
         micro_batches = sum(count for _, count in counted)
         names = sorted({name for sums, _ in counted for name in sums})

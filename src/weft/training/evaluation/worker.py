@@ -13,11 +13,11 @@ __all__ = ["load", "main"]
 
 
 def main(run_dir: Path) -> int:
-    """Evaluate the run that `run_dir` holds and return the exit code.
+    """Evaluate the run of a run directory and return the exit code.
 
     Raises:
-        InputError: when the directory holds no run or no checkpoint, or something in it is refused.
-        RunError: when the evaluation failed.
+        InputError: if the directory holds no run or no checkpoint, or something in it is refused.
+        RunError: if the evaluation failed.
     """
     job, context = join(run_dir)
     from weft.training.evaluation.evaluate import evaluate

@@ -1,1 +1,1 @@
-"""Weights of other programs, read and written."""
+"""Readers and writers of other programs' weights."""

@@ -1,10 +1,9 @@
-"""Checkpoints in the format of torch's distributed checkpointing (DCP), read without trusting them.
+"""Checkpoints in the format of torch's distributed checkpointing (DCP), read as untrusted files.
 
-Their `.metadata` is a pickle, and a pickle may name any function of any module and have it called. Here a
-name means nothing unless it is one of the few that the format itself needs, and even those are not torch's
-classes: each stands for a record that keeps what it was given and does nothing. So reading a file calls no
-code but this module's. What is no tensor (`BytesStorageMetadata`, pickled too) is never opened; the tensors'
-own bytes go through torch's loader for weights alone.
+Their `.metadata` is a pickle, and a pickle may call any function of any module. This reader accepts only the
+few names that the format needs. Even these are not torch's classes: each stands for an inert record that
+keeps its arguments. So a read calls only this module's code. Entries that are no tensors
+(`BytesStorageMetadata`, also pickles) are never opened. torch's loader with `weights_only` reads the tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _RECORDS = frozenset(
         ),
         *((_CHECKPOINTING, f"{kind}StorageMetadata") for kind in ("Tensor", "Bytes", "Chunk")),
         (_CHECKPOINTING, "_MEM_FORMAT_ENCODING"),
-        # By this Python 3.11.0 to 3.11.3 pickle members of enumerations; it is a record here like the others.
+        # Python 3.11.0 to 3.11.3 pickle members of enumerations with it; it is a record here like the others.
         ("builtins", "getattr"),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch", "Size"),
@@ -49,7 +48,7 @@ _PRECISIONS = frozenset(
 
 
 class _PickledCall:
-    """What a pickle made of an admitted name: its name, what it was called with, and its state."""
+    """A pickle's object of an admitted name: the name, the arguments and the state."""
 
     name = ""
 
@@ -66,10 +65,9 @@ class _RefusedName(pickle.UnpicklingError):
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Gives inert records for the names of the format and refuses all others.
+    """An unpickler with inert records for the format's names; it refuses all other names.
 
-    The classes of the records are made anew for every file: a pickle can set attributes of a class it was
-    given, and must not leave them for the next one.
+    Every file gets new record classes: attributes that a pickle sets on a class must not reach the next file.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -94,10 +92,10 @@ class DcpFolder:
     """Tensors of a folder that torch's distributed checkpointing wrote in its own format.
 
     Attributes:
-        others: how many entries are no tensors; they are not read.
+        others: the number of entries that are no tensors; they are not read.
 
     Raises:
-        InputError: when the metadata names anything but the format's own classes, is broken, or does not
+        InputError: if the metadata names anything but the format's own classes, is broken, or does not
             describe whole tensors in files of the folder.
     """
 
@@ -119,7 +117,7 @@ class DcpFolder:
         return assembled(self.shapes[name], parts)
 
     def _read(self, metadata: _PickledCall) -> int:
-        """Take over the pieces of all tensors; returns how many entries are none."""
+        """Collect the pieces of all tensors; return the number of entries that are no tensors."""
         state = _state(metadata, "Metadata")
         entries: dict[str, _PickledCall] = dict(state["state_dict_metadata"])
         files: dict[tuple[str, Shape], str] = {}
@@ -175,7 +173,7 @@ def _load_metadata(path: Path) -> _PickledCall:
         record = _MetadataUnpickler(io.BytesIO(content)).load()
     except _RefusedName as error:
         raise InputError(Violation(str(path), f"refused: {error}")) from None
-    except Exception as error:  # whatever broken bytes make of the machine that reads pickles
+    except Exception as error:  # broken bytes can raise any error in the unpickler
         raise _broken(path, f"a damaged pickle ({type(error).__name__})") from None
     if not isinstance(record, _PickledCall):
         raise _broken(path, "not the metadata of a checkpoint")

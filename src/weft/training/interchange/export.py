@@ -1,4 +1,4 @@
-"""`weft export`: a run's weights, whatever ranks wrote them, as a folder that `transformers` loads."""
+"""`weft export`: a run's weights, from any ranks, as a folder that `transformers` loads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXT_TASKS = ("causal-lm", "masked-lm")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, of which checkpoint, and one line for each newer one that is not whole."""
+    """The written folder, its checkpoint, and one line for each newer checkpoint that is not whole."""
 
     folder: WrittenFolder
     checkpoint: str
@@ -37,16 +37,16 @@ def export(
 ) -> Exported:
     """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
 
-    The model's tensors keep their names and their precision; a tied head is left out, as `transformers` does,
-    and so is what methods have added to the model.
+    The model's tensors keep their names and their precision. A tied head is left out, as in `transformers`,
+    and so are tensors that methods have added to the model.
 
     Args:
-        checkpoint: the step whose checkpoint is taken; default: the newest whole one.
-        file_bytes: tensors of one file, at most.
+        checkpoint: the step of the checkpoint; default: the newest whole one.
+        file_bytes: the largest number of tensor bytes in one file.
 
     Raises:
-        InputError: when there is no such run or checkpoint, its tensors are not the model's, or `out` exists.
-        RunError: when the checkpoint is damaged.
+        InputError: if there is no such run or checkpoint, its tensors are not the model's, or `out` exists.
+        RunError: if the checkpoint is damaged.
     """
     RunDirectory(run_dir).require()
     run = load_run(run_dir / "run.toml")
@@ -60,7 +60,7 @@ def export(
 
 
 def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
-    """Return the model that was trained; a folder it was read from may have changed since."""
+    """Return the trained model; raise InputError if the folder of its configuration has changed."""
     config = resolve_model(run.model.preset or run.model.hf or "", sequence=run.task.sequence)
     plan = load_plan(run_dir / "plan.json")
     if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:
@@ -70,7 +70,7 @@ def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
 
 
 def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, str]:
-    """Files of the tokenizer whose ids the run was trained on; they may have changed since."""
+    """Return the files of the run's tokenizer; raise InputError if the tokenizer has changed."""
     name = tokenizer_name(run)
     told = [event for event in RunDirectory(run_dir).events() if "tokenizer_fingerprint" in event]
     if told and told[-1]["tokenizer_fingerprint"] != fingerprint_of(get_tokenizer(name)):

@@ -1,4 +1,4 @@
-"""Folders as `transformers` reads and writes them: `config.json`, safetensors, an index, a tokenizer."""
+"""Folders in the format of `transformers`: `config.json`, safetensors, an index, a tokenizer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIE
 from weft.training.interchange.matching import Weights
 from weft.training.interchange.weight_files import INDEX, SUFFIX, WHOLE
 
-# A file of the folder is written from memory at once, so this bounds what an export needs.
+# A file of the folder is written from memory at once, so this bounds the memory of an export.
 FILE_BYTES = 2_000_000_000
 
 
-# Spellings of one function.
+# Different names of one function.
 _SAME = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
-    """What was written: counts of tensors and safetensors files, and the bytes of the tensors."""
+    """A written folder: the counts of its tensors and safetensors files, and the bytes of its tensors."""
 
     path: Path
     tensors: int
@@ -54,11 +54,11 @@ def write_folder(
 
     Args:
         extra_files: further text files by name, such as the tokenizer's.
-        file_bytes: tensors of a file, at most; a larger tensor has a file of its own.
+        file_bytes: the largest number of tensor bytes in a file; a larger tensor has a separate file.
 
     Raises:
-        InputError: when the path exists, the family has no such folder, or a tensor cannot be read.
-        RunError: when the disk is full or refuses to be written; nothing stays on it then.
+        InputError: if the path exists, the family has no such folder, or a tensor cannot be read.
+        RunError: if the disk is full or cannot be written; no files stay.
     """
     require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
     _require_free(path)
@@ -92,10 +92,10 @@ def _write_model(folder: Path, config: ModelConfig, weights: Weights, file_bytes
 
 
 def require_same_function(path: Path, config: ModelConfig) -> None:
-    """Refuse a `config.json` whose model computes something else from the same weights.
+    """Refuse a `config.json` of a model that computes another function of the same weights.
 
     Raises:
-        InputError: one line per key, with what the family's stages compute.
+        InputError: one line per key, with the value of the family's stages.
     """
     require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
     family = HUGGING_FACE_FAMILIES[config.family]
@@ -118,7 +118,7 @@ def _require_free(path: Path) -> None:
 
 
 def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors of one file after the other, named as they are stored."""
+    """Yield the tensors of each file by stored name."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name in weights.shapes:
@@ -136,7 +136,7 @@ def _numbered(folder: Path, number: int) -> Path:
 
 
 def _name_files(folder: Path, count: int, places: Mapping[str, int], total: int) -> None:
-    """Give the files their final names, which say how many there are, and write the index of several."""
+    """Give the files their final names, which include their number, and write the index of several files."""
     if count == 1:
         _numbered(folder, 1).rename(folder / WHOLE)
         return

@@ -1,4 +1,4 @@
-"""What `transformers` calls the families: their classes, the names of their tensors, what else they store."""
+"""The model families in `transformers`: their classes, tensor names and further stored tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class HuggingFaceFamily:
 
     Attributes:
         architecture, configuration: the class of the model, and its configuration for a model's sizes.
-        function: keys of the configuration that are no sizes and change what the model computes.
-        prefix: what the model with a head adds to the names of the model without.
-        embedding: the token table, or the first tensor where there is none.
-        tied: what is stored twice when embeddings are tied, by the name that is left out.
-        positions: the table of positions, whose rows beyond the longest sequence are never read.
+        function: keys of the configuration, other than sizes, that change the computed function.
+        prefix: the prefix of names in the model with a head, which the model without a head lacks.
+        embedding: the token table, or the first tensor if there is none.
+        tied: copies of tied tensors: the kept name by the name that is left out.
+        positions: the table of positions; rows beyond the longest sequence are never read.
         superfluous: pattern of names that may be stored and are never read: buffers that every version
             computes, and heads of other tasks.
-        spellings: how parts of names are written in files, where that differs from the modules' names.
+        spellings: (module's part of a name, part in files), for parts that differ.
     """
 
     architecture: str
@@ -42,7 +42,7 @@ class HuggingFaceFamily:
     spellings: tuple[tuple[str, str], ...] = ()
 
     def stored(self, name: str) -> str:
-        """How a tensor's name is written in files."""
+        """Return a tensor's name in files."""
         for ours, theirs in self.spellings:
             name = name.replace(ours, theirs)
         return name

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: initial values of a run, and folders made of other trainers' checkpoints."""
+"""Weights from other programs: initial values of a run, and folders from other trainers' checkpoints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from weft.training.interchange.torchtitan import TOKEN_TABLE, TorchtitanLlama
 
 
 def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
-    """Give the parameters of a rank's stages the values of a folder of safetensors files.
+    """Fill the parameters of a rank's stages from a folder of safetensors files.
 
-    Only the stages' own tensors are read, one by one, and cast to the stages' precision. What methods add to
-    a stage keeps its initial values.
+    Only the stages' own tensors are read, one by one, and cast to the stages' precision. Layers that methods
+    add to a stage keep their initial values.
 
     Raises:
-        InputError: as `initial_weights`.
+        InputError: as in `initial_weights`.
     """
     weights = initial_weights(path, config)
     with torch.no_grad():
@@ -38,13 +38,13 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
 
 
 def initial_weights(path: Path, config: ModelConfig) -> Weights:
-    """What a folder of safetensors files has of a model, from its headers; values are read when asked for.
+    """Match a folder of safetensors files with a model by the headers; a later `read` reads values.
 
     Args:
         path: the folder, or its configuration file.
 
     Raises:
-        InputError: one line for everything in the folder that does not fit the model.
+        InputError: one line for every difference between the folder and the model.
     """
     file = _configuration(path)
     require_same_function(file, config)
@@ -52,20 +52,18 @@ def initial_weights(path: Path, config: ModelConfig) -> Weights:
 
 
 def import_weights(source: Path, out: Path, model: str) -> tuple[WrittenFolder, int]:
-    """Make a folder that a run starts from, and `transformers` loads, of another trainer's checkpoint.
+    """Convert another trainer's checkpoint to a folder for the start of a run and for `transformers`.
 
     Args:
-        source: a folder of torch's distributed checkpointing or of safetensors files, or a folder of such
-            folders called step-N, of which the newest is taken; with the names of `transformers`, or a Llama
-            with those of torchtitan.
-        model: a preset, a folder with a `config.json`, or such a file: whose weights these are.
+        source: a folder of torch's distributed checkpointing or of safetensors files, or the parent of such
+            folders step-N (the newest counts). Names are those of `transformers`, or of torchtitan's Llama.
+        model: the model of the weights: a preset, a folder with a `config.json`, or such a file.
 
     Returns:
-        What was written, and how many further entries the checkpoint has.
+        The written folder, and the number of further entries of the checkpoint.
 
     Raises:
-        InputError: when the source or its metadata is refused, its tensors are not the model's, or `out`
-            exists.
+        InputError: if the source or its metadata is refused, its tensors do not fit, or `out` exists.
     """
     config = resolve_model(model)
     if model not in PRESETS:

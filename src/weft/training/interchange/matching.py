@@ -1,4 +1,4 @@
-"""Which tensor of a folder is which parameter of a model, and everything that does not fit, said at once."""
+"""The match between a folder's tensors and a model's parameters, with all differences in one error."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Weights:
         """Return a tensor by the model's name, in the stored precision.
 
         Raises:
-            InputError: when its bytes are broken, or it is quantised: such a tensor means nothing without its
-                scales. A single int64 is no weight and is read: how many batches a batch norm has seen.
+            InputError: if its bytes are broken, or it is quantised: such a tensor needs its scales. A single
+                int64 is accepted: the count of batches of a batch norm.
         """
         value = self.folder.read(self.names[name])
         counts = value.dtype == torch.int64 and value.dim() == 0
@@ -43,10 +43,10 @@ class Weights:
 
 
 def model_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Shape by name of all tensors of a model, named as its stages name them; a tied head is left out.
+    """Return the shapes of all tensors of a model by the names of its stages, without a tied head.
 
     Raises:
-        InputError: for a family that `transformers` has no folders of.
+        InputError: for a family without folders of `transformers`.
     """
     require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
     with torch.device("meta"):
@@ -57,14 +57,14 @@ def model_shapes(config: ModelConfig) -> dict[str, Shape]:
 def match_weights(folder: TensorFolder, config: ModelConfig, *, others: bool = False) -> Weights:
     """Find a model's tensors in a folder.
 
-    Names may lack the prefix of the model with a head, or all carry a further one.
+    Names may lack the prefix of the model with a head, or all may have a further prefix.
 
     Args:
-        others: whether the folder may hold more than the model (a checkpoint also has its optimizer).
+        others: True if the folder may hold further tensors, such as an optimizer's states.
 
     Raises:
-        InputError: one line for every missing, superfluous and mis-shaped tensor, and for a tied head that
-            differs from its embedding.
+        InputError: one line for every missing or superfluous tensor, for every wrong shape, and for a tied
+            head that differs from its embedding.
     """
     shapes = model_shapes(config)
     family = HUGGING_FACE_FAMILIES[config.family]
@@ -104,7 +104,7 @@ def match_weights(folder: TensorFolder, config: ModelConfig, *, others: bool = F
 def _best_names(
     given: Mapping[str, Shape], wanted: Mapping[str, Shape], family: HuggingFaceFamily
 ) -> dict[str, str]:
-    """The folder's name by the model's, in the way of reading the folder's names that finds the most."""
+    """Return the folder's names by the model's names, for the reading of names with the most matches."""
     outer = {name.removesuffix(family.embedding) for name in given if name.endswith(f".{family.embedding}")}
     readings = [
         {name: name for name in wanted},

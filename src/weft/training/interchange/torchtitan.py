@@ -1,8 +1,8 @@
-"""Llama checkpoints of torchtitan under the names, and in the order of rows, of `transformers`.
+"""Llama checkpoints of torchtitan, with the names and the row order of `transformers`.
 
-Both rotate pairs of a head's values by the position. torchtitan's pairs are neighbours (Su et al., arXiv
-2104.09864, equation 15), those of `transformers` are half a head apart, so the rows of the projections that
-make queries and keys are in another order. Names and order are those of its `Llama3StateDictAdapter`.
+Both programs rotate pairs of a head's values by the position. In torchtitan a pair consists of neighbours
+(Su et al., arXiv 2104.09864, equation 15). In `transformers` a pair is half a head apart. So the rows of the
+query and key projections have another order. Names and order follow its `Llama3StateDictAdapter`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 class TorchtitanLlama:
-    """The tensors of a torchtitan Llama under the names of `transformers`; other entries keep theirs."""
+    """The tensors of a torchtitan Llama under the names of `transformers`; other entries keep their names."""
 
     def __init__(self, folder: TensorFolder, config: ModelConfig) -> None:
         self.path = folder.path
@@ -56,14 +56,14 @@ class TorchtitanLlama:
 
 
 def halves_from_neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder the rows (heads * head size, hidden) of a projection whose rotated pairs are neighbours."""
+    """Reorder a projection (heads * head size, hidden) with neighbour pairs to pairs half a head apart."""
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
 
 
 def _renamed(name: str) -> str:
     if match := _LAYER.fullmatch(name):
-        # Newer versions keep the three projections in a module of their own.
+        # Newer versions keep the three projections in a separate module.
         part = match[2].replace("attention.qkv_linear.", "attention.")
         return f"model.layers.{match[1]}.{_IN_LAYER[part]}" if part in _IN_LAYER else name
     return _OUTSIDE.get(name, name)

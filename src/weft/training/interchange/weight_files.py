@@ -1,6 +1,6 @@
-"""Which safetensors files of a folder hold its weights. No torch here, so that files can be checked without.
+"""The safetensors files of a folder that hold its weights. No torch here, so a check of files needs none.
 
-Where there is an index it alone says which files count, else `model.safetensors` does, else all files.
+The files are those of the index; without an index, `model.safetensors`; without both, all files.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files that count, in the order of their names.
+    """Return the files with the weights, in the order of their names.
 
     Raises:
-        InputError: when there are none, with the reason, or one that the index names is missing.
+        InputError: if there are none, with the reason, or a file of the index is missing.
     """
     if not path.is_dir():
         raise InputError(Violation(str(path), "not a folder with safetensors files"))

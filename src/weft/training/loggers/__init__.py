@@ -1,4 +1,4 @@
-"""Loggers: where the figures of a run go besides its own files. Importing this does not import torch."""
+"""Loggers: further outputs of a run's figures, not only its own files. It does not import torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LOGGERS: dict[str, Callable[[Opening], Logger]] = {"csv": CsvLogger, "tensorboar
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Refuse loggers whose packages are not installed, without importing them.
+    """Refuse loggers with packages that are not installed; import none of them.
 
     Raises:
-        InputError: one line for each, with the remedy.
+        InputError: one line for each logger, with the remedy.
     """
     problems = []
     for name in names:
@@ -40,10 +40,10 @@ def require_loggers(names: Sequence[str]) -> None:
 
 
 def open_feeds(job: PlannedJob, run_dir: Path, first_step: int, on_event: Callable[..., None]) -> Feeds:
-    """Start the loggers of a run; `first_step` is the step at which it begins or goes on.
+    """Start the loggers of a run; `first_step` is the step at which it begins or resumes.
 
     Args:
-        on_event: takes the name of an event and its details: what goes wrong with a logger.
+        on_event: takes the name and the details of an event, for a logger's problems.
     """
     names = job.run.report.log
     if not names:

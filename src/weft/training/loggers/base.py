@@ -1,4 +1,4 @@
-"""What a logger is, and what it is told when it opens."""
+"""The interface of a logger, and its arguments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Record = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a logger is told of its run.
+    """The description of a run for its loggers.
 
-    `first_step`: the step at which this start goes on; what an earlier start logged from there on is redone.
-    `steps` and `held_out` are the records of earlier starts that stay, in the order of their steps.
-    `config`: the run file with every default, and the plan in short.
+    `first_step`: the step at which this start begins or resumes; it redoes an earlier start's later records.
+    `steps` and `held_out`: the records of earlier starts that stay, in the order of their steps.
+    `config`: the run file with every default, and a summary of the plan.
     """
 
     run_dir: Path
@@ -28,23 +28,24 @@ class Opening:
 
 
 class Logger(Protocol):
-    """Takes records; everything is called on one thread that is not the one that trains.
+    """A receiver of records; all calls are on one thread, not on the training thread.
 
-    Whatever it raises ends the logger and not the run.
+    Any error ends the logger and not the run.
     """
 
     def log(self, record: Record) -> None:
-        """Take one record. Steps rise; what is held out has the number of steps trained before it."""
+        """Take one record; steps rise. The step of a held-out record is the number of trained steps."""
         ...
 
     def flush(self) -> None:
-        """No further record waits: let readers see what there is."""
+        """Show all records to readers; called when no further record waits."""
         ...
 
     def finish(self) -> None:
-        """The run is over; nothing follows."""
+        """Close the logger at the end of the run; it is the last call."""
         ...
 
 
 def is_held_out(record: Record) -> bool:
+    """Return True if a record is one of held-out samples."""
     return "held_out_loss" in record

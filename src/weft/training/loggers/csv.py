@@ -1,4 +1,4 @@
-"""`metrics.csv` and `held_out.csv` in the run directory: one row per step, whatever happened in between."""
+"""`metrics.csv` and `held_out.csv` in the run directory: one row per step, also after kills and resumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD_OUT_COLUMNS = ("step", "held_out_loss")
 
 
 class CsvLogger:
-    """Rows of earlier starts come from the run's own records, so that no kill leaves a gap or a row twice."""
+    """A logger into CSV files; earlier rows come from the run's own records, without gaps or duplicates."""
 
     def __init__(self, opening: Opening) -> None:
         self._steps = _Table(opening.run_dir / "metrics.csv", STEP_COLUMNS, opening.steps)
@@ -35,14 +35,14 @@ class CsvLogger:
         (self._held_out if is_held_out(record) else self._steps).add(record)
 
     def flush(self) -> None:
-        """Nothing to do: every row is written whole when it comes."""
+        """Do nothing: `log` writes every row at once."""
 
     def finish(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _Table:
-    """A file of rows with rising steps; after the known columns come others in the order of their names."""
+    """A file of rows with rising steps; other columns follow the known ones in the order of their names."""
 
     def __init__(self, path: Path, columns: Sequence[str], records: Iterable[Record]) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class _Table:
         self._write()
 
     def add(self, record: Record) -> None:
-        """Append a row; a step that is there already is replaced, with all that came after it."""
+        """Append a row; if its step is not new, it replaces that step's row and all later rows."""
         redone = bool(self._records) and record["step"] <= self._records[-1]["step"]
         if redone:
             self._records = [kept for kept in self._records if kept["step"] < record["step"]]

@@ -1,4 +1,4 @@
-"""Loggers on threads of their own: whatever they do, the run neither waits for them nor ends with them."""
+"""Loggers on separate threads: the run never waits for them and does not end with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.training.loggers.base import Logger, Record
 
-# Records that wait for a slow logger; at a hundred steps a second a minute and a half.
+# The limit of records that wait for a slow logger: at a hundred steps per second, a minute and a half.
 CAPACITY = 10_000
 FINISH_TIMEOUT_S = 30.0
 
@@ -20,9 +20,9 @@ class Feed:
     """One logger behind a bounded queue, opened and called on its own thread.
 
     Args:
-        name: for messages.
-        make: opens the logger.
-        capacity: how many records may wait; further ones are counted and dropped.
+        name: the logger's name in messages.
+        make: the function that opens the logger.
+        capacity: the limit of waiting records; further ones are counted and dropped.
     """
 
     def __init__(self, name: str, make: Callable[[], Logger], *, capacity: int = CAPACITY) -> None:
@@ -35,7 +35,7 @@ class Feed:
         self._thread.start()
 
     def put(self, record: Record) -> None:
-        """Hand a record over, at once."""
+        """Put a record into the queue without a wait; drop and count it if the queue is full."""
         if not self._thread.is_alive():
             return
         try:
@@ -44,12 +44,12 @@ class Feed:
             self.dropped += 1
 
     def take_failure(self) -> str:
-        """Why the logger has ended, once; empty when it has not, or it was told before."""
+        """Return the logger's failure, once; empty if it has none or an earlier call returned it."""
         failure, self._failure = self._failure, ""
         return failure
 
     def close(self, deadline_s: float) -> bool:
-        """Let the logger finish until `time.monotonic()` is `deadline_s`; returns whether it has."""
+        """Let the logger finish until `time.monotonic()` is `deadline_s`; return True if it has."""
         if not self._thread.is_alive():
             return True
         try:
@@ -87,7 +87,7 @@ class Feeds:
         self._on_problem = on_problem
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Hand over the numbers of a step's record."""
+        """Send the numbers of a step's record to all loggers."""
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         self._put({**numbers, **self._constants})
 
@@ -95,7 +95,7 @@ class Feeds:
         self._put(record)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
-        """Let all loggers finish, within a time that they share, and say what got lost."""
+        """Let all loggers finish within a common time, and report lost records."""
         deadline_s = time.monotonic() + timeout_s
         for feed in self._feeds:
             finished = feed.close(deadline_s)

@@ -11,14 +11,14 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardLogger:
-    """One scalar per figure. A resumed run hides from TensorBoard what it does again."""
+    """A logger into event files, one scalar per figure; a resumed run hides the records that it redoes."""
 
     def __init__(self, opening: Opening) -> None:
         self._writer = _writer_class()(
             log_dir=str(opening.run_dir / FOLDER), purge_step=opening.first_step or None
         )
         config = json.dumps(opening.config, indent=1, sort_keys=True)
-        # TensorBoard shows text as Markdown, where an indented block is code.
+        # TensorBoard shows text as Markdown; an indented block is code.
         self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()))
 
     def log(self, record: Record) -> None:
@@ -35,7 +35,7 @@ class TensorBoardLogger:
 
 
 def _writer_class() -> Any:
-    """torch's own writer, which needs the package tensorboard, or that of tensorboardX."""
+    """Return torch's writer, which needs the package tensorboard, or else the one of tensorboardX."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,4 +1,4 @@
-"""Weights & Biases, or any module with its `init`, `log` and `finish` (trackio, swanlab, one's own)."""
+"""Weights & Biases, or any module with its `init`, `log` and `finish` (trackio, swanlab, a user's own)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.files import write_whole
 from weft.training.loggers.base import Opening, Record
 
 PROJECT = "weft"
-# The name under which a service knows the run, kept so that a resumed run goes on there.
+# The file with the service's id of the run, under which a resumed run continues.
 RUN_ID = "wandb-run-id"
 
 
 class WandbLogger:
-    """Logs to a service in the way that its environment variables say (WANDB_MODE, WANDB_PROJECT, ...).
+    """A logger to a service, set by the service's environment variables (WANDB_MODE, WANDB_PROJECT, ...).
 
     Args:
-        module: with wandb's interface; what its `init` does not know is not given to it.
+        module: a module with wandb's interface; its `init` gets only arguments that it knows.
     """
 
     def __init__(self, module: str, opening: Opening) -> None:
@@ -36,7 +36,7 @@ class WandbLogger:
         self._module.log(figures, step=int(record["step"]))
 
     def flush(self) -> None:
-        """Nothing to do: the module sends by itself."""
+        """Do nothing: the module sends by itself."""
 
     def finish(self) -> None:
         self._module.finish()
@@ -44,7 +44,7 @@ class WandbLogger:
 
 def _arguments(module: Any, opening: Opening, id_path: Path) -> dict[str, Any]:
     arguments = {
-        # An argument would win over wandb's own variable.
+        # The argument would override wandb's own variable.
         "project": os.environ.get("WANDB_PROJECT", PROJECT),
         "name": opening.run_dir.name,
         "config": dict(opening.config),

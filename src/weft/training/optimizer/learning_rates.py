@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# From the share of the decay that is over, 0 to 1, to the share of the way that is left to the final rate.
+# From the finished part of the decay, 0 to 1, to the remaining part of the way to the final rate.
 DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "constant": lambda over: 1.0,
@@ -21,8 +21,7 @@ DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
 class LearningRateSchedule:
     """A linear rise to `peak` over `warm_up_steps`, then a decay to `final`, reached after `decay_steps`.
 
-    The warm-up counts among the decay's steps; a cosine is that of Loshchilov and Hutter, arXiv 1608.03983,
-    without restarts.
+    The decay's steps include the warm-up. Cosine: Loshchilov and Hutter, arXiv 1608.03983, without restarts.
     """
 
     name: str
@@ -32,7 +31,7 @@ class LearningRateSchedule:
     decay_steps: int
 
     def rate(self, step: int) -> float:
-        """Return the rate of the step with that number, from 0."""
+        """Return the rate of step number `step`, from 0."""
         if step < self.warm_up_steps:
             return self.peak * ((step + 1) / self.warm_up_steps)
         length = self.decay_steps - self.warm_up_steps

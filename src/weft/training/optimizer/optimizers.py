@@ -1,6 +1,6 @@
-"""Optimizers by name: each turns a stage's parameters into a torch optimizer.
+"""Optimizers by name: functions from a stage and the settings to a torch optimizer.
 
-Another package's is called with parameter groups, each with its `weight_decay`, and `lr`.
+An optimizer of another package is called with parameter groups, each with its `weight_decay`, and `lr`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.training.optimizer.learning_rates import LearningRateSchedule
 
-# What a key of the run file that is left out means.
+# Defaults of the run file's keys.
 BETAS = (0.9, 0.95)
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """What the `[optimizer]` table says of the optimizer and its learning rate, with every default."""
+    """The `[optimizer]` table's settings of the optimizer and its learning rate, with every default."""
 
     name: str
     learning_rate: float
@@ -51,6 +51,7 @@ class OptimizerSettings:
 
 
 def settings_of(run: RunFile) -> OptimizerSettings:
+    """Return the settings of a run file's `[optimizer]` table."""
     table = run.optimizer
     return OptimizerSettings(
         name=table.name,
@@ -67,9 +68,9 @@ def settings_of(run: RunFile) -> OptimizerSettings:
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Return all parameters of a stage, those that decay first.
+    """Return all parameters of a stage in groups, the group with weight decay first.
 
-    Unless `decay_all`, weight decay applies to matrices only: not to vectors (norms and biases) and not to
+    Unless `decay_all`, only matrices have weight decay. Vectors (norms and biases) have none, nor have
     embedding tables, which a tied head shares.
     """
     tables = {
@@ -91,33 +92,34 @@ def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict
     ]
 
 
-# foreach updates all tensors of a stage in a few calls, whose arithmetic is the single-tensor one.
+# foreach updates all tensors of a stage in a few calls, with the arithmetic of single tensors.
 
 
 def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Adam whose weight decay does not go through the moments (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """Build AdamW: Adam with weight decay outside the moments (Loshchilov and Hutter, arXiv 1711.05101)."""
     groups = parameter_groups(stage, settings)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
 
 
 def adam(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Adam (Kingma and Ba, arXiv 1412.6980); weight decay is added to the gradient."""
+    """Build Adam (Kingma and Ba, arXiv 1412.6980); weight decay is added to the gradient."""
     groups = parameter_groups(stage, settings)
     return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
 
 
 def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
+    """Build stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
     groups = parameter_groups(stage, settings)
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=True)
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """The rate of a step: a function of its number alone, so that a resumed run needs no memory of it."""
+    """Return the rate of a step, which depends on its number alone; so a resumed run needs no state."""
     return settings.rates.rate(step)
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -132,7 +134,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torc
     """Return a function that makes the named optimizer for one stage.
 
     Raises:
-        InputError: when there is no optimizer of that name, or it cannot be imported.
+        InputError: if there is no optimizer of this name, or it cannot be imported.
     """
     require_optimizer(settings.name, "optimizer.name")
     if settings.name in OPTIMIZERS:
@@ -143,10 +145,10 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torc
 
 
 def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """What another package makes of a stage; it says as much of itself as its maker does.
+    """Build another package's optimizer for a stage; pass its maker's declared work on to it.
 
     Raises:
-        InputError: when it takes something else, is no optimizer or has made its states already.
+        InputError: if it takes other arguments, is no optimizer or has made its states already.
     """
 
     def refusal(problem: str) -> InputError:
@@ -159,7 +161,7 @@ def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSetti
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise refusal(f"made {type(optimizer).__name__}, which is no torch optimizer")
     if optimizer.state:
-        # What it steps is replaced by shares or masters before its first step.
+        # Shards or masters replace its parameters before its first step.
         raise refusal("makes its states before its first step, which weft cannot share out")
     said = declared_work(own, settings.name)
     if said is not None:

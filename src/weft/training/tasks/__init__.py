@@ -1,4 +1,4 @@
-"""Tasks by name; `package.module:Task` names one's own."""
+"""Tasks by name; `package.module:Task` names a user's own task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_task(kind: str, settings: TaskSettings) -> Task:
     """Return the task that a run file's `task.kind` names, with its data open.
 
     Raises:
-        InputError: when there is no such task or it refuses the settings.
+        InputError: if there is no such task or it refuses the settings.
     """
     if ":" in kind:
         return _imported(kind)(settings)

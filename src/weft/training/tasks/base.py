@@ -1,6 +1,6 @@
-"""What a task is: samples, a loss and nothing else.
+"""The interface of a task: samples, a loss and nothing else.
 
-A task of one's own is a class with this shape, named in the run file as `kind = "package.module:Task"`.
+A user's own task is a class with this interface, named in the run file as `kind = "package.module:Task"`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 
 Ints = npt.NDArray[np.int64]
-# Of a last stage: all of it, or a tensor or context rank's share of the logits.
+# The outputs of a last stage: all logits, or the share of a tensor or context rank.
 Outputs = torch.Tensor | DividedLogits | DividedTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """What a task is made from.
+    """The settings of a task.
 
     Attributes:
-        data: the source as the run file names it.
+        data: the source in the run file's notation.
         sequence: tokens per sample that the model reads.
         vocabulary: classes of the model's head.
-        cache: folder for prepared data, shared by all runs.
-        seed: keys what a task draws; the same for every plan of a job.
-        image_size, channels: of the images that the model reads; 0 for a model of text.
+        cache: the folder for prepared data, shared by all runs.
+        seed: the key of a task's random numbers; the same for every plan of a job.
+        image_size, channels: size of the images that the model reads; 0 for a model of text.
         tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
     """
 
@@ -49,18 +49,17 @@ class TaskSettings:
 class Task(Protocol):
     """Samples by number and the loss that the last stage computes.
 
-    A task may also have `metrics(outputs, targets) -> Mapping[str, float]`: means over one micro-batch of
-    what is told of held-out samples next to the loss (`weft.training.evaluation.meter`); `about`, a mapping
-    that the event `data` shows, whose `warning` is printed; `sample_name(sample)` for errors;
-    `bytes_per_token` of held-out text; and `takes_divided_logits` and `takes_divided_tokens`, true where loss
-    and metrics also take `DividedLogits`, which tensor ranks have, and `DividedTokens`, which context ranks
-    have, beside tensor ranks, too. Any other task is given all logits on every rank. Targets are always those
-    of all tokens.
+    A task may also have these members. `metrics(outputs, targets) -> Mapping[str, float]` returns means over
+    one micro-batch of held-out samples (`weft.training.evaluation.meter`). `about` is a mapping for the event
+    `data`; its `warning` is printed. `sample_name(sample)` names a sample in errors. `bytes_per_token` counts
+    held-out text. `takes_divided_logits`: loss and metrics also take `DividedLogits`, from tensor ranks.
+    `takes_divided_tokens`: they also take `DividedTokens`, from context ranks, with or without tensor ranks.
+    Any other task gets all logits on every rank. Targets always cover all tokens.
 
     Attributes:
-        samples, held_out_samples: how many there are of each; held-out samples are never trained on.
-        tokens_per_sample: targets per sample, what `tokens_per_s` counts.
-        fingerprint: changes when the data changes; a run resumes on the same data only.
+        samples, held_out_samples: the number of each; held-out samples are never trained on.
+        tokens_per_sample: targets per sample, the tokens of `tokens_per_s`.
+        fingerprint: a text that changes with the data; a run resumes on the same data only.
     """
 
     samples: int
@@ -71,19 +70,19 @@ class Task(Protocol):
     def __init__(self, settings: TaskSettings) -> None: ...
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the first stage and targets of the last one; their first dimension is `len(samples)`."""
+        """Return the first stage's inputs and the last one's targets; both begin with `len(samples)`."""
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean over the targets of one micro-batch, a scalar.
+        """Return the mean over the targets of one micro-batch, a scalar.
 
-        Micro-batches count equally, so every sample must have as many targets as any other.
+        Micro-batches count equally, so every sample must have the same number of targets.
         """
         ...
 
 
 def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
-    """Mean cross entropy, in fp32 or wider, of logits (..., classes) at targets (...) but the `ignored`."""
+    """Return the mean cross entropy (fp32 or wider) of logits (..., classes), targets (...) not `ignored`."""
     if not isinstance(logits, torch.Tensor):
         return logits.cross_entropy(targets, ignored)
     whole = in_fp32(logits.flatten(0, -2))
@@ -91,10 +90,10 @@ def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED
 
 
 def most_likely(logits: Outputs) -> torch.Tensor:
-    """Return the class with the largest of the logits (..., classes), shape (...)."""
+    """Return the class with the largest logit, shape (...), from logits (..., classes)."""
     return logits.argmax(-1) if isinstance(logits, torch.Tensor) else logits.argmax()
 
 
 def in_fp32(logits: torch.Tensor) -> torch.Tensor:
-    """Logits in fp32, or as they are when they are wider."""
+    """Return the logits in fp32, or unchanged if they are wider."""
     return logits.float() if logits.dtype.itemsize < torch.float32.itemsize else logits

@@ -1,4 +1,4 @@
-"""`causal-lm`: predict every next token of text."""
+"""`causal-lm`: the prediction of every next token of text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CausalLanguageModelling:
     """Next-token prediction; the loss is in nats per token.
 
     Raises:
-        InputError: when the data is refused or the model's vocabulary is smaller than the tokenizer's.
+        InputError: if the data is refused or the model's vocabulary is smaller than the tokenizer's.
     """
 
     takes_divided_logits = True
@@ -34,11 +34,11 @@ class CausalLanguageModelling:
         self.about = about_text(tokenizer, self._corpus)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and the tokens that follow them, both int64 of shape (samples, sequence)."""
+        """Return tokens and their next tokens, both int64 of shape (samples, sequence)."""
         windows = self._corpus.held_out if held_out else self._corpus.training
         tokens = torch.from_numpy(windows.take(samples))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropy of logits (samples, sequence, vocabulary), computed in fp32 or wider."""
+        """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider."""
         return cross_entropy(outputs, targets)

@@ -1,4 +1,4 @@
-"""`image-classification`: tell images of known classes apart."""
+"""`image-classification`: the class of every image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ImageClassification:
     """Classes of digits or of a folder's images; the loss is in nats per image.
 
     Raises:
-        InputError: when the data is refused or the model does not read images.
+        InputError: if the data is refused or the model does not read images.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -35,15 +35,15 @@ class ImageClassification:
         self.fingerprint = self._images.fingerprint
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pixels from -1 to 1, fp32 of shape (samples, channels, size, size), and int64 labels (samples,)."""
+        """Return pixels from -1 to 1, fp32 (samples, channels, size, size), and labels, int64 (samples,)."""
         images = self._images.held_out if held_out else self._images.training
         pixels = torch.from_numpy(images.pixels[samples]).to(torch.float32)
         return pixels.div_(127.5).sub_(1.0), torch.from_numpy(images.labels[samples])
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropy of logits (samples, classes), computed in fp32 or wider."""
+        """Return the cross entropy of logits (samples, classes), in fp32 or wider."""
         return cross_entropy(outputs, targets)
 
     def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
-        """`accuracy`: the share of images whose class has the largest logit."""
+        """Return `accuracy`: the share of images with the largest logit at their class."""
         return {"accuracy": (most_likely(outputs) == targets).double().mean().item()}

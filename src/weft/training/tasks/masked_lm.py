@@ -1,9 +1,9 @@
-"""`masked-lm`: find the tokens that were taken out of a text, from both sides.
+"""`masked-lm`: the prediction of masked tokens from the text on both sides.
 
-Of every sample 15 % of the tokens are targets; of these 80 % are replaced by the mask, 10 % by a random token
-and 10 % stay (Devlin et al., arXiv 1810.04805, section 3.1 and appendix A.1). What is drawn is keyed by
-(seed, side, sample), so every plan of a job masks the same tokens, in every epoch. Every sample has the same
-number of targets, so the means of micro-batches add up to the mean of the batch.
+In every sample, 15 % of the tokens are targets (Devlin et al., arXiv 1810.04805, section 3.1, appendix A.1).
+The mask replaces 80 % of them and a random token 10 %; 10 % stay. Random numbers are keyed by (seed, side,
+sample). So every plan of a job masks the same tokens, in every epoch. Every sample has the same number of
+targets, so the mean of the micro-batches' means is the batch's mean.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from weft.training.tasks.text import about_text, require_vocabulary
 MASKED_SHARE = 0.15
 REPLACED_SHARE = 0.8
 RANDOM_SHARE = 0.1
-# What cross entropy leaves out.
+# The target value that cross entropy ignores.
 NO_TARGET = -100
 
-# What is drawn for one position: whether it is a target, what becomes of it, and the random token.
+# Keys of a position's random numbers: the choice of targets, their replacement, and the random token.
 _CHOOSE, _REPLACE, _TOKEN = np.arange(1, 4, dtype=np.uint64) * GOLDEN
 
 
 class MaskedLanguageModelling:
-    """Masked tokens; the mask is the tokenizer's, or the id after its last one; nats per masked token.
+    """Prediction of masked tokens; the loss is in nats per masked token.
+
+    The mask is the tokenizer's, or the id after its last one.
 
     Raises:
-        InputError: when the data is refused or the model's vocabulary cannot hold the tokens and the mask.
+        InputError: if the data is refused or the model's vocabulary cannot hold the tokens and the mask.
     """
 
     takes_divided_logits = True
@@ -54,7 +56,7 @@ class MaskedLanguageModelling:
         self.about = about_text(tokenizer, self._corpus)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens with masks, and the tokens that were there or `NO_TARGET`: int64 (samples, sequence)."""
+        """Return masked tokens, and the original tokens or `NO_TARGET`, both int64 (samples, sequence)."""
         windows = self._corpus.held_out if held_out else self._corpus.training
         tokens = windows.take(samples)[:, :-1]
         draws = _draws(self._seed, samples, tokens.shape[1], held_out=held_out)
@@ -67,22 +69,22 @@ class MaskedLanguageModelling:
         return torch.from_numpy(inputs), torch.from_numpy(np.where(targets, tokens, NO_TARGET))
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropy of logits (samples, sequence, vocabulary) at the targets, in fp32 or wider."""
+        """Return the cross entropy of logits (samples, sequence, vocabulary) at targets, in fp32 or wider."""
         return cross_entropy(outputs, targets, NO_TARGET)
 
     def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
-        """`accuracy`: the share of targets that have the largest logit."""
+        """Return `accuracy`: the share of targets that have the largest logit."""
         asked = targets != NO_TARGET
         return {"accuracy": (most_likely(outputs) == targets)[asked].double().mean().item()}
 
 
 def targets_per_sample(sequence: int) -> int:
-    """How many tokens of a sample are targets; at least one."""
+    """Return the number of targets in a sample, at least one."""
     return max(1, round(MASKED_SHARE * sequence))
 
 
 def chosen(draws: Words, sequence: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Which positions are targets: those with the smallest words, shape (samples, sequence)."""
+    """Return the mask of targets, the positions with the smallest words, shape (samples, sequence)."""
     order = np.argsort(mix(draws + _CHOOSE), axis=1, kind="stable")
     targets = np.zeros(draws.shape, dtype=bool)
     np.put_along_axis(targets, order[:, : targets_per_sample(sequence)], True, axis=1)
@@ -90,14 +92,14 @@ def chosen(draws: Words, sequence: int) -> np.ndarray[tuple[int, ...], np.dtype[
 
 
 def _draws(seed: int, samples: Ints, sequence: int, *, held_out: bool) -> Words:
-    """Return a word for every position of every sample, shape (samples, sequence)."""
+    """Return a random word for every position of every sample, shape (samples, sequence)."""
     side = mix(np.array([seed, int(held_out)], dtype=np.uint64) + GOLDEN)
     key = mix(side[:1] + side[1:] * GOLDEN + samples.astype(np.uint64) * GOLDEN)
     return mix(key[:, None] + np.arange(sequence, dtype=np.uint64) * GOLDEN)
 
 
 def _uniform(draws: Words, number: np.uint64) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """From 0 to 1 without 1; the upper 53 bits of a word are a double's."""
+    """Return numbers from 0 to 1, without 1, from the upper 53 bits of random words."""
     uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.multiply(
         mix(draws + number) >> np.uint64(11), 2.0**-53, dtype=np.float64
     )

@@ -1,4 +1,4 @@
-"""What the tasks of text have in common."""
+"""Functions that the tasks of text share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.training.data.tokenizers import Tokenizer, fingerprint_of
 
 
 def require_vocabulary(given: int, needed: int, what: str) -> None:
-    """Refuse a model with fewer classes than `needed`, which are those of `what`.
+    """Refuse a model with fewer classes than `needed`; `what` names the classes in the message.
 
     Raises:
-        InputError: naming both.
+        InputError: with both numbers.
     """
     if given < needed:
         problem = f"{given} is too small; allowed: at least {needed}, {what}"
@@ -21,7 +21,7 @@ def require_vocabulary(given: int, needed: int, what: str) -> None:
 
 
 def about_text(tokenizer: Tokenizer, corpus: Corpus) -> Mapping[str, str | int]:
-    """What a run says at its start about the text it reads."""
+    """Return the description of a run's text for the event `data`."""
     repaired, first = corpus.repaired
     about: dict[str, str | int] = {
         "tokenizer": tokenizer.name,
