@@ -71,9 +71,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the pure half, and keep tests of a room that start processes on one of two runners.
+    """Mark the tests of the pure half, and keep a file's tests that start processes on one runner.
 
-    Each runner has one pool, and the other one's tests fill the time in which processes wait (pytest-xdist,
+    Each runner has one pool, and other runners' tests fill the time in which processes wait (pytest-xdist,
     `--dist loadgroup`).
     """
     for item in items:
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.pure)
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
-            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
 
 
 def forget_installed() -> None:

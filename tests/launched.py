@@ -33,6 +33,8 @@ def main(run_dir: Path) -> None:
     elif behaviour == "save":
         stop_and_save(run_dir, rank)
     elif behaviour == "fill" and rank == 1:
+        while not (run_dir / "pid-0").exists() or not (run_dir / "pid-0").read_text():
+            time.sleep(0.05)
         with naming(run_dir / "filler"), open(run_dir / "filler", "wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))

@@ -34,7 +34,7 @@ def training(directory: RunDirectory, hang: str) -> Iterator[subprocess.Popen[st
 
 def worker(launcher: subprocess.Popen[str], rank: int) -> psutil.Process:
     processes = psutil.Process(launcher.pid).children(recursive=True)
-    (found,) = (one for one in processes if one.environ().get("RANK") == str(rank))
+    (found,) = (one for one in processes if one.name() == f"weft-rank-{rank}")
     return found
 
 
