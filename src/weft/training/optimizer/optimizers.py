@@ -92,25 +92,25 @@ def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict
     ]
 
 
-# foreach updates all tensors of a stage in a few calls, with the arithmetic of single tensors.
+# torch chooses the implementation: foreach on CUDA; on CPU a loop, which stays in the caches.
 
 
 def adamw(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Build AdamW: Adam with weight decay outside the moments (Loshchilov and Hutter, arXiv 1711.05101)."""
     groups = parameter_groups(stage, settings)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)
 
 
 def adam(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Build Adam (Kingma and Ba, arXiv 1412.6980); weight decay is added to the gradient."""
     groups = parameter_groups(stage, settings)
-    return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas, foreach=True)
+    return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas)
 
 
 def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Build stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
     groups = parameter_groups(stage, settings)
-    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=True)
+    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
