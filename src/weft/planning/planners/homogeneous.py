@@ -6,8 +6,8 @@ gives the excess memory and its cause, the bound that pruned it, or the reason t
 
 If time is minimised, a layout that fits dominates its variants that cannot be faster. More sharding gathers
 and reduces at least as many bytes at least as often; recomputing adds a pass. This does not hold from zero-0
-to zero-1. Gathered weights may be smaller than the gradients, and replicas step only their share. Nor does it
-hold between different groups of sharers.
+to zero-1. Gathered weights may be smaller than the gradients that they replace, and replicas step only their
+share. Nor does it hold between different groups of sharers.
 """
 
 from __future__ import annotations

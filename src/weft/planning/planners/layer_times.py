@@ -122,8 +122,7 @@ class ProblemLayerTimes(_ProblemLayers):
         return self._known[group, shape]
 
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
-        """Return a layer's seconds of all-reduces over tensor ranks on one node; 0 if its times contain
-        them."""
+        """Return a layer's seconds of all-reduces over tensor ranks on one node; 0 if times contain them."""
         job, layer = self._job, self._job.graph.layers[index]
         each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
         contained = self._compute.contains_exchanges(job.cluster.groups[group].device, shape)

@@ -88,9 +88,9 @@ def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
 
 
 class _Tables(NamedTuple):
-    """Arrays for a layout's devices: `work_s` has a micro-batch's seconds per layer, (stages, replicas,
-    layers). `cut_s` has the seconds of the cut behind each layer, (stages - 1, layers). `grid` has nodes by
-    lane."""
+    """Arrays for a layout's devices: `work_s` is a micro-batch's seconds by (stages, replicas, layers).
+    `cut_s` is the seconds of the cut behind each layer, (stages - 1, layers). `grid` has the node of each
+    (stage, replica, lane)."""
 
     work_s: Floats
     cut_s: Floats
@@ -173,7 +173,8 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
 
 
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTimes) -> Floats:
-    """Return a micro-batch's seconds, forward and backward, shape (stages, replicas, layers)."""
+    """Return each layer's seconds of a micro-batch, forward and backward, on the devices of each replica of a
+    stage. The shape is (stages, replicas, layers)."""
     size, degree = layout.micro_batch_size, layout.tp
 
     @cache
