@@ -1,8 +1,8 @@
 """The `megatron` planner: the rules of thumb of Megatron-LM (Narayanan et al., arXiv 2104.04473, section 3).
 
-As much model parallelism as memory asks for and no more: tensor ranks first, up to a node, then stages; all
-other devices are replicas. Layers are shared out by count. The micro-batch size is swept with
-(b' / b + p - 1) (t_f(b) + t_b(b)), where a replica has b' samples and p stages.
+Model parallelism is as little as memory allows: tensor ranks first, up to a node, then stages. All other
+devices are replicas. Layers are shared out by count. The formula (b' / b + p - 1) (t_f(b) + t_b(b)) ranks the
+micro-batch sizes b. A replica has b' samples and p stages.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _model_parallelism(layout: Layout) -> tuple[int, int]:
 
 
 def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:
-    """Return a candidate with an estimate if its degrees are tried and it fits; `found`: smaller ones did."""
+    """Return a candidate, with an estimate if it fits; `found`: degrees with less model parallelism fit."""
     candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     reason = refuse(problem.job, layout)
     if reason is not None:

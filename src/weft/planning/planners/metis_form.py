@@ -1,10 +1,10 @@
-"""The `metis-form` planner: the closed form of Metis, whose stages and replicas know their devices.
+"""The `metis-form` planner: the closed form of Metis, with the devices of each stage and replica.
 
     (micro-batches - 1) x longest stage + sum of stages + sum of sends + longest all-reduce of a stage
 
-(Um et al., Metis, USENIX ATC 2024). Groups of nodes are taken in every order, layers are balanced by the
-capacity of each stage's devices, and replicas on unlike devices share the batch out by their speed. All
-stages have the same degrees here, where Metis also gives them unequal numbers of devices.
+(Um et al., Metis, USENIX ATC 2024). Groups of nodes are taken in every order. Layers are balanced by the
+capacity of each stage's devices. Replicas on unlike devices share the batch by speed. Here all stages have
+the same degrees; Metis also gives them unequal numbers of devices.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class MetisForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetisFormPlanner:
-    """`finalists` is how many fitting layouts are simulated at least, `orders` how many orders of the groups
-    of nodes are looked at."""
+    """Search by Metis's closed form. `finalists` is the least number of fitting layouts to simulate, `orders`
+    the most orders of the groups of nodes."""
 
     name: ClassVar[str] = "metis-form"
     finalists: int = 8
@@ -55,7 +55,7 @@ class MetisFormPlanner:
         """Yield every layout of `degree_layouts` with the groups of nodes in every order."""
         for layout in degree_layouts(problem):
             if layout.pp == 1 or layout.ranks < problem.job.cluster.ranks:
-                # One stage is everywhere, and the ranks of a plan are those of the first devices.
+                # One stage is everywhere, and the ranks of a plan are the first devices.
                 yield layout
                 continue
             for order in islice(permutations(range(len(problem.job.cluster.groups))), self.orders):
@@ -88,8 +88,9 @@ def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
 
 
 class _Tables(NamedTuple):
-    """A layout's devices in numbers: seconds of a micro-batch in each layer, (stages, replicas, layers); of
-    the cut behind each layer, (stages - 1, layers); the node of each (stage, replica, lane)."""
+    """Arrays for a layout's devices: `work_s` is a micro-batch's seconds by (stages, replicas, layers).
+    `cut_s` is the seconds of the cut behind each layer, (stages - 1, layers). `grid` has the node of each
+    (stage, replica, lane)."""
 
     work_s: Floats
     cut_s: Floats
@@ -97,7 +98,7 @@ class _Tables(NamedTuple):
 
 
 def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> _Tables:
-    """Raises InputError where a profile was not measured at the layout's micro-batch size."""
+    """Return the arrays; raise InputError if a profile lacks the layout's micro-batch size."""
     order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
     ranks = order.reshape(layout.pp, layout.dp, layout.width)
     work_s = _work_s(problem.job.cluster, layout, ranks, times)
@@ -123,7 +124,7 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Probl
 
 
 def metis_form_s(problem: Problem, layout: Layout) -> float:
-    """Return the closed form's seconds of a step of a layout that says how many layers each stage has.
+    """Return the closed form's seconds of a step, for a layout with its number of layers per stage.
 
     Raises:
         InputError: when the profile does not cover the layout.
@@ -139,13 +140,13 @@ def metis_form_s(problem: Problem, layout: Layout) -> float:
 
 
 def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
-    """Stages by capacity and shares by speed, with the closed form of the slowest replica.
+    """Return stages by capacity and shares by speed, with the closed form of the slowest replica.
 
     Args:
         work_s: seconds of a micro-batch in each layer on the devices of each stage of each replica, shape
             (stages, replicas, layers).
         cut_s: seconds of the cut behind each layer between two stages, shape (stages - 1, layers).
-        micro_batches: of all replicas together.
+        micro_batches: number over all replicas.
     """
     replicas = work_s.shape[1]
     # Together replicas are as fast as the sum of their speeds.
@@ -157,10 +158,10 @@ def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
 
 
 def _stage_s(work_s: Floats, counts: Sequence[int]) -> Floats:
-    """Return seconds of a micro-batch in each stage of each replica, with so many layers per stage."""
+    """Return the seconds of a micro-batch in each stage of each replica, shape (stages, replicas)."""
     ends: Ints = np.cumsum(np.array(counts))
     by_stage = np.add.reduceat(work_s, ends - np.array(counts), axis=2)
-    # Of every stage its own layers.
+    # Keep each stage's own layers.
     return np.diagonal(by_stage, axis1=0, axis2=2).T
 
 
@@ -172,8 +173,8 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
 
 
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTimes) -> Floats:
-    """Seconds of a micro-batch, forward and backward, in each layer on the devices of each stage and replica:
-    (stages, replicas, layers)."""
+    """Return each layer's seconds of a micro-batch, forward and backward, on the devices of each replica of a
+    stage. The shape is (stages, replicas, layers)."""
     size, degree = layout.micro_batch_size, layout.tp
 
     @cache
@@ -192,9 +193,9 @@ def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTi
 
 
 def shared_by_speed(speeds: Floats, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches of each replica in proportion to its speed, at least one each.
+    """Return the micro-batches of each replica in proportion to its speed, at least one each.
 
-    What is left after rounding down goes to the replica that would end first with one more.
+    The rest after rounding down goes to the replicas that end first with one more.
     """
     shares = np.maximum(1, np.floor(micro_batches * speeds / speeds.sum()).astype(np.int64))
     while shares.sum() > micro_batches:

@@ -21,7 +21,7 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class ExhaustivePlanner:
-    """Simulates every layout; `limit` is how many it does at most."""
+    """A search that simulates every layout, and refuses spaces of more than `limit` layouts."""
 
     name: ClassVar[str] = "exhaustive"
     limit: int = 2000
@@ -45,7 +45,7 @@ class ExhaustivePlanner:
 
 @dataclass(frozen=True, slots=True)
 class RandomPlanner:
-    """Simulates `trials` layouts that can run the job, drawn without putting back; `seed` says which."""
+    """A search that simulates `trials` layouts that can run the job, drawn by `seed` without replacement."""
 
     name: ClassVar[str] = "random"
     seed: int = 0
@@ -56,7 +56,7 @@ class RandomPlanner:
         return layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
-        """Simulate the layouts drawn.
+        """Simulate the drawn layouts.
 
         Raises:
             InputError: when a pin names an unknown schedule.

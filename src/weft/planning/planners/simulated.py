@@ -1,4 +1,4 @@
-"""From a planner's candidate to its plan, priced by the simulator and judged by the memory model."""
+"""Simulation of a planner's candidates: their plans, predicted steps and peaks, and verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILED_FROM_DEVICES = 256
 
 
 def prepare(problem: Problem) -> None:
-    """Make ready for simulating plans by the dozen, where these are long."""
+    """Load the compiled engine if the cluster is large: many long plans are simulated."""
     if problem.job.cluster.ranks >= COMPILED_FROM_DEVICES:
         load_compiled_engine()
 
@@ -30,7 +30,7 @@ def prepare(problem: Problem) -> None:
 def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:
     """Return the candidate with its plan, the step and the peaks that the simulator predicts, and a verdict.
 
-    `layer_seconds` balance the stages of a layout that does not cut them itself.
+    `layer_seconds` balance the stages of a layout without layers per stage.
     """
     job = problem.job
     plan = build_plan(job, candidate.chain, layer_seconds)
@@ -60,7 +60,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
 
 
 def filled(holding: Holding) -> str:
-    """What fills a device's memory, in words."""
+    """Return a text with the bytes that fill a device's memory."""
     return (
         f"{format_bytes(holding.activations)} of activations beside {format_bytes(holding.resident)} of "
         "states and buffers"
@@ -78,19 +78,19 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
 
 
 def estimated(layout: Layout, estimate_s: float) -> Candidate:
-    """Return a layout that a planner's own formula has looked at; `PRUNED` until it is simulated."""
+    """Return the candidate of a layout with the planner's own estimate; `PRUNED` until it is simulated."""
     reason = f"estimated {format_seconds(estimate_s)}, others less"
     return Candidate(layout=layout, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)
 
 
 def empty_stage(layout: Layout) -> Candidate:
-    """Return a layout with more stages than layers that compute."""
+    """Return the refused candidate of a layout with more stages than layers that compute."""
     reason = f"pp {layout.pp} leaves a stage without layers that compute"
     return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
 
 
 def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
-    """Too big by the states and the activations that its order keeps, if it is."""
+    """Return the candidate as too big if its states and kept activations exceed every device; else None."""
     holding = bounds.holding(candidate.chain)
     over = holding.total - bounds.largest_memory_bytes
     if over <= 0:
@@ -102,10 +102,10 @@ def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
 def rank_by_estimate(
     problem: Problem, candidates: Sequence[Candidate], bounds: Bounds, finalists: int
 ) -> Ranking:
-    """Simulate candidates, least `estimate_s` first, until so many fit.
+    """Simulate candidates, the least `estimate_s` first, until `finalists` fit; return all, ranked.
 
-    All keep the order of their estimates, equal ones that in which they come, whatever the simulator says.
-    Those that stay `PRUNED` come after those that were simulated, refused ones last.
+    All keep the order of their estimates, whatever the simulator says; equal ones keep the given order.
+    `PRUNED` candidates come after the simulated ones, refused ones last.
     """
     estimated = [one for one in candidates if one.estimate_s is not None]
     refused = [one for one in candidates if one.estimate_s is None]

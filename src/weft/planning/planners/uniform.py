@@ -24,7 +24,7 @@ class UniformPlanner(HomogeneousPlanner):
         return (by_count(problem, layout) for layout in degree_layouts(problem))
 
     def search(self, problem: Problem) -> Ranking:
-        """Simulate what cannot be ruled out.
+        """Simulate the layouts that cannot be ruled out.
 
         Raises:
             InputError: for pins that it does not know.

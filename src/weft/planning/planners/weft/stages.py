@@ -1,4 +1,4 @@
-"""Stages and shares for unlike devices: layers and a way to run for stages, micro-batches for replicas."""
+"""Stages and shares for unlike devices: layers and a way to run by stage, micro-batches by replica."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.planning.planners.bounds import LayerBytes
 from weft.planning.planners.metis_form import shared_by_speed
 from weft.program.arrays import Floats, Ints
 
-# Halvings of the interval in which the longest stage is looked for.
+# Bisections of the interval of the longest stage's seconds.
 _HALVINGS = 26
 
 
 class Way(NamedTuple):
-    """How a stage may run: by pace the seconds of one micro-batch, forward and backward, in each layer, and
-    what the layers hold."""
+    """A way to run a stage. `times_s` has by pace each layer's seconds of one micro-batch, forward and
+    backward. `memory` has the bytes of the layers."""
 
     times_s: Sequence[Floats]
     memory: LayerBytes
@@ -27,9 +27,9 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """What a layout on unlike devices is given, and the seconds of its slowest pipeline.
+    """The stages and shares of a layout on unlike devices, and the seconds of its slowest pipeline.
 
-    `ways` is the place of each stage's way among those it could choose from.
+    `ways` has the index of each stage's way among its choices.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -48,22 +48,23 @@ def deal(
     *,
     uneven: bool,
 ) -> Dealt | None:
-    """The stages with the shortest longest stage that fit, and shares of the batch; None where nothing fits.
+    """Return the fitting stages with the shortest longest stage, and shares of the batch; None if nothing
+    fits.
 
-    A stage that takes as many layers as a limit and its memory admit, whatever way that needs, leaves the
-    least to the others, so the least feasible limit is found by halving. That is exact for layers that are
-    alike. Where they are not, the first layer that is left to a slower stage may be too long for it, and a
-    longer limit is found. Each stage then runs in the fastest way that fits.
+    Each stage takes the most layers that a limit and its memory admit in any way. This leaves the least to
+    others. Bisection finds the least feasible limit. The result is exact for layers that are alike. Otherwise
+    a slower stage's first layer may be too long for it, and the found limit is longer. Each stage then runs
+    in the fastest way that fits.
 
     Args:
-        ways: every stage has the choice of.
+        ways: choices of every stage.
         pace: index into a way's `times_s` of each device of each replica, shape (devices, replicas).
-        place: the device of the pipeline that has each stage, shape (stages,); all have equally many, which
-            share its memory out equally.
-        room_bytes: memory of the smallest device of each place of the pipeline, shape (devices,).
-        in_flight: micro-batches that each stage keeps at most, shape (stages,).
-        micro_batches: of all replicas together.
-        uneven: whether replicas share the batch out by their speed; else equally.
+        place: device of the pipeline that has each stage, shape (stages,); all devices have equally many
+            stages, with equal parts of their memory.
+        room_bytes: memory of the smallest device at each place of the pipeline, shape (devices,).
+        in_flight: most micro-batches that each stage keeps, shape (stages,).
+        micro_batches: number over all replicas.
+        uneven: True if replicas share the batch by speed; otherwise they share it equally.
     """
     loops = len(place) // len(pace)
     memories = [way.memory.of_each(loops) for way in ways]
@@ -112,13 +113,13 @@ def dealt(
     *,
     uneven: bool,
 ) -> Dealt:
-    """Shares and seconds of given stages that run in the `chosen` ways; see `deal`.
+    """Return the shares and seconds of given stages in the `chosen` ways; see `deal`.
 
-    A device runs a micro-batch through all its stages, and waits at first for one loop of the others'.
+    A device runs a micro-batch through all its stages. At first it waits for one loop of the other devices.
     """
     stages = np.arange(len(counts))
     by_pace = np.array([[_stage_sums(times, counts) for times in way.times_s] for way in ways])
-    # Of every stage its own layers in its own way at its own pace: (stages, replicas).
+    # Seconds of each stage's own layers in its own way at its own pace, shape (stages, replicas).
     stage_s = by_pace[np.array(chosen)[:, None], pace[place], stages[:, None]]
     device_s = np.zeros(pace.shape)
     np.add.at(device_s, place, stage_s)
@@ -133,8 +134,8 @@ def dealt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """All layers on a stage's devices in one way: sums of seconds and bytes before each layer, what is made
-    again for the largest of the layers from one on up to another (None: nothing), and the stage's room."""
+    """All layers on a stage's devices in one way: `seconds` and `held` (bytes) are sums before each layer.
+    `made[i][j]` is the most recomputed bytes of layers i to i + j; None: nothing. `room` is in bytes."""
 
     seconds: list[float]
     held: list[float]
@@ -142,12 +143,12 @@ class _Line:
     room: float
 
     def needed(self, start: int, end: int) -> float:
-        """Return bytes of a stage of these layers."""
+        """Return the bytes of a stage with layers `start` to `end - 1`."""
         made = 0.0 if self.made is None else self.made[start][end - start - 1]
         return self.held[end] - self.held[start] + made
 
     def furthest(self, start: int, last: int, limit_s: float) -> int:
-        """Up to where layers from `start` on are within the limit and fit."""
+        """Return the end of the most layers from `start` on that are within the limit and fit."""
         end = bisect_right(self.seconds, self.seconds[start] + limit_s, start, last + 1) - 1
         end = min(end, bisect_right(self.held, self.held[start] + self.room, start, last + 1) - 1)
         if self.made is None or end <= start:
@@ -157,14 +158,14 @@ class _Line:
 
 
 def _largest(values: Floats) -> list[list[float]] | None:
-    """Return the largest of those from one on, row by row; None where there are none."""
+    """Return the running maxima from each layer on, one row per layer; None if all values are 0."""
     if not values.any():
         return None
     return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
 
 
 def _together(times_s: Sequence[Floats], row: tuple[int, ...], *, uneven: bool) -> Floats:
-    """Return seconds in which the replicas of a stage get a micro-batch each through every layer."""
+    """Return each layer's seconds for one micro-batch on every replica of a stage."""
     kinds = sorted(set(row))
     rows = np.array([times_s[kind] for kind in kinds])
     if not uneven or len(rows) == 1:
@@ -188,7 +189,7 @@ def _stage_sums(values: Floats, counts: tuple[int, ...]) -> Floats:
 
 
 def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | None:
-    """As many layers for each stage as the limit and its memory admit, and one at least for all others."""
+    """Return the most layers per stage within limit and memory, at least one each; None if that fails."""
     layers, stages, start = len(lines[0][0].seconds) - 1, len(lines), 0
     counts = []
     for stage, choice in enumerate(lines):
@@ -202,7 +203,7 @@ def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | Non
 
 
 def _fastest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the fastest way of each stage that fits."""
+    """Return the index of the fastest way that fits, for each stage."""
     chosen, start = [], 0
     for choice, count in zip(lines, counts, strict=True):
         end = start + count
