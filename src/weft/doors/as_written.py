@@ -1,4 +1,4 @@
-"""What a plan is worth in the words of another stack: the file that was written, predicted like any other."""
+"""A plan in another stack's file, with the prediction of that file like any other."""
 
 from __future__ import annotations
 

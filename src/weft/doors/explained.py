@@ -33,14 +33,14 @@ from weft.planning.planners.bounds import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a configuration means.
+    """The meaning of a configuration.
 
     Attributes:
-        missing: facts without which nothing can be predicted, one line each, naming the option to give.
-        implied, plan: the layout that the file asks for and its plan with a prediction; None where facts are
-            missing or the layout cannot run.
-        best: what weft would do on the same cluster with the same batch, precision and model; None where
-            nothing is predicted or nothing fits.
+        missing: the facts that a prediction lacks, one line each, with the option to give.
+        implied, plan: the layout of the file, and its plan with a prediction; None if facts are missing or
+            the layout cannot run.
+        best: weft's plan for the same cluster, batch, precision and model; None without a prediction, or
+            if nothing fits.
     """
 
     configuration: Configuration
@@ -119,7 +119,7 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
 
 
 def layout_record(configuration: Configuration) -> dict[str, Any]:
-    """What the file says of the layout, in weft's words."""
+    """Return the layout of the file in weft's words."""
     model = configuration.model
     return {
         "devices": configuration.ranks,
@@ -146,7 +146,7 @@ def _record(layout: str, prediction: Prediction) -> dict[str, Any]:
 
 
 def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
-    """What saves memory and costs time, where the same layout fits without."""
+    """Return the keys that save memory and cost time, if the same layout fits without them."""
     problem, layout = needed.problem, needed.layout
     for one in neighbours(problem, layout, Purpose.LARGER, Bounds(problem).layer_seconds):
         try:

@@ -1,4 +1,4 @@
-"""What a configuration implies: a problem that weft can plan, the layout that the file asks for, and both
+"""Consequences of a configuration: a problem that weft can plan, the file's layout, and both
 predictions."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SAME_SIZES = re.compile(r"(-(hf|chat|instruct|base|v[\d.]+))*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What the user says beside the file; it counts before what the file says."""
+    """The user's answers; they override the file."""
 
     model: str | None = None
     on: str | None = None
@@ -133,9 +133,9 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
 def _on_all(
     configuration: Configuration, answers: Answers, cluster: Cluster
 ) -> tuple[Configuration, list[str]]:
-    """The configuration on all devices of the answered cluster, where the file's launch is for fewer devices.
+    """Return the configuration on all devices of the given cluster, if the file launches fewer.
 
-    Scripts that are to be started on many nodes often say 1.
+    Scripts for many nodes often say 1.
     """
     devices = configuration.devices
     if answers.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
@@ -157,7 +157,7 @@ def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation
 
 
 def _assumed(configuration: Configuration, batch: int) -> list[str]:
-    """What is filled in where neither the file nor the user says it."""
+    """Return the defaults of facts that neither the file nor the user gives."""
     found = []
     if configuration.samples_per_step is None and configuration.micro_batches is None:
         found.append(f"global batch {batch}: one micro-batch per replica; --global-batch says otherwise")
@@ -175,8 +175,8 @@ def carried_out(
 ) -> Layout:
     """Return the layout as the stack carries it out.
 
-    Without a pipeline, weights and gradients that are shared out come and go layer by layer, and one
-    micro-batch follows the other: weft's hybrid order with a round for each micro-batch.
+    Without a pipeline, sharded weights and gradients are gathered and reduced layer by layer. Micro-batches
+    follow each other: this is weft's hybrid order with one round per micro-batch.
     """
     said = configuration.layout
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
@@ -239,7 +239,7 @@ def known_model(configuration: Configuration, answers: Answers) -> Configuration
 
 
 def _missing_model(model: ModelConfig | str | None, where: str) -> Violation | None:
-    """What to give where the model's sizes are missing."""
+    """Return the option to give if the model's sizes are missing."""
     if isinstance(model, ModelConfig):
         return None
     if model is None:
@@ -248,7 +248,7 @@ def _missing_model(model: ModelConfig | str | None, where: str) -> Violation | N
 
 
 def preset_of(name: str) -> str:
-    """The preset with the sizes of a model elsewhere (``meta-llama/Llama-3.1-8B``), or the name itself."""
+    """Return the preset with the sizes of a model elsewhere (``meta-llama/Llama-3.1-8B``), or the name."""
     if name in PRESETS:
         return name
     word = re.sub(r"^(meta-)+", "", name.lower().rsplit("/", 1)[-1])

@@ -1,7 +1,7 @@
-"""What each stack calls the counts of a run: one table, by which its files are read, written and checked.
+"""Each stack's names for the counts of a run: one table, to read, write and check its files.
 
-A stack has a block, and a count a row. What a stack does not say by a count (sharding, recomputation, the
-order of micro-batches) is code of its modules in `explain` and `emit`.
+Each stack has a block, each count a row. Sharding, recomputation and the order of micro-batches are no
+counts: the stack's modules in `explain` and `emit` handle them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Keys:
         return {name: keys[0] for name, keys in found.items() if keys}
 
     def values(self, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-        """What is written of these values in a section, by the rest of the key; None is left out."""
+        """Return the values to write in a section, by the rest of the key; None is left out."""
         keys = self.written_in(section).items()
         return {key.removeprefix(section): values[name] for name, key in keys if values.get(name) is not None}
 

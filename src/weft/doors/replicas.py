@@ -22,7 +22,7 @@ def replica_counts(layout: Layout) -> dict[str, int]:
 
 
 def group_counts(layout: Layout) -> dict[str, int]:
-    """The same of a layout with islands; nothing of others."""
+    """Return the same for a layout with islands, else nothing."""
     return {} if layout.island is None else replica_counts(layout)
 
 
@@ -35,7 +35,7 @@ def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
 
 
 def on_devices(devices: int) -> dict[str, int | None]:
-    """What is said of replicas that run on so many devices: no group of them, whose size was for others."""
+    """Return the configuration of replicas for another number of devices: without the size of groups."""
     return {"devices": devices, "island": None}
 
 

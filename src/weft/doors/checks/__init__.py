@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: one small function per rule, those of its stack and those of all."""
+"""Mistakes in a configuration: one small function per rule, for one stack or for all."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
 
 
 def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
-    """Samples padded to the longest compute on padding."""
+    """Find samples padded to the longest, which compute on padding."""
     given = configuration.given
     if on(given, "pad_to_sequence_len") and not on(given, "sample_packing"):
         problem = "true without sample_packing: every sample is padded to sequence_len"

@@ -1,4 +1,4 @@
-"""What rules share: a finding, and the arithmetic of their answers."""
+"""Parts that rules share: a finding, and the arithmetic of answers."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def offload_costs_time(configuration: Configuration) -> Iterator[Finding]:
 
 
 def keys_of_stage_3(configuration: Configuration) -> Iterator[Finding]:
-    """What only whole sharding looks at."""
+    """Check keys that only ZeRO-3 reads."""
     stage = _stage(configuration)
     if stage >= 3:
         return

@@ -76,7 +76,7 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
 
 
 def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
-    """Groups of micro-batches are at least pp and at most all; a rest is no smaller than pp."""
+    """Check the group of micro-batches: at least pp, at most all; a rest is no smaller than pp."""
     given, stages = configuration.given, configuration.layout.pp or 1
     batch, size, replicas = (
         configuration.global_batch,

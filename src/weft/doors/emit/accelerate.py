@@ -1,8 +1,8 @@
 """Accelerate: the YAML of `accelerate launch --config_file`, with the plugin that the plan needs.
 
-Replicas alone need none, or DeepSpeed's for zero-1; gradients and weights shared out need FSDP2; pipelines,
-and tensor ranks whose replicas do not share weights out, need Megatron-LM's. Micro-batches are no key of the
-file, so they stand in the launch line with the names of `transformers.TrainingArguments`.
+Replicas alone need no plugin, or DeepSpeed's for zero-1. Sharded gradients and weights need FSDP2. Pipelines
+need Megatron-LM's plugin, as do tensor ranks without sharded weights. The file has no key for micro-batches:
+the launch line names them as `transformers.TrainingArguments` does.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 
 def _recomputed(recompute: Recompute) -> Loss:
-    """The plugin of Accelerate 1.13 and later recomputes everything unless the program takes that back."""
+    """Return the loss: the plugin of Accelerate 1.13 and later recomputes everything by default."""
     granularity = "'selective'" if recompute == "selective" else "None"
     words = f"'recompute_granularity': {granularity}, 'recompute_method': None, 'recompute_num_layers': None"
     what = f"recompute {recompute}, where the plugin's default is full and no key of the YAML takes it back"

@@ -1,4 +1,4 @@
-"""What emitters share: a plan's decisions as other stacks ask for them, and what an emitter gives back."""
+"""Parts that emitters share: a plan's decisions for other stacks, and an emitter's answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASTER = '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a stack cannot express of a plan, and the nearest that it can do."""
+    """A decision that a stack cannot express, and the nearest that it can."""
 
     what: str
     nearest: str
@@ -40,8 +40,8 @@ class Loss:
 class Emitted:
     """A plan in the words of another stack.
 
-    `text` is the file, `file` a usual name for it, `launch` the command that starts the run with it, and
-    `losses` what the stack cannot express.
+    `text` is the file and `file` a usual name for it. `launch` is the command that starts the run with it.
+    `losses` are the decisions that the stack cannot express.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Emitted:
     losses: tuple[Loss, ...] = ()
 
     def launch_from(self, out: Path) -> str:
-        """The command where the file is written to `out`; a module of Python is named without its folder."""
+        """Return the command for a file written to `out`; it names a Python module without its folder."""
         if not self.file.endswith(".py"):
             return self.launch.replace(self.file, str(out))
         line = self.launch.replace("PYTHONPATH=. ", f"PYTHONPATH={shlex.quote(str(out.parent))} ")
@@ -110,7 +110,7 @@ class Decided:
 
     @property
     def blocks(self) -> list[int]:
-        """How many blocks, neither embedding nor head, each stage has."""
+        """Return the number of blocks of each stage, without embedding and head."""
         layers = self.job.problem.job.graph.layers
         return [sum(layers[index].kind == "block" for index in stage.layers) for stage in self.plan.stages]
 
@@ -136,7 +136,7 @@ class Decided:
 
     @property
     def on_processors(self) -> bool:
-        """Whether no device of the cluster is an accelerator."""
+        """Return True if no device of the cluster is an accelerator."""
         return all(group.device.synchronous for group in self.job.problem.job.cluster.groups)
 
     def torchrun(self, program: str) -> str:
@@ -168,7 +168,7 @@ class Decided:
         return name if name in KNOWN_OPTIMIZERS else "adamw"
 
     def optimizer_losses(self) -> list[Loss]:
-        """What is lost of another package's optimizer, which no stack's file can name."""
+        """Return the loss of another package's optimizer, which no stack's file can name."""
         name = self.run.optimizer.name
         return [] if name in KNOWN_OPTIMIZERS else [Loss(f"optimizer {name} of another package", "AdamW")]
 
@@ -180,7 +180,7 @@ class Decided:
         return self.micro_batches
 
     def inequalities(self, stack: str) -> list[Loss]:
-        """What is lost where all stages and replicas must be alike, of the model's own layers only."""
+        """Return the losses if all stages and replicas must be alike and have the model's own layers only."""
         plan, layout = self.plan, self.layout
         losses = [
             Loss(
@@ -223,7 +223,7 @@ class Decided:
 
 
 def unexpressed(layout: Layout, stack: str, expressed: Collection[str]) -> list[Loss]:
-    """A line for each unusual decision that a stack has no word for; `expressed` are those that it has."""
+    """Return a line for each unusual decision without a word of the stack; `expressed` are the others."""
     return [
         Loss(
             f"{decision_text(name, getattr(layout, name))}, which {stack} does not have",

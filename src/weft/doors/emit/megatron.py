@@ -97,9 +97,9 @@ def _order(decided: Decided) -> tuple[Options, list[Loss]]:
 
 
 def _group(decided: Decided) -> tuple[int, list[Loss]]:
-    """How many micro-batches run through a stage before the next one, and what is lost by it.
+    """Return the micro-batches that run through a stage before the next one, and the loss.
 
-    Megatron-LM's are at least pp and at most all, and a rest is no smaller than pp.
+    In Megatron-LM they are at least pp and at most all, and a rest is no smaller than pp.
     """
     devices, count, name = decided.layout.pp, decided.micro_batches, decided.layout.schedule
     rounds = int(decided.layout.options.get("depth", max(1, count // devices)))
@@ -145,7 +145,7 @@ _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 
 
 def _states(decided: Decided) -> Options:
-    """What replicas share out, and whether reductions overlap with backward passes."""
+    """Return the options for sharding, and for reductions that overlap with backward passes."""
     layout = decided.layout
     options: Options = []
     overlapped = "reductions" not in layout.blocking

@@ -1,4 +1,4 @@
-"""What the launchers of weft's own runs share: the run directory's files, and one command per node.
+"""Parts that launchers of weft's own runs share: the run directory's files, and one command per node.
 
 A run directory needs `run.toml` and `plan.json`; `weft train DIRECTORY --prepare-only` makes the rest of it,
 and `torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. All nodes must see it.
@@ -33,7 +33,7 @@ class Nodes:
 
 
 def nodes_of(decided: Decided) -> list[Nodes]:
-    """The nodes that the plan's ranks need, in the order of the ranks; a node in part is one of its own."""
+    """Return the nodes of the plan's ranks, in the order of ranks; a part of a node counts by itself."""
     found: list[Nodes] = []
     left, first = decided.plan.ranks, 0
     for group in decided.job.problem.job.cluster.groups:
@@ -96,7 +96,7 @@ def run_name(decided: Decided) -> str:
 
 
 def losses_of(decided: Decided) -> list[Loss]:
-    """What the run needs that a launcher does not bring along."""
+    """Return the needs of the run that a launcher does not bring along."""
     losses, run = [], decided.run
     if run.cluster.use == "this-machine":
         what = "a plan for this machine, which another machine refuses"

@@ -1,7 +1,7 @@
-"""What torchtitan's TOML and its configuration in Python share: keys of the same names, and what is lost.
+"""Parts that torchtitan's TOML and its configuration in Python share: equal keys, and losses.
 
-Weights that are sharded without being resharded after forward passes are gathered once per step: the nearest
-to zero-1 and zero-2.
+Weights sharded, but not resharded after forward passes, are gathered once per step. This is nearest to zero-1
+and zero-2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Table = dict[str, int | float | str | bool]
 
 
 def decide(planned: PlannedJob) -> tuple[Decided, Table, tuple[Loss, ...]]:
-    """What is decided, the keys of its schedule, and all that is lost.
+    """Return the decisions, the keys of the schedule, and all losses.
 
     Raises:
         InputError: when the model is no Llama.
@@ -103,7 +103,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 
 
 def losses(decided: Decided) -> list[Loss]:
-    """What neither can express, but for the order of micro-batches."""
+    """Return the losses of both, without the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
     found += unexpressed(layout, STACK, TORCHTITAN.expressed())
     if layout.sharding in ("zero-1", "zero-2"):

@@ -13,7 +13,7 @@ from weft.errors import InputError, Violation
 
 
 class Reader(NamedTuple):
-    """How one stack's files are told from others, and read; both get the text and the file's name."""
+    """Recognition and reading of one stack's files; both take the text and the file's name."""
 
     recognises: Callable[[str, str], bool]
     read: Callable[[str, str], Configuration]

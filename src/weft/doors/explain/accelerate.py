@@ -67,7 +67,7 @@ def read(text: str, name: str) -> Configuration:
 
 
 def plugin(given: Mapping[str, Any]) -> str:
-    """What distributes, in capital letters."""
+    """Return the library that distributes, in capital letters."""
     return str(given.get("distributed_type", "NO")).upper()
 
 

@@ -75,7 +75,7 @@ def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Bloc
 
 
 def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """What DeepSpeed does and weft does not predict."""
+    """Return the features of DeepSpeed that weft does not predict."""
     lines = []
     for part in ("optimizer", "param"):
         key = f"zero_optimization.offload_{part}.device"

@@ -1,7 +1,7 @@
 """Megatron-LM: the options of a command line, alone or in the script that assembles it.
 
-Scripts keep options in variables and arrays, so that all words of the text are looked at, with the variables
-that the text itself sets put in their places.
+Scripts keep options in variables and arrays. So all words of the text are read, with the values of variables
+that the text sets.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, st
 
 
 def stages_of(layout: str) -> int:
-    """How many stages a --pipeline-model-parallel-layout names, such as ``E|(t|)*3,m|m||L``."""
+    """Return the stages in a --pipeline-model-parallel-layout such as ``E|(t|)*3,m|m||L``."""
     repeated = re.compile(r"\(([^()]*)\)(?:\*(\d{1,5}))?")
     while (match := repeated.search(layout)) is not None:
         layout = layout[: match.start()] + match[1] * int(match[2] or 1) + layout[match.end() :]

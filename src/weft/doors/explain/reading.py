@@ -44,7 +44,7 @@ def yaml_mapping(text: str) -> Mapping[str, Any] | None:
 
 
 def broken(text: str) -> str | None:
-    """What is wrong with a text that begins as JSON and is none; None where it is JSON or something else."""
+    """Return the mistake in a text that begins as JSON and is none; None for JSON and other texts."""
     if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
         return None
     try:

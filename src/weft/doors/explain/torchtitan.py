@@ -91,7 +91,7 @@ def _batch(
 
 
 def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, Any]]:
-    """What replicas share out, and how many there are where the file says it."""
+    """Return the sharding, and the number of replicas if the file names it."""
     degrees, _ = counts(given, TORCHTITAN.only("replicate", "shard"), file)
     # What is left over is shared out unless another degree is given.
     if degrees.get("shard") == 1:

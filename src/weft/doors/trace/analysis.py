@@ -1,4 +1,4 @@
-"""Where the time of a trace went: busy and idle time, classes of kernels, exposed communication, gaps."""
+"""The time of a trace by cause: busy and idle time, classes of kernels, exposed communication, gaps."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ _LAUNCH_S = 10e-6
 
 
 def says(analysis: Analysis) -> list[str]:
-    """What the figures mean, one line each."""
+    """Explain the figures, one line each."""
     span = analysis.span_s or 1.0
     lines = []
     if analysis.idle_s / span >= _IDLE:

@@ -1,4 +1,4 @@
-"""What a kernel or an operator does, by its name, and how its name is shown."""
+"""Classes of kernels and operators by their names, and the shown forms of names."""
 
 from __future__ import annotations
 

@@ -141,8 +141,10 @@ def _steps(spans: Iterable[Mapping[str, Any]]) -> set[tuple[int, float, float]]:
 
 
 def _flattened(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Nested events of threads as a sequence: each time belongs to the innermost event that it lies in, or
-    to the outermost one whose class is known, such as a product with the calls inside it."""
+    """Flatten nested events of threads: each time belongs to its innermost event.
+
+    An event of a known class, such as a product, keeps the times of the calls inside it.
+    """
     threads: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in spans:
         if not _STEP.match(event["name"]):
@@ -225,7 +227,7 @@ def _columns(
 
 
 def _outermost(host: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls that lie in no other call of their thread, by start."""
+    """Return the calls that lie in no other call of their thread, by start."""
     found: list[dict[str, Any]] = []
     ends: dict[tuple[str, str], float] = {}
     for event in sorted(host, key=lambda event: (event["ts"], -event["dur"])):
