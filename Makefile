@@ -9,9 +9,6 @@ BIN := $(VENV)/bin
 # Where there is no NVIDIA driver, constraints.txt pins the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.txt)
 
-# Documents in plain English; docstrings are not there yet.
-PLAIN := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/reference/*.md)
-
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
@@ -53,7 +50,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python docs/check_prose.py $(PLAIN)
+	$(BIN)/python docs/check_prose.py
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
 # Continues where it was stopped; `python benchmarks/tables.py` then makes the tables of docs/benchmarks.md.

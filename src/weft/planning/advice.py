@@ -1,4 +1,4 @@
-"""What is said of the candidates that are shown, beside what the planner says of them."""
+"""Advice on the shown candidates, besides the planner's own reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Advised:
 
 
 def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
-    """The first `top` candidates of a ranking with what is to be said of them; seconds, for it simulates."""
+    """Return the first `top` candidates of a ranking with advice; it takes seconds, because it simulates."""
     changes = SmallestChanges(ranking.problem, ranking.candidates)
     return tuple(
         Advised(
@@ -40,8 +40,8 @@ def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A candidate, the peak of its fullest device and its step; where it was not simulated lower bounds, or
-    its planner's estimate of the step."""
+    """Return a candidate, the peak of its fullest device and its step. Without a simulation these are lower
+    bounds, or the planner's estimate of the step."""
 
     candidate: Candidate
     peak_bytes: int

@@ -1,7 +1,7 @@
 """Changes of a cluster in a few words: ``inter 25 Gbit/s``, ``+1 node a100-80gb``, ``memory 40 GB``.
 
-A change leaves everything else as it is: a new device stays in the old nodes, more nodes come with the
-devices and the links of those that are there.
+A change leaves everything else as it is. A new device stays in the old nodes. Added nodes have the devices
+and links of the present ones.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _group(cluster: Cluster, name: str) -> NodeGroup | None:
 
 
 def _network(cluster: Cluster, groups: tuple[NodeGroup, ...], name: str, text: str) -> Link:
-    """What a node of a group has to the outside: as described, else as usual, else as the slowest known."""
+    """Return the link of a group's node to the outside: as described, else the usual or the slowest known."""
     own = cluster.links.get((name, name))
     if own is not None:
         return own

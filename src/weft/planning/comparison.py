@@ -14,19 +14,19 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one planner answered.
+    """One planner's answer.
 
     Attributes:
         planner: its name.
-        search_s: seconds that its search took.
-        candidate: its best candidate that fits; where none does, its best that was simulated, else its
-            first. None where it refused the problem or knows no layout.
-        considered: how many layouts it answered for.
-        passed_over: how many it puts before this candidate that do not fit.
-        reason: why the candidate stands where it does, or why there is none.
-        behind: how much longer its step takes than the shortest of all planners' that fit, as a fraction;
-            None where its candidate does not fit.
-        candidates: all that it answered for, in its order.
+        search_s: seconds of its search.
+        candidate: its best candidate that fits, else its best simulated one, else its first. None if it
+            refused the problem or knows no layout.
+        considered: the number of its layouts.
+        passed_over: the number of layouts before this candidate, which do not fit.
+        reason: the reason for the candidate's place, or for having none.
+        behind: the added time of its step over the shortest fitting one of all planners, as a fraction;
+            None if its candidate does not fit.
+        candidates: all its layouts, in its order.
     """
 
     planner: str
@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def prediction(self) -> Prediction | None:
-        """What the simulator says of the candidate, None where it was not simulated."""
+        """The simulator's prediction of the candidate; None without a simulation."""
         return self.candidate.prediction if self.candidate is not None else None
 
     @property

@@ -62,13 +62,11 @@ def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> Pipelin
 def compile_folded(
     plan: Plan, graph: LayerGraph, cluster: Cluster, *, micro_batches: int | None = None
 ) -> Program:
-    """Return the training program with one pipeline in place of all that run as many micro-batches, and one
-    lane where lanes are equal.
+    """Return the training program with one pipeline for all equal ones, and one lane for equal lanes.
 
-    Pipelines are all kept where shares of the batch are unequal, or where none is slowest in all of its
-    stages. Lanes are equal when each replica's ranks are equally fast devices of one node, for then they do
-    the same at the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
-    `compile_plan`.
+    All pipelines stay if shares of the batch are unequal, or if none is slowest in all its stages. Lanes are
+    equal if each replica's ranks are equally fast devices of one node. Then they do the same at the same time
+    over the same links. Prices are the slowest pipeline's. `micro_batches` is as for `compile_plan`.
 
     Raises:
         InputError: as `compile_plan` does.
@@ -83,9 +81,9 @@ def compile_folded(
 
 
 def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
-    """Whether some pipeline has, in each of its stages, devices as slow as those of any other pipeline.
+    """Return True if one pipeline has the slowest devices in each of its stages.
 
-    `ranks` are those of (stage, replica, lane).
+    `ranks` are by (stage, replica, lane).
     """
     if len(places.paces) == 1:
         return True
@@ -111,10 +109,10 @@ def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankPro
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
-    """Where stages run and what they send each other, in bytes.
+    """Return the places of stages, and their messages in bytes.
 
     Raises:
-        InputError: when the stages' replicas have different numbers or shares.
+        InputError: when stages have different numbers or shares of replicas.
     """
     shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
     if len(set(shares)) != 1:

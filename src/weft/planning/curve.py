@@ -1,7 +1,7 @@
-"""Which method to use at which batch per device: the best fitting layout of each, over samples per device.
+"""The best fitting layout of each method, over samples per device.
 
-Small batches per device are what large clusters need (`weft.predict.trade_off`), and it is there that orders
-of micro-batches differ most: Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953.
+Large clusters need small batches per device (`weft.predict.trade_off`). There orders of micro-batches differ
+most: Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """How much faster breadth-first is than a rival as shipped, as fractions of throughput.
+    """The gain of breadth-first over a rival as shipped, as fractions of throughput.
 
     Attributes:
-        rival: what it is compared with.
+        rival: the other method.
         samples_per_device: beta.
-        schedule: over the rival with its communication overlapped and its states sharded as far as it helps.
-        implementation: of that over the rival as shipped.
+        schedule: the gain over the rival with overlapped communication and as much sharding as helps.
+        implementation: the gain of that rival over the rival as shipped.
     """
 
     rival: Method
@@ -108,7 +108,7 @@ class Gain:
 
 
 def gains(answer: Curve) -> tuple[Gain, ...]:
-    """What breadth-first gains over each rival, wherever all three fit; needs a curve of all `METHODS`."""
+    """Return breadth-first's gain over each rival where all three fit; needs a curve of all `METHODS`."""
     found: list[Gain] = []
     for rival, shipped in RIVALS.items():
         ours, overlapped, blocking = (
@@ -133,12 +133,12 @@ def curve(
     samples_per_device: Sequence[float] | None = None,
     methods: Sequence[Method] = METHODS,
 ) -> Curve:
-    """The best fitting layout of each method at each batch per device; the problem's own batch plays no role.
+    """Find the best fitting layout of each method at each batch per device; ignore the problem's own batch.
 
     Args:
         problem: the job and the user's pins, which hold for every method.
         samples_per_device: beta, samples of one step over devices; default: `default_samples_per_device`.
-        methods: what to compare.
+        methods: the methods to compare.
 
     Raises:
         InputError: when a batch is no whole number of samples, or a schedule is pinned.
@@ -211,8 +211,8 @@ class _MethodPlanner(HomogeneousPlanner):
 def least_memory(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
     """Return the fitting layout of a method with the lowest peak.
 
-    It is looked for where it must lie: micro-batches of one sample and full recomputation unless pinned
-    otherwise, states shared out as far as the method or a pin allows wherever there are replicas.
+    It has micro-batches of one sample and full recomputation, unless these are pinned. Replicas shard states
+    as far as the method or a pin allows.
     """
     pins = problem.pins.replaced(
         micro_batch_size=problem.pins.micro_batch_size or 1,

@@ -1,4 +1,4 @@
-"""What a problem minimises, of plans and of steps that are only estimated, and what steps cost."""
+"""Goals that problems minimise, for plans and for estimated steps, and prices of steps."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
 
 
 def goal_value(problem: Problem, prediction: Prediction, ranks: int) -> float:
-    """What a predicted plan takes of what the problem minimises: seconds, bytes, or the price of a step."""
+    """Return a predicted plan's value of the minimised goal: seconds, bytes, or the price of a step."""
     if problem.minimise == "memory":
         return float(max(prediction.peak_bytes))
     return goal_of_step(problem, prediction.step_s, ranks)
 
 
 def goal_words(problem: Problem, prediction: Prediction, ranks: int) -> str:
-    """The same, for people."""
+    """Return the same as text."""
     value = goal_value(problem, prediction, ranks)
     if problem.minimise == "memory":
         return format_bytes(round(value))
@@ -62,5 +62,5 @@ def goal_words(problem: Problem, prediction: Prediction, ranks: int) -> str:
 
 
 def goal_of_step(problem: Problem, step_s: float, ranks: int) -> float:
-    """What a step of so many devices takes of what is minimised: its price, or seconds."""
+    """Return a step's value of the minimised goal on a number of devices: its price, or seconds."""
     return cost_of(problem.job.cluster, step_s, ranks) if problem.minimise == "cost" else step_s

@@ -1,9 +1,8 @@
 """Prediction of steps of very many micro-batches from two shorter ones.
 
-Once a pipeline is full, each further round of micro-batches takes as long as the one before, and leaves as
-many bytes more. So the step and the peaks of a plan of many rounds follow from those of two shorter plans by
-a straight line; tests hold it against whole simulations. It is for those who predict plans by the thousand: a
-plan that is run is always simulated whole.
+Once a pipeline is full, each further round of micro-batches adds the same time and the same bytes. Two
+shorter plans give the step and the peaks of a plan of many rounds by a straight line. Tests compare it with
+whole simulations. Searches use it for thousands of plans. A plan that is run is always simulated whole.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ SHORT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongStep:
-    """What is predicted of a plan's step.
+    """The prediction of a plan's step.
 
-    `resident_bytes` are what each rank that was simulated holds all the time; `waiting` is the share of the
-    step for which devices wait.
+    `resident_bytes` are the bytes that each simulated rank always holds. `waiting` is the share of the step
+    for which devices wait.
     """
 
     prediction: Prediction
@@ -82,8 +81,10 @@ def predict_long(model: CostModel, plan: Plan) -> LongStep:
 
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
-    """Two plans with counts of micro-batches per replica to look at in place of the plan's, or None if it is
-    short, or its order, which is not weft's own, may not go in rounds."""
+    """Return two shorter plans, each with its micro-batches per replica, or None for a short plan.
+
+    Return None also for an order that is not weft's own and may not go in rounds.
+    """
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
     share, devices = shares.pop(), plan.mesh.get("pp", 1)
     if shares or plan.schedule.name not in SCHEDULES:

@@ -36,9 +36,9 @@ class Method:
         return layout.pp > 1 and (layout.loops > 1) == self.looped
 
     def loops(self, job: Job) -> tuple[int | None, ...]:
-        """What to pin the stages per device to; None leaves it to the planner.
+        """Return the pin of stages per device; None leaves it to the planner.
 
-        Without a pipeline the stages are what sharded weights are gathered by, up to one layer each.
+        Without a pipeline, sharded weights are gathered by stages, of one layer or more.
         """
         if self.pipelined:
             return (None if self.looped else 1,)

@@ -1,7 +1,7 @@
-"""Neighbours of a layout: what moves make of it, for one of the purposes of planners.
+"""Neighbours of a layout: the results of moves, for one of the purposes of planners.
 
-The planner's improvement asks for faster ones, the smallest change that fits for smaller ones, and advice on
-memory that is left for larger ones.
+The planner's improvement asks for faster ones, and the smallest change that fits for smaller ones. Advice on
+free memory asks for larger ones.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LayerSeconds = Callable[[Layout], Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """What a move makes of a layout, in words; it may be illegal.
+    """The result of a move on a layout, with words; it may be illegal.
 
-    `unsaid`: why no layout says it, where the move edits plans alone; `layout` is the old one then.
+    `unsaid`: the reason why no layout expresses it, if the move edits plans alone; then `layout` is the old.
     """
 
     move: Move
@@ -38,7 +38,7 @@ class Neighbour:
 def neighbours(
     problem: Problem, layout: Layout, purpose: Purpose, layer_seconds: LayerSeconds
 ) -> Iterator[Neighbour]:
-    """What moves within the goal's contract make of a legal layout; pins are not looked at."""
+    """Yield the results of moves within the goal's contract on a legal layout; ignore pins."""
     for move in moves_for(purpose, problem.contract):
         if move.edits is None:
             yield from _of_plan(problem, layout, move, layer_seconds)
@@ -50,7 +50,7 @@ def neighbours(
 def _of_plan(
     problem: Problem, layout: Layout, move: Move, layer_seconds: LayerSeconds
 ) -> Iterator[Neighbour]:
-    """What a move makes that edits plans alone: at most one."""
+    """Yield the result of a move that edits plans alone: at most one."""
     plan = build_plan(problem.job, layout, layer_seconds(layout))
     context = Context(plan=plan, graph=problem.job.graph, cluster=problem.job.cluster)
     if move.applies(context) is not None:

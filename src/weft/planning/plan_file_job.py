@@ -14,7 +14,7 @@ from weft.planning.planned import PlannedJob, given_plan
 def plan_file_job(path: Path) -> PlannedJob:
     """Return the job of a plan file.
 
-    Model and cluster are those of a run file beside it, if the plan is for these, or those that it names.
+    A run file in its folder gives model and cluster if they fit the plan, else the plan does.
 
     Raises:
         InputError: when they cannot be found, or the plan is not for them.

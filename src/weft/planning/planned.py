@@ -73,7 +73,7 @@ class PlannedJob:
 
     @property
     def last_step(self) -> int:
-        """How many steps are done when this plan has done its own."""
+        """The number of finished steps at this plan's end."""
         return self.run.train.steps if self.later is None else self.later.at_step
 
     @property
@@ -110,7 +110,7 @@ class PlannedJob:
 
     @property
     def prediction(self) -> Prediction:
-        """What the plan was chosen for, else what is predicted of it now."""
+        """The prediction that the plan was chosen for, else a new one."""
         return self.chosen_for or self.predicted.prediction
 
     @property
@@ -285,7 +285,7 @@ def _pinned(value: object) -> str:
 
 
 def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
-    """What would make it fit against the user's pins, if one notch does."""
+    """Return the one notch that makes it fit against the user's pins, if any does."""
     change = changes.of_candidate(candidate)
     return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
 

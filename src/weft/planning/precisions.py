@@ -21,10 +21,10 @@ Found = TypeVar("Found")
 
 
 def precisions_of(run: RunFile) -> tuple[str, ...]:
-    """What a run file leaves to the search: several precisions, all of which its devices compute, or one.
+    """Return the precisions to search: one, or several that all devices compute.
 
     Raises:
-        InputError: when the devices have none of the precisions that are searched.
+        InputError: when the devices have none of the searched precisions.
     """
     if run.train.precision != ANY_PRECISION:
         return (run.train.precision,) if run.train.precision else ()
@@ -43,10 +43,10 @@ def in_precision(run: RunFile, precision: str) -> RunFile:
 
 
 def searched_in_each(run: RunFile, search: Callable[[RunFile], Found]) -> Mapping[str, Found]:
-    """What a search finds in each precision in which it finds anything.
+    """Return the results of a search, for each precision with any.
 
     Raises:
-        InputError: what the last search was refused with, when none has found anything.
+        InputError: from the last search, if none finds anything.
     """
     found: dict[str, Found] = {}
     refused: InputError | None = None

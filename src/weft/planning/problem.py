@@ -41,12 +41,11 @@ DEFAULT_SAMPLES_PER_DEVICE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A job, the user's pins, and what has been measured of the devices.
+    """A job, the user's pins, and measurements of the devices.
 
-    `pins` are the decisions of a layout that the user has made, and `sync` how replicas agree, where that is
-    one of them. `contract` is what plans must keep of the training at least.
-    `correction` is what measured steps say of predictions from all this.
-    `assumed` says in words what the user left open and was decided before planning.
+    `pins` are the user's decisions on the layout, and `sync` the synchronisation of replicas, if decided.
+    `contract` is the least that plans must keep of the training. `correction` comes from measured steps.
+    `assumed` names the decisions that the user left open, and that were taken before planning.
     """
 
     job: Job
@@ -68,10 +67,10 @@ class Problem:
         return self.pins.admit(layout) and self.sync in (None, layout.sync)
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
-        """The same with these choices for single layers, and no others.
+        """Return the same problem with these choices for single layers, and no others.
 
         Raises:
-            InputError: listing everything that is wrong with them.
+            InputError: with all mistakes in them.
         """
         if choices == self.job.layer_choices:
             return self
@@ -80,7 +79,7 @@ class Problem:
 
     @cached_property
     def cost_model(self) -> CostModel:
-        """What prices the plans of every search for it."""
+        """The cost model for the plans of every search."""
         return CostModel(
             graph=self.job.graph,
             cluster=self.job.cluster,
@@ -203,7 +202,7 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
 
 
 def _layer_choices(run: RunFile, graph: LayerGraph) -> tuple[LayerChoice, ...]:
-    """What a run file's tables ask of the layers of a model."""
+    """Return the choices of a run file's tables for the layers of a model."""
     tables = run_tables()
     return tuple(one for name, table in run.methods.items() for one in tables[name].choices(table, graph))
 
@@ -227,10 +226,10 @@ def default_precision(cluster: Cluster) -> str:
 def measurements_for(
     cluster: Cluster, model_fingerprint: str, sequence: int, precision: str, home: Path
 ) -> tuple[MachineMeasurement | None, LayerProfile | None]:
-    """What has been measured of the cluster's kinds of devices.
+    """Return the measurements of the cluster's kinds of devices.
 
-    Layer times of all kinds, and the speeds of a machine where there is one kind: devices of a mixed cluster
-    are not one machine's.
+    These are layer times of all kinds. For one kind there are a machine's speeds, too: devices of a mixed
+    cluster are not one machine's.
     """
     names = list(dict.fromkeys(group.device.name for group in cluster.groups))
     machine = load_machine(names[0], home) if len(names) == 1 else None
@@ -254,10 +253,10 @@ def correction_for(
     profile: LayerProfile | None,
     home: Path,
 ) -> Correction | None:
-    """What measured steps of the model on this cluster say of predictions from the same sources.
+    """Return the correction from measured steps of the model on this cluster, for the same sources.
 
     Raises:
-        InputError: when their file is broken, or is one of something else.
+        InputError: when their file is broken or belongs to something else.
     """
     residuals = load_residuals(graph, precision, cluster, home)
     return fit(residuals.of(sources_of(cluster, precision, machine, profile)))

@@ -1,4 +1,4 @@
-"""What methods add to the report of a run: sections of plain rows, with a chart where they have one."""
+"""Sections that methods add to the report of a run: plain rows, and perhaps a chart."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ _NUDGE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """What a file of measured steps says of predictions from one combination of sources.
+    """The lesson of a file of measured steps on predictions from one combination of sources.
 
     Attributes:
-        path: the file. residuals: what it holds.
+        path: the file. residuals: its content.
         observations: those whose predictions rest on these sources.
-        correction: what is fitted to them.
+        correction: the fit to them.
     """
 
     path: Path
@@ -72,12 +72,12 @@ class Lesson:
 def observe(
     job: PlannedJob, measured: Timeline, *, step_s: float, warm_up: int, time_s: float
 ) -> Observation:
-    """What a job's measured steps say of its prediction without any correction.
+    """Return the residuals of a job's measured steps against its prediction without correction.
 
     Args:
         measured: instructions of the run; its first `warm_up` steps do not count.
-        step_s: what a step took.
-        time_s: when it was measured, in seconds since 1970.
+        step_s: seconds of a step.
+        time_s: the time of the measurement, in seconds since 1970.
 
     Raises:
         InputError: as `predict` does.
@@ -112,7 +112,7 @@ def learn(job: PlannedJob, observations: Sequence[Observation], home: Path) -> L
 
 
 def lessons_in(home: Path) -> tuple[Lesson, ...]:
-    """What all files of measured steps in `home` say, by file and sources.
+    """Return the lessons of all files of measured steps in `home`, by file and sources.
 
     Raises:
         InputError: when a file is broken.

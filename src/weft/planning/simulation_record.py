@@ -44,7 +44,7 @@ def _named(planned: PlannedJob, position: int) -> str | None:
 
 
 def with_ranks(problem: Problem, ranks: int) -> Problem:
-    """The same problem on a cluster of `ranks` devices of the same one kind.
+    """Return the same problem on a cluster of `ranks` devices of the same single kind.
 
     Raises:
         InputError: when the cluster is mixed or the count does not fill nodes.

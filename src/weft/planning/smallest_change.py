@@ -1,8 +1,8 @@
-"""The one notch that makes a layout fit: what a rejected layout lacks, and what that costs.
+"""The one notch that makes a rejected layout fit, and its cost.
 
-A notch is one move for less memory (`Purpose.SMALLER`): half the micro-batch, twice the tensor or pipeline
-ranks at the cost of replicas, more recomputation, of all stages or of the first ones, more sharding, or a
-move of another package. Of those that fit the one with the shortest predicted step is the smallest change.
+A notch is one move for less memory (`Purpose.SMALLER`). It halves the micro-batch, or doubles tensor or
+pipeline ranks at the cost of replicas. It recomputes more, in all stages or the first ones, or shards more.
+Packages may add moves. The smallest change is the fitting notch with the shortest predicted step.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Which of two predicted steps is surely shorter, and the published rules for those of which nobody knows.
+"""Comparison of two predicted steps, and the published rules for steps too close to tell apart.
 
-Errors of the predictions of one model on one machine are mostly shared: a device that is slower than its data
-sheet is so in every plan. So measured over predicted steps are taken as log-normal, with a spread that makes
-the plans' 90 % intervals, and with a correlation between any two plans that is the share of the variance
-which predictions say they have in common (`Prediction.shared`): fitted to residuals where plans of the model
-were measured on the cluster (`weft.predict.corrections`), else an assumption, `SHARED`. It leaves to a plan
-alone sqrt(1 - 0.9) = 32 % of the whole spread.
+Predictions of one model on one machine share most of their error. A slow device is slow in every plan. So the
+ratio of measured to predicted steps is taken as log-normal. Its spread comes from the plans' 90 % intervals.
+The correlation of two plans is the shared part of the variance (`Prediction.shared`). It is fitted to
+residuals of measured plans (`weft.predict.corrections`), else it is the assumption `SHARED`. This leaves to a
+plan alone sqrt(1 - 0.9) = 32 % of the whole spread.
 
-The rules are those of Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators:
-micro-batch size 1 first; tensor or pipeline ranks instead of recomputation; larger micro-batches only when
-less of both is impossible; pipeline rather than tensor ranks at an equal product; where anything is
-recomputed, not whole layers. Their rule to divide the tokens, too, is no choice here: weft's tensor ranks
-always do.
+The rules come from Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators. Prefer
+micro-batch size 1, then tensor or pipeline ranks to recomputation. Take larger micro-batches only if less of
+both is impossible. Prefer pipeline to tensor ranks at an equal product. If anything is recomputed, avoid
+whole layers. Their rule to divide the tokens is no choice here: weft's tensor ranks always do.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a candidate stands against the first one of its ranking.
+    """A candidate's standing against the first one of its ranking.
 
-    `probability_faster`: that the first one's step is shorter, from 0 to 1; None for the first one itself and
-    for what was not simulated. `text` says it in words.
+    `probability_faster` is the probability, from 0 to 1, that the first one's step is shorter. It is None for
+    the first one itself, and without a simulation. `text` says it in words.
     """
 
     probability_faster: float | None
@@ -47,7 +45,7 @@ class Standing:
 
 
 def probability_faster(one: Prediction, other: Prediction) -> float:
-    """How probable it is that a step of `one` is shorter than one of `other`; see the module's docstring."""
+    """Return the probability that a step of `one` is shorter than one of `other`, as the module describes."""
     first, second = _spread(one), _spread(other)
     shared = math.sqrt(one.shared * other.shared)
     variance = first**2 + second**2 - 2.0 * shared * first * second
@@ -58,7 +56,7 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
 
 
 def _spread(prediction: Prediction) -> float:
-    """Standard deviation of the logarithm of a step."""
+    """Return the standard deviation of the logarithm of a step."""
     return spread_of(prediction.step_low_s, prediction.step_high_s)
 
 
@@ -91,7 +89,7 @@ def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
 
 
 def _rule(problem: Problem, one: Candidate, other: Candidate) -> str | None:
-    """The same of candidates; None where no layout says what one of them is."""
+    """Return the same for candidates; None if one of them has no layout."""
     if one.layout is None or other.layout is None:
         return None
     return rule_for(problem, one.layout, other.layout)
@@ -103,10 +101,10 @@ def _ways(layout: Layout) -> int:
 
 
 def break_ties(ranking: Ranking) -> Ranking:
-    """The ranking, in which the rules have ordered the candidates at its head of which none is surely ahead.
+    """Return the ranking with its close candidates at the head ordered by the rules.
 
-    These are those that the fastest beats with less than `EVEN`. All others stay where they are, and so do
-    all of a planner that ranks by a model of its own, and those of which the rules do not speak.
+    The fastest beats a close candidate with a probability below `EVEN`. All others keep their places. So do
+    candidates of planners with their own model, and those without a rule.
     """
     fitting = ranking.fitting
     head = [one for one in fitting if _chance(fitting[0], one) < EVEN]
@@ -136,7 +134,7 @@ def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
 
 
 def standing(ranking: Ranking, candidate: Candidate) -> Standing:
-    """How a candidate stands against the best one that fits, and the rule that speaks for one of the two."""
+    """Return a candidate's standing against the best fitting one, and the rule for one of the two."""
     fitting = ranking.fitting
     if not fitting or candidate not in fitting:
         return Standing(None, "")
@@ -160,7 +158,7 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
 
 
 def _why_first(ranking: Ranking) -> str:
-    """What put the first one before a faster one, if anything did."""
+    """Return the rule that put the first one before a faster one, if any did."""
     fitting = ranking.fitting
     fastest = min(fitting, key=lambda one: one.step_s)
     if fastest.estimate_s is not None or fastest is fitting[0] or ranking.problem.minimise != "time":

@@ -1,7 +1,7 @@
-"""What another cluster would do for a job: the same search again, on the cluster after a change.
+"""Forecasts of other clusters for a job: the same search again, on the cluster after a change.
 
-The job stays as it is, with its global batch. Each change is made to the given cluster alone, and where there
-are several, all of them together at last, in the order given.
+The job stays as it is, with its global batch. Each change is made to the given cluster alone. Several changes
+are also made together at the end, in their order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TOGETHER = "all together"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is best on one cluster.
+    """The best plan on one cluster.
 
     Attributes:
         change: in the words of the user; empty for the cluster as it is.
         cluster: after the change.
         best: the best plan of it, None where none fits.
-        reason: why there is none, else empty.
+        reason: the reason for having none, else empty.
         unchanged: the best plan of the cluster as it is, run on this one; it may not fit.
         tokens_per_s: of the best plan; samples for models of images.
         cost_per_million_tokens: in the currency of the devices' prices, all devices of the cluster paid for
@@ -59,14 +59,14 @@ class Forecast:
 def what_if(
     planned: PlannedJob, planner: str, changes: Sequence[str], *, home: Path | None = None
 ) -> tuple[Forecast, ...]:
-    """The forecast of the cluster as it is, of each change, and of all together where there are several.
+    """Return the forecasts of the cluster as it is, of each change, and of several together.
 
     Args:
-        planned: a job whose plan was searched for, by `planner`.
-        home: where measurements are kept (default: `weft_home()`).
+        planned: a job with a plan found by `planner`.
+        home: the folder of measurements (default: `weft_home()`).
 
     Raises:
-        InputError: when a change is none, all such changes at once.
+        InputError: for all invalid changes at once.
     """
     problem, ranking = planned.problem, planned.ranking
     assert ranking is not None, "the plan was searched for"
@@ -98,10 +98,10 @@ def _clusters(cluster: Cluster, changes: Sequence[str]) -> dict[str, Cluster]:
 
 
 def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
-    """The same problem on another cluster, with what has been measured of that one's devices.
+    """Return the same problem on another cluster, with the measurements of its devices.
 
-    Links that were measured count no more where the description of those inside nodes has changed. A
-    correction stays where the devices are of the same kinds, and what is known of these is, too.
+    Measured links no longer count if the description of links inside nodes has changed. A correction stays if
+    the kinds of devices stay, and their measurements too.
     """
     job = problem.job
     machine, profile = measurements_for(cluster, job.graph.fingerprint, job.sequence, job.precision, home)
