@@ -1,10 +1,9 @@
-"""Estimates of steps on unlike devices, which say what is simulated first, and what they cannot be less than.
+"""Estimates of steps on unlike devices, which decide the order of simulation, and their lower bounds.
 
-The least step of a layout, whatever its places, cuts and shares, is one in which nobody waits but for a
-pipeline to fill. A device that takes t_k(l) seconds for a micro-batch in layer l is worth
-v_k = max_l t(l) / t_k(l) of the best, where t(l) = min_k t_k(l), which takes W = sum_l t(l). Places with
-V = sum v_k do M micro-batches in M W / V, and each of R pipelines with v loops fills and drains while a
-micro-batch is in the hands of others:
+In the least step of a layout nobody waits except for a pipeline to fill. A device takes t_k(l) seconds for a
+micro-batch in layer l. The best device takes W = sum_l t(l), where t(l) = min_k t_k(l). Device k is worth v_k
+= max_l t(l) / t_k(l) of the best. Places with V = sum v_k do M micro-batches in M W / V. Each of R pipelines
+with v loops fills and drains while the other devices hold a micro-batch:
 
     step >= W ((M - R / v) / V + 1 / v)
 """
@@ -26,11 +25,11 @@ from weft.program.buffers import SHARDED_BUFFERS
 
 
 def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], pace_of_rank: Ints) -> float:
-    """Lower bound of what `weft.planning.planners.weft.stages.deal` says of any placement.
+    """Return a lower bound, in seconds, of `weft.planning.planners.weft.stages.deal` for any placement.
 
     Args:
         layout: its degrees and loops count.
-        micro_batches: of all replicas together.
+        micro_batches: the micro-batches of all replicas together.
         times_s: by pace the seconds of one micro-batch, forward and backward, in each layer.
         pace_of_rank: index into `times_s` of each rank of the cluster.
     """
@@ -46,26 +45,29 @@ def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], 
     return float(fastest.sum() * (computing + filling))
 
 
-# States that every rank holds, or shares out with little to exchange for it.
+# States that every rank holds, or shards with little to exchange for it.
 LIGHT = ("zero-0", "zero-1")
-# Gathers of a stage's weights for one reduction of its gradients, where several stages share a buffer.
+# Gathers of a stage's weights per reduction of its gradients, where several stages share a buffer.
 _GATHERS_PER_REDUCTION = 3
 
 
 class StepEstimates:
-    """Of the layouts of one problem."""
+    """Estimates for the layouts of one problem."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._job, self._bounds = problem.job, bounds
         self._network = problem.cost_model.network
 
     def step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
-        """Return its slowest pipeline, or what replicas exchange where that takes longer, then the last
-        reduction and one micro-batch's hops through all stages and back.
+        """Return the estimated seconds of a step.
+
+        It is the slowest pipeline, or the exchanges of replicas if these take longer. The last reduction and
+        one micro-batch's hops through all stages and back are added.
 
         Args:
             layout: its degrees and choices.
-            devices: of every rank, shape (stages in line, replicas, ranks of a replica of a stage).
+            devices: the device of every rank, shape (stages in line, replicas, ranks of a replica of a
+                stage).
             found: its stages and shares.
         """
         reduced_s, all_s = self._exchanged_s(layout, devices, found)
@@ -77,7 +79,7 @@ class StepEstimates:
         return max(found.pipeline_s, all_s - reduced_s) + reduced_s + hops_s
 
     def _exchanged_s(self, layout: Layout, devices: Ints, found: Dealt) -> tuple[float, float]:
-        """Seconds of one reduction of the largest stage, and of all exchanges of a device that has it."""
+        """Return the seconds of one reduction of the largest stage, and of all exchanges of its device."""
         gradients, weights = self._bounds.exchanged_bytes(layout)
         starts = np.cumsum(found.layers_per_stage) - np.array(found.layers_per_stage)
         reduced, gathered = np.add.reduceat(gradients, starts), np.add.reduceat(weights, starts)
@@ -86,7 +88,7 @@ class StepEstimates:
         if layout.sharding in LIGHT:
             reduced_s = self._network.all_reduce_s(ranks, round(float(reduced[largest])))
             return reduced_s, layout.loops * reduced_s
-        # Stages that have buffers of their own exchange once in a step, others each time they are come to.
+        # Stages with their own buffers exchange once in a step, others each time that they run.
         own = layout.loops <= SHARDED_BUFFERS
         rounds = 1 if own else -(-max(found.micro_batches) // layout.pp)
         together = ranks[: sharers_of(layout)]

@@ -1,4 +1,4 @@
-"""What a search of `weft` has found so far: candidates that were judged, the best, and what was left out."""
+"""Findings of a search of `weft`: the judged candidates, the best, and the layouts left out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.weft.placement import unlike_devices
 from weft.planning.problem import Problem
 
-# How many times the best step a layout may take whose small changes are worth trying.
+# Small changes of a layout are worth trying up to this multiple of the best step.
 NEAR = 1.1
 _Key = tuple[str, tuple[int, ...] | None]
 
 
 class Findings:
-    """Candidates of one problem. `tell` is told of each better one, in words.
+    """Candidates of one problem. `tell` gets each better one, in words.
 
-    Estimates and bounds on unlike devices are only compared among layouts with one stage per device, or with
-    several: these are their `kind`.
+    Layouts are of two kinds on unlike devices: with one stage per device, or with several. Estimates and
+    bounds are compared within a kind only.
     """
 
     def __init__(self, problem: Problem, tell: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class Findings:
         self._judged: dict[_Key, Candidate] = {}
         self._unlike = unlike_devices(problem.job.cluster)
         self.left_out: list[Candidate] = []
-        # By name, moves that no layout says what they make of a candidate.
+        # By name, moves whose result no layout can express.
         self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
 
@@ -43,15 +43,15 @@ class Findings:
         return (False, True) if self._unlike else (False,)
 
     def kind(self, layout: Layout) -> bool:
-        """Which kind it is."""
+        """Return the kind of a layout: True with several stages per device, on unlike devices."""
         return self._unlike and layout.loops > 1
 
     def of(self, layout: Layout) -> Candidate | None:
-        """What became of a layout, if it was judged."""
+        """Return the candidate of a layout, if it was judged."""
         return self._judged.get(_key(layout))
 
     def take(self, judged: Candidate) -> Candidate:
-        """Keep what was judged, with its price where that counts."""
+        """Keep a judged candidate, with its price where cost is minimised."""
         if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
             assert judged.plan is not None, "a fitting candidate was simulated"
             cost = STEPS_PRICED * cost_of(self._problem.job.cluster, judged.step_s, judged.plan.ranks)
@@ -63,21 +63,21 @@ class Findings:
         return judged
 
     def better(self, one: Candidate, other: Candidate) -> bool:
-        """Return whether the first of two that fit takes less of what is minimised."""
+        """Return True if the first of two fitting candidates has less of the minimised quantity."""
         return self._minimised(one) < self._minimised(other)
 
     def may_win(self, step_s: float, layout: Layout) -> bool:
-        """Return whether a layout with this step would be better than the best."""
+        """Return True if a layout with this step would be better than the best."""
         if self.best is None:
             return True
         return goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(self.best)
 
     def leaders(self) -> list[Candidate]:
-        """Of all that fit, the fastest of each kind that is near the best."""
+        """Return the fastest of each kind near the best, among all that fit."""
         return self.near(one for one in self._judged.values() if one.verdict is Verdict.FITS)
 
     def near(self, fitting: Iterable[Candidate]) -> list[Candidate]:
-        """Return the fastest of each kind that is near the best, the best first."""
+        """Return the fastest candidate of each kind that is near the best, the best first."""
         fastest: dict[bool, Candidate] = {}
         for one in fitting:
             kind = self.kind(one.chain)
@@ -89,7 +89,7 @@ class Findings:
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
 
     def ranking(self) -> Ranking:
-        """Return all that was judged, and what was left out and not judged later."""
+        """Return all judged candidates, and the left-out ones that were not judged later."""
         others = (one for one in self.left_out if self.of(one.chain) is None)
         every = [*self._judged.values(), *others, *self.unsaid.values()]
         candidates = sorted(every, key=rank_key(self._problem))
@@ -100,5 +100,5 @@ class Findings:
 
 
 def _key(layout: Layout) -> _Key:
-    """What tells layouts apart; words cut long orders of devices short."""
+    """Return the key of a layout; its words cut long orders of devices short."""
     return str(layout), layout.rank_order

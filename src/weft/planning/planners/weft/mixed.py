@@ -1,9 +1,9 @@
-"""Layouts whose stages recompute unlike each other: each as little as the memory of its devices allows.
+"""Layouts with different recomputation per stage: each stage recomputes as little as memory allows.
 
-Under most orders early stages keep more micro-batches than late ones, and the last stage keeps the logits, so
-what one stage must recompute another can keep. With one stage per device, what a device holds depends on its
-own stage alone: stage by stage the lightest word that fits is exact. Fewer layers suit stages that recompute;
-where devices have one stage each, `weft.planning.planners.weft.stages.deal` finds cuts and words together.
+Under most orders early stages keep more micro-batches than late ones, and the last stage keeps the logits. So
+one stage may have to recompute tensors that another can keep. With one stage per device, the bytes of a
+device depend on its own stage alone. The lightest choice that fits, stage by stage, is then exact. Fewer
+layers suit stages that recompute: `weft.planning.planners.weft.stages.deal` finds cuts and choices together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.program.schedules.base import paths_of
 
 
 def choices(problem: Problem) -> tuple[Recompute, ...]:
-    """What stages may choose from, the lightest first; nothing where they have no choice."""
+    """Return the recomputation choices of a stage, the lightest first; empty where there is no choice."""
     if problem.pins.recompute is not None or problem.minimise == "memory":
         return ()
     if not overlaps(problem.job.cluster):
@@ -39,7 +39,7 @@ def choices(problem: Problem) -> tuple[Recompute, ...]:
 
 
 class MixedSpace:
-    """Gives the layouts of one problem, which leaves recomputation open, what each stage recomputes."""
+    """Recomputation per stage for the layouts of one problem that leaves recomputation open."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._words = choices(problem)
@@ -51,10 +51,10 @@ class MixedSpace:
         self._room_of_rank: Floats = np.array(rooms, dtype=np.float64)
 
     def on_equal_devices(self, may_win: Callable[[Layout], bool]) -> Iterator[Layout]:
-        """Layouts of every degree, order and sharding, those with the least lower bound of their step first,
-        until one of them cannot win.
+        """Yield layouts of every degree, order and sharding, least lower bound of the step first.
 
-        A layout is suited when its turn comes; what comes of it takes longer than if nothing were recomputed.
+        Stop at the first layout that cannot win. Suit a layout when its turn comes: recomputation lengthens
+        its step.
         """
         possible = (one for one in self._possible(layouts(self._problem)) if may_win(one))
         waiting = [(self._bounds.step_s(one), place, one, False) for place, one in enumerate(possible)]
@@ -69,8 +69,11 @@ class MixedSpace:
                 heappush(waiting, (self._bounds.step_s(mixed), number, mixed, True))
 
     def on_unlike_devices(self, may_win: Callable[[float, Layout], bool], kept: int) -> list[Suited]:
-        """Layouts of every degree with what suits their devices, those with the least estimates first: the
-        `kept` best with one stage per device and with several that may win at their ideal step, and more."""
+        """Return layouts of every degree with stages that suit their devices, least estimate first.
+
+        They may win at their ideal step. The `kept` best, with one stage per device and with several, are
+        among them.
+        """
         placements = list(placements_of(self._problem.job.cluster, 1))
         every: list[Suited] = []
         for looped in (False, True):
@@ -86,21 +89,21 @@ class MixedSpace:
         return sorted(every, key=lambda one: one.estimate_s)
 
     def lightest(self, layout: Layout, spare_bytes: Floats | None = None) -> Layout | None:
-        """The same stages, each with the least recomputation that fits; None where nothing does.
+        """Return the layout with the least recomputation in each stage that fits; None where nothing does.
 
-        With several stages per device all of a device recompute alike at first; then one after the other, the
-        one that gains most first, takes the lightest word that still fits.
+        With several stages per device, all stages of a device first recompute alike. Then each stage, largest
+        gain first, takes the lightest choice that still fits.
 
         Args:
             layout: any.
-            spare_bytes: memory of each device of the pipeline that is left empty, shape (devices,).
+            spare_bytes: memory to leave empty on each device of the pipeline, shape (devices,).
         """
         room = self._room(layout)
         if spare_bytes is not None:
             room = room - spare_bytes
         held = np.array([self._held(layout.recomputing(word)) for word in self._words])
         placement = self._bounds.placement(layout)
-        # Of every word, whether it fits on all devices of a stage: (words, stages).
+        # True where a choice fits on all devices of a stage: (choices, stages).
         fits = (held <= room)[:, placement].all(axis=1)
         if not fits.any(axis=0).all():
             return None
@@ -109,12 +112,14 @@ class MixedSpace:
         return self._with_counts(found)
 
     def may_fit(self, layout: Layout) -> bool:
-        """Return whether the states and activations of every device fit; messages are left out."""
+        """Return True if the states and activations of every device fit; messages are left out."""
         return bool((self._held(layout) <= self._room(layout)).all())
 
     def with_more(self, judged: Candidate) -> Layout | None:
-        """What becomes of a layout that the simulator found too big: stages of the devices that are too full
-        recompute more, the others what they did. None where that is not enough."""
+        """Return a layout that the simulator found too big with more recomputation on the overfull devices.
+
+        Stages of the other devices keep their recomputation. Return None where that is not enough.
+        """
         assert judged.prediction is not None, "what is too big was simulated"
         layout, peaks = judged.chain, np.array(judged.prediction.peak_bytes)
         over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
@@ -133,7 +138,7 @@ class MixedSpace:
             yield layout
 
     def _best_of(self, layout: Layout) -> Layout | None:
-        """With balanced stages, or with those that suit what they recompute, as the lower bound decides."""
+        """Return the lightest with balanced stages, or with stages that suit it, by the least lower bound."""
         if self._bounds.resident_bytes(layout) > self._bounds.largest_memory_bytes:
             return None
         tried = [layout]
@@ -144,8 +149,7 @@ class MixedSpace:
         return min(found, key=self._bounds.step_s, default=None)
 
     def _with_counts(self, layout: Layout) -> Layout:
-        """Saying how many layers each stage has if they recompute unlike each other; else where these are not
-        balanced."""
+        """State the layers per stage where stages are not balanced or recompute differently."""
         balanced = replace(layout, layers_per_stage=None)
         counts = tuple(len(part) for part in parts_of(balanced, self._bounds.layer_seconds(layout)))
         if layout.recompute_per_stage is not None:
@@ -153,7 +157,7 @@ class MixedSpace:
         return balanced if layout.layers_per_stage == counts else layout
 
     def _relaxed(self, layout: Layout, room: Floats) -> Layout:
-        """Stages one after the other, the one that gains most first, with the lightest word that fits."""
+        """Give the stages, largest gain first, the lightest choice that fits."""
         words = list(layout.recomputes)
         lightest_s = self._bounds.stage_seconds(layout.recomputing(self._words[0]))
         gains_s = np.array(self._bounds.stage_seconds(layout)) - np.array(lightest_s)
@@ -166,16 +170,16 @@ class MixedSpace:
         return layout.recomputing(words)
 
     def _held(self, layout: Layout) -> Floats:
-        """Return bytes of each device of a pipeline, messages left out, shape (devices,)."""
+        """Return the bytes held by each device of a pipeline, messages left out, shape (devices,)."""
         return np.array([one.total for one in self._bounds.holdings(layout)], dtype=np.float64)
 
     def _room(self, layout: Layout) -> Floats:
-        """Memory of the smallest device that takes each place of a pipeline, shape (devices,)."""
+        """Return the memory of the smallest device at each place of a pipeline, shape (devices,)."""
         room: Floats = self._by_place(layout, self._room_of_rank).min(axis=1)
         return room
 
     def _by_place(self, layout: Layout, of_rank: Floats) -> Floats:
-        """What ranks have, by place in the pipeline, shape (devices, ranks of each)."""
+        """Return the values of ranks by place in the pipeline, shape (devices, ranks of each)."""
         ranks = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
         by_place: Floats = of_rank[ranks].reshape(layout.pp, -1)
         return by_place

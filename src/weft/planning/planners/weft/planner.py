@@ -1,10 +1,9 @@
-"""The `weft` planner: the best layout that weft knows how to find, on equal and on unlike devices.
+"""The `weft` planner: the best layout that weft can find, on equal and on unlike devices.
 
-On equal devices it begins with the search of `homogeneous`. On unlike ones every degree is given stages,
-shares and places that suit its devices and fit in their memory, and the layouts with the least estimates are
-simulated. Beside them stand the best plans of the baselines, and the fastest is changed little by little
-while that helps. The simulator has the last word: no baseline that was asked has a plan that is predicted to
-be faster.
+On equal devices it begins with the search of `homogeneous`. On unlike ones it gives every degree stages,
+shares and places that suit the devices and fit. It simulates the layouts with the least estimates, and adds
+the best plans of the baselines. Then it changes the fastest little by little while that helps. The simulator
+decides: no baseline in the search has a plan with a shorter predicted step.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeftPlanner:
-    """See the module.
+    """The default planner; see the module.
 
     Attributes:
-        finalists: layouts on unlike devices that are simulated because of their estimates, at least so many
-            that fit with one stage per device and with several.
-        orders: orders of the groups of nodes that are tried for the best degrees.
-        trials: small changes that are simulated at most.
-        mixed: layouts whose stages recompute unlike each other that are simulated at most, on unlike devices
-            with one stage per device and with several.
-        seeded_to: devices up to which the baselines are asked as well; on more they take minutes.
-        budget_s: seconds after which the best so far is the answer; None: as long as it takes.
-        tell: is told the best so far, in words.
+        finalists: layouts on unlike devices to simulate because of their estimates, until this many fit with
+            one stage per device, and with several.
+        orders: orders of the groups of nodes to try for the best degrees.
+        trials: most small changes to simulate.
+        mixed: most layouts with different recomputation per stage to simulate, on unlike devices with one
+            stage per device, and with several.
+        seeded_to: most devices for which the baselines run too; on more they take minutes.
+        budget_s: seconds until the best so far is the answer; None: no limit.
+        tell: receives the best so far, in words.
     """
 
     name: ClassVar[str] = "weft"
@@ -61,7 +60,7 @@ class WeftPlanner:
     tell: Callable[[str], None] = lambda text: None
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Return the degrees and choices; on unlike devices each is given stages, shares and places."""
+        """Return the degrees and choices; on unlike devices the search adds stages, shares and places."""
         return layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
@@ -86,16 +85,16 @@ class WeftPlanner:
         return search.found.ranking()
 
 
-# Plans of the first devices that are alike, of which the simulator is asked again.
+# Plans of the first devices that are alike, to simulate again on the problem.
 _ALIKE_TAKEN = 3
-# Times that a layout is given more to recompute, by what the simulator found.
+# Rounds of more recomputation for a layout that the simulator finds too big.
 _FITTINGS = 3
-# How many times as many layouts as are simulated are given stages that recompute unlike each other.
+# Layouts to give different recomputation per stage, as a multiple of those to simulate.
 _SUITED = 3
 
 
 class _Search:
-    """One search: what was found so far, and the time that is left."""
+    """One search: its findings so far, and the time left."""
 
     def __init__(self, planner: WeftPlanner, problem: Problem) -> None:
         self._planner, self._problem = planner, problem
@@ -125,7 +124,7 @@ class _Search:
             fitting[kind] += self._try(one.candidate()).verdict is Verdict.FITS
 
     def seed(self) -> None:
-        """Take over the plans of the baselines, and those of the first devices that are alike."""
+        """Take over the plans of the baselines, and plans of the first devices that are alike."""
         if self._unlike or self._problem.minimise == "cost":
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
@@ -142,7 +141,7 @@ class _Search:
                     self.found.take(replace(candidate, estimate_s=None))
 
     def take_all(self, ranking: Ranking) -> None:
-        """Take over all that another search answered."""
+        """Take over all candidates of another search."""
         for candidate in ranking.candidates:
             if candidate.plan is not None:
                 self.found.take(candidate)
@@ -150,7 +149,7 @@ class _Search:
                 self.found.left_out.append(candidate)
 
     def _seed_alike(self) -> None:
-        """Orders with several stages per device are searched where devices are alike."""
+        """Search orders with several stages per device where devices are alike, and take over the best."""
         for problem in problems_of(self._problem):
             if self._late():
                 return
@@ -159,7 +158,7 @@ class _Search:
                     self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
 
     def improve(self, start: Candidate) -> None:
-        """Change a layout little by little, as long as that helps and time is left."""
+        """Change a layout little by little, while that helps and time is left."""
         current: Candidate | None = start
         trials = self._planner.trials
         while current is not None:
@@ -177,10 +176,8 @@ class _Search:
             current = faster
 
     def _neighbours(self, current: Candidate) -> Iterator[Layout]:
-        """Small changes of a candidate; what is pinned stays.
-
-        A layer that is moved between stages that recompute unlike each other changes what they need to.
-        """
+        """Yield small changes of a candidate; pinned choices stay. Where stages recompute differently, a
+        moved layer can change the recomputation that they need."""
         layout = current.chain
         for one in neighbours(self._problem, layout, Purpose.FASTER, self._bounds.layer_seconds):
             if one.unsaid is not None:
@@ -194,8 +191,7 @@ class _Search:
                         yield again
 
     def mix(self) -> list[Candidate]:
-        """Let stages recompute unlike each other where that may win; the fastest of each kind that is near
-        the best."""
+        """Let stages recompute differently where that may win; return the fastest per kind near the best."""
         if not self._planner.mixed or not choices(self._problem) or not self._goes_on():
             return []
         fitting: list[Candidate] = []
@@ -212,11 +208,11 @@ class _Search:
         return self.found.near(fitting)
 
     def _goes_on(self) -> bool:
-        """Return whether nothing fits yet, or time is left."""
+        """Return True if nothing fits yet, or time is left."""
         return self.found.best is None or not self._late()
 
     def _mixed(self) -> Iterator[Layout]:
-        """Yield the most promising first."""
+        """Yield layouts with different recomputation per stage, the most promising first."""
         if not self._unlike:
             yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
             return
@@ -231,11 +227,11 @@ class _Search:
         yield from (one.layout for one in found)
 
     def _may_win(self, layout: Layout) -> bool:
-        """Return whether the lower bound of a layout's step is below the best one."""
+        """Return True if the lower bound of a layout's step is below the best one."""
         return self.found.may_win(self._bounds.step_s(layout), layout)
 
     def _worth_trying(self, layout: Layout) -> bool:
-        """Return whether a layout is legal, and the bounds of time and memory leave it a chance."""
+        """Return True if a layout is legal and may win and fit by its bounds."""
         if refuse(self._problem.job, layout) is not None:
             return False
         try:
@@ -244,10 +240,8 @@ class _Search:
             return True  # a profile was not measured there; the simulator says so
 
     def _fitted(self, layout: Layout) -> Candidate | None:
-        """Simulate a layout, with more recomputation where it is too big; None where that does not fit.
-
-        Stages that are alike and balanced were judged before, or cannot win.
-        """
+        """Simulate a layout, with more recomputation where it is too big; return None where none fits. Alike
+        and balanced stages were judged before, or cannot win."""
         alike = layout.recompute_per_stage is None and layout.layers_per_stage is None
         if alike and self.found.of(layout) is None:
             return None

@@ -27,17 +27,16 @@ from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
 
-# The orders that are searched over, with one stage per device and with several; others are tried on what is
-# found.
+# The searched orders, with one stage per device and with several; others are tried on the found layouts.
 SCHEDULE, LOOPED = "1f1b", "depth-first"
-# How many times as many layouts as are simulated are suited at least: some turn out to be too big.
+# Layouts to suit, as a multiple of those to simulate: some turn out to be too big.
 _SPARE = 2
 _NOTHING_FITS = "no cut of the layers fits its devices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suited:
-    """A layout with stages, shares and places that suit its devices; `estimate_s` is of its step."""
+    """A layout with stages, shares and places that suit its devices, and the estimate of its step."""
 
     layout: Layout
     placement: Placement
@@ -52,7 +51,7 @@ class Suited:
 
 
 class UnevenSpace:
-    """Suits the layouts of one problem to its devices."""
+    """The layouts of one problem, suited to its devices."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
@@ -69,11 +68,11 @@ class UnevenSpace:
         )
 
     def search(self, most_orders: int, kept: int) -> tuple[list[Suited], list[Candidate]]:
-        """The layouts with the least estimates first, and those that cannot be suited, with the reasons.
+        """Return layouts with the least estimates first, and those that cannot be suited, with the reasons.
 
-        All degrees that may be among the best are tried with two placements; the `kept` best of them with
-        `most_orders` orders of nodes. Estimates are not equally good with one stage per device and with
-        several, so that the best of either kind are kept.
+        All degrees that may be among the best are tried with two placements. The `kept` best are then tried
+        with `most_orders` orders of nodes. Estimates are not equally good with one stage per device and with
+        several. So the best of either kind are kept.
         """
         suited: list[Suited] = []
         left: list[Candidate] = []
@@ -111,7 +110,7 @@ class UnevenSpace:
         return [*suited, *more], left
 
     def ideal_s(self, layout: Layout) -> float:
-        """Lower bound of the layout's estimate at any placement; 0 where times are not known."""
+        """Return a lower bound of the layout's estimate at any placement; 0 where times are not known."""
         try:
             times_s = self._seconds(layout)
         except InputError:
@@ -120,10 +119,10 @@ class UnevenSpace:
         return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
 
     def layouts(self, *, looped: bool) -> Iterator[Layout]:
-        """Yield all degrees with what they may share out and recompute; one order, unless another is pinned.
+        """Yield all degrees with their shardings and recomputations, in one order unless another is pinned.
 
-        With one stage per device sharing out more than optimizer states frees no memory: the device needs
-        room for all of its weights and gradients at once.
+        With one stage per device, sharding more than optimizer states frees no memory. The device needs room
+        for all of its weights and gradients at once.
         """
         pins = self._problem.pins
         schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
@@ -136,8 +135,9 @@ class UnevenSpace:
     def _lightest_that_fit(
         self, variants: list[Layout], placements: list[Placement]
     ) -> tuple[list[Suited], list[Candidate]]:
-        """Of variants of one layout those that may be fast: the first that fits of those that share little
-        out, and where that recomputes, of each way to share out more the first that recomputes less."""
+        """Return the variants of one layout that may be fast, and the refused ones. First comes the first
+        fitting variant with light sharding. If that recomputes, add the first fitting variant of each heavier
+        sharding that recomputes less."""
         light = [one for one in variants if one.sharding in LIGHT]
         suited, refused = self._first_that_fit(light, placements)
         least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
@@ -154,7 +154,7 @@ class UnevenSpace:
     def _first_that_fit(
         self, variants: list[Layout], placements: list[Placement]
     ) -> tuple[list[Suited], list[Candidate]]:
-        """Of variants that hold less and less, and take longer and longer, the first that fit."""
+        """Return the first fitting one of variants that hold less and less and take longer and longer."""
         refused: list[Candidate] = []
         for layout in sorted(variants, key=lambda one: (RECOMPUTES.index(one.recompute), one.sharding)):
             reason = refuse(self._problem.job, layout)
@@ -183,8 +183,8 @@ class UnevenSpace:
 
         Args:
             layout: any.
-            placement: where its ranks sit.
-            recomputes: what each stage may choose from, the least first; nothing: what the layout says.
+            placement: the places of its ranks.
+            recomputes: the choices of each stage, the least first; empty: the recomputation of the layout.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -212,18 +212,18 @@ class UnevenSpace:
                 yield Suited(layout=shaped, placement=placement, estimate_s=estimate_s)
 
     def _slowest(self, devices: Ints, times_s: Sequence[Floats]) -> Ints:
-        """Of the ranks of each replica of a stage the pace of the slowest, shape (devices, replicas)."""
+        """Return the pace of the slowest rank of each replica of a stage, shape (devices, replicas)."""
         slowness = np.array([times.sum() for times in times_s])
         paces = self._pace_of_rank[devices]
         slowest: Ints = np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
         return slowest
 
     def _way(self, layout: Layout) -> Way:
-        """How a stage of the layout runs."""
+        """Return the times and the memory of a stage that runs like the layout."""
         return Way(self._seconds(layout), self._bounds.layer_bytes(layout))
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
-        """Return one micro-batch through each layer, at each pace; passes that are run again included."""
+        """Return the seconds of one micro-batch in each layer, at each pace, recomputed passes included."""
         size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
         key = (size, degree, recompute)
         if key not in self._seconds_of:
@@ -232,11 +232,9 @@ class UnevenSpace:
         return self._seconds_of[key]
 
     def _in_flight(self, layout: Layout) -> Floats:
-        """Micro-batches that each stage keeps at most; stages of a device have equal parts of what it keeps.
-
-        Orders of very many micro-batches take long to make, so that those searched over are known in closed
-        form.
-        """
+        """Return the most micro-batches that each stage keeps; stages of a device share its micro-batches
+        equally. Orders of very many micro-batches take long to make, so closed forms count for the searched
+        ones."""
         devices, loops = layout.pp, layout.loops
         share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.dp))
         after = devices - 1 - np.arange(devices)
@@ -251,7 +249,7 @@ class UnevenSpace:
 
 
 def worst_of(suited: Sequence[Suited], count: int) -> float:
-    """Return the longest of the `count` least estimates; infinite where there are not so many."""
+    """Return the longest of the `count` least estimates; infinite where there are fewer."""
     least = nsmallest(count, map(_estimate_s, suited))
     return least[-1] if len(least) == count else inf
 
@@ -265,5 +263,5 @@ def _first(entry: tuple[float, list[Layout]]) -> float:
 
 
 def _without_memory(layout: Layout) -> Layout:
-    """What is alike in variants that differ in what they hold."""
+    """Return the layout without sharding and recomputation, equal for variants that differ in memory."""
     return unshared(layout).recomputing("none")
