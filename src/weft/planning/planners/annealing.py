@@ -1,8 +1,8 @@
-"""The `annealing` planner: AMP's closed form, minimised over degrees and places by simulated annealing.
+"""The `annealing` planner: simulated annealing of AMP's closed form over degrees and places.
 
-Code published with AMP (Li et al., arXiv 2210.07297) anneals over tilings of the device grid. Here a state is
-the degrees, the order in which nodes are taken, and whether the replicas or the stages of a pipeline are
-neighbours; a move changes one degree, the micro-batch size, the place of two nodes, or the axes.
+The code published with AMP (Li et al., arXiv 2210.07297) anneals over tilings of the device grid. Here a
+state is the degrees, the order of the nodes, and the neighbours, which are replicas or stages. A move changes
+one degree, the micro-batch size, the places of two nodes, or the axes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weft.planning.planners.simulated import empty_stage, estimated, rank_by_est
 from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
-# A step that is longer by this fraction is accepted with probability 1/e at the start.
+# At the start, a step longer by this fraction is accepted with probability 1/e.
 FIRST_TEMPERATURE = 0.1
-# How often a move is drawn again when it leads to a state that was seen.
+# Draws of a move until its state is a new one.
 _DRAWS = 16
 
 
 class _State(NamedTuple):
-    """Number of the layout among those that can run, the group of each node in turn, and which ranks are
-    neighbours: those of a stage's replicas, or those of a pipeline's stages."""
+    """The number of a runnable layout, and the group of each node in turn. The neighbouring ranks are the
+    replicas of a stage, or the stages of a pipeline."""
 
     number: int
     groups: tuple[int, ...]
@@ -42,9 +42,9 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnnealingPlanner:
-    """Two chains, one from most tensor ranks and one from most replicas, of `trials` moves each.
+    """Two chains of `trials` moves each, one from most tensor ranks and one from most replicas.
 
-    `seed` says which moves are drawn; `finalists` is how many fitting states are simulated at least.
+    `seed` decides the drawn moves; `finalists` is the least number of fitting states to simulate.
     """
 
     name: ClassVar[str] = "annealing"
@@ -53,7 +53,7 @@ class AnnealingPlanner:
     finalists: int = 8
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Degrees, each with all nodes in order; see `degree_layouts`."""
+        """Return the degrees, each with all nodes in order; see `degree_layouts`."""
         return degree_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
@@ -71,7 +71,7 @@ class AnnealingPlanner:
     def _anneal(self, walk: _Walk, current: _State, chain: int) -> None:
         now_s = walk.seconds(current)
         for trial in range(self.trials):
-            # Every trial has a stream of its own: (seed, chain, trial).
+            # Every trial has its own stream: (seed, chain, trial).
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, chain, trial]))
             following = walk.neighbour(current, random)
             if following is None:
@@ -121,7 +121,7 @@ class _Walk:
         return [_State(number, self._in_order) for number in (most_tensor, most_replicas)]
 
     def seconds(self, state: _State) -> float:
-        """AMP's estimate."""
+        """Return AMP's estimate."""
         if state not in self._found:
             layout = self._layouts[state.number]
             inputs = self._inputs[layout.tp]
@@ -148,9 +148,9 @@ class _Walk:
         return tuple(used.tolist())
 
     def neighbour(self, state: _State, random: np.random.Generator) -> _State | None:
-        """Return a state one move away that was not seen; None when none was drawn."""
+        """Return a new state one move away; None when no draw gives one."""
         for _ in range(_DRAWS):
-            # Where some devices stay unused, the ranks are those of the first ones.
+            # Where some devices stay unused, the ranks are the first devices.
             moves = (
                 (_other_degrees, _other_nodes, _other_axes) if self._uses_all(state) else (_other_degrees,)
             )
@@ -163,7 +163,7 @@ class _Walk:
         return self._layouts[state.number].ranks == self._problem.job.cluster.ranks
 
     def candidates(self) -> list[Candidate]:
-        """Return all states with an estimate, each place once, then the degrees that were refused."""
+        """Return all states with an estimate, each place once, then the refused degrees."""
         placed = {(state.number, self._order(state)): one for state, one in self._found.items()}
         return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
 
@@ -173,7 +173,7 @@ class _Walk:
 
 
 def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Another tensor or data degree or micro-batch size, and with it another number of stages."""
+    """Change the tensor degree, the data degree or the micro-batch size, and the number of stages with it."""
 
     def degrees(layout: Layout) -> tuple[int, int, int]:
         return layout.tp, layout.dp, layout.micro_batch_size
@@ -188,7 +188,7 @@ def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Gener
 
 
 def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Return two nodes in each other's place."""
+    """Exchange two nodes."""
     one, other = random.integers(len(state.groups), size=2).tolist()
     groups = list(state.groups)
     groups[one], groups[other] = groups[other], groups[one]
@@ -196,5 +196,5 @@ def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generat
 
 
 def _other_axes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Stages next to each other in place of replicas, or the other way round."""
+    """Make stages neighbours in place of replicas, or the other way round."""
     return state._replace(stages_neighbour=not state.stages_neighbour)

@@ -1,4 +1,4 @@
-"""What planners share: candidates, rankings and the protocol of a planner."""
+"""The common parts of planners: candidates, rankings and the protocol of a planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.planning.problem import Problem
 
 
 class Verdict(StrEnum):
-    """What became of a candidate."""
+    """The result for a candidate."""
 
     FITS = "fits"
     TOO_BIG = "too big"
@@ -26,13 +26,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One plan a planner looked at.
+    """One plan that a planner considered.
 
-    `layout` says it in short; None where no layout does, and only `plan` says what it is. `plan` and
-    `prediction` are what the simulator was asked and said, None where it was not asked. `bound_s` is a lower
-    bound of the step time (0 when none was computed), `peak_bytes` the largest rank's peak (0 when unknown).
-    `estimate_s` is what the planner's own model says of the step, None where that is the simulator. `reason`
-    says in words why the verdict was given.
+    Attributes:
+        layout: the plan in short; None where no layout can express it.
+        reason: the reason for the verdict, in words.
+        bound_s: a lower bound of the step time (0 when none was computed).
+        peak_bytes: the largest rank's peak (0 when unknown).
+        estimate_s: the step by the planner's own model, None where that is the simulator.
+        plan, prediction: the simulated plan and its prediction, None without a simulation.
     """
 
     layout: Layout | None = None
@@ -46,20 +48,20 @@ class Candidate:
 
     @property
     def chain(self) -> Layout:
-        """The layout, for those who search among layouts."""
+        """The layout, for searches among layouts."""
         assert self.layout is not None, "a search over layouts makes candidates of layouts"
         return self.layout
 
     @property
     def words(self) -> str:
-        """What it is, for tables and messages."""
+        """The candidate in words, for tables and messages."""
         if self.layout is not None:
             return str(self.layout)
         return "no layout" if self.plan is None else self.plan.words
 
     @property
     def step_s(self) -> float:
-        """The predicted step of a candidate that was simulated."""
+        """The predicted step of a simulated candidate, in seconds."""
         assert self.prediction is not None, "only simulated candidates have a predicted step"
         return self.prediction.step_s
 
@@ -70,9 +72,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All candidates of one search, best first; those that were simulated come before those that were not.
+    """All candidates of one search, best first; simulated ones come before the others.
 
-    Best is what the planner says: a candidate's `estimate_s` where it has one, else its predicted step.
+    The planner decides the order: by a candidate's `estimate_s` if it has one, else by its predicted step.
     """
 
     problem: Problem
@@ -88,12 +90,12 @@ class Ranking:
 
 
 class Planner(Protocol):
-    """A search over layouts. `name` is what users type."""
+    """A search over layouts. Users type its `name`."""
 
     name: ClassVar[str]
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Return every layout the planner would consider, legal or not."""
+        """Return every layout that the planner would consider, legal or not."""
         ...
 
     def search(self, problem: Problem) -> Ranking:

@@ -1,14 +1,14 @@
 """The `homogeneous` planner: layouts of equal replicas, each a pipeline of equal tensor groups.
 
-Layouts are bounded from below in closed form, in the time or the memory that is minimised, sorted by that
-bound and simulated best first, until no unsimulated layout can be among the best `finalists`. Every layout
-looked at is answered for: it fits, it is too big (by how much, and what fills the memory), it was pruned (by
-which bound) or it was refused (why).
+A closed form bounds the time or the memory of each layout from below. The search simulates layouts in the
+order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer: it
+fits, is too big (by how much, and with what), is pruned (by which bound) or is refused (why).
 
-When time is minimised, a variant of a layout that fits dominates those that cannot be faster: sharding what
-it shards and more gathers and reduces at least as many bytes at least as often, and recomputing adds a pass.
-That does not hold from zero-0 to zero-1, whose weights may be smaller than the gradients they are gathered
-in place of, and whose replicas step only their share, nor from some that share out among them to others.
+When time is minimised, a fitting layout dominates variants that cannot be faster. A variant with more
+sharding gathers and reduces at least as many bytes at least as often. Recomputing adds a pass. This does not
+hold from zero-0 to zero-1. There, weights may be smaller than the gradients that they replace in the
+exchange, and replicas step only their share. Nor does it hold from one way to form sharding groups to
+another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class HomogeneousPlanner:
-    """Search over homogeneous layouts; `finalists` is how many fitting layouts are simulated at least."""
+    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
 
     name: ClassVar[str] = "homogeneous"
     finalists: int = 8
@@ -64,7 +64,7 @@ class HomogeneousPlanner:
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for least, candidate in waiting:
             plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
-            # Words for an order of devices may be cut.
+            # The words for an order of devices may be cut.
             family = str(plain), plain.rank_order
             worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
             reason = _cannot_win(problem, candidate, least, worst, variants[family])
@@ -82,21 +82,21 @@ class HomogeneousPlanner:
 
 
 def _least(problem: Problem, candidate: Candidate, bounds: Bounds) -> float:
-    """Lower bound of what is minimised: seconds of the step, or bytes of the fullest rank."""
+    """Return a lower bound of the minimised quantity: seconds of the step, or bytes of the fullest rank."""
     if problem.minimise == "memory":
         return float(bounds.holding(candidate.chain).total)
     return candidate.bound_s
 
 
 def _reached(problem: Problem, candidate: Candidate) -> float:
-    """What a fitting candidate takes of what is minimised."""
+    """Return the minimised quantity of a fitting candidate."""
     return float(candidate.peak_bytes) if problem.minimise == "memory" else candidate.step_s
 
 
 def _cannot_win(
     problem: Problem, candidate: Candidate, least: float, worst: float, fitting: list[Layout]
 ) -> str | None:
-    """Why a candidate cannot be among the best, if so; `fitting` are variants of its layout."""
+    """Return the reason why a candidate cannot be among the best; `fitting` are variants of its layout."""
     if least > worst and problem.minimise == "memory":
         return f"cannot hold less than {format_bytes(round(worst))}: at least {format_bytes(round(least))}"
     if least > worst:
@@ -110,7 +110,7 @@ def _cannot_win(
 
 
 def _dominates(layout: Layout, variant: Layout) -> bool:
-    """Return whether a variant of a fitting layout cannot be faster; see the module's docstring."""
+    """Return True if a variant of a fitting layout cannot be faster; see the module's docstring."""
     if RECOMPUTES.index(layout.recompute) > RECOMPUTES.index(variant.recompute):
         return False
     if layout.sharding == "zero-0":
@@ -119,20 +119,20 @@ def _dominates(layout: Layout, variant: Layout) -> bool:
 
 
 def _preference(entry: tuple[float, Candidate]) -> tuple[float, float, str, str]:
-    """Least bound first, then the shortest step, then the least sharding."""
+    """Order by the least bound, then the shortest step, then the least sharding."""
     least, candidate = entry
     return (least, candidate.bound_s, candidate.chain.sharding, str(candidate.chain))
 
 
 def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
-    """Refused, too big by its states alone, or worth simulating (`PRUNED` until it is)."""
+    """Refuse a layout, find its states too big, or keep it for simulation (`PRUNED` until then)."""
     reason = refuse(problem.job, layout)
     if reason is not None:
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
     try:
         bound_s = bounds.step_s(layout)
     except InputError as error:
-        # A profile that was not measured at this micro-batch size refuses to guess.
+        # A profile without this micro-batch size refuses to guess.
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     over = bounds.resident_bytes(layout) - bounds.largest_memory_bytes
     if over > 0:
@@ -142,7 +142,7 @@ def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
 
 
 def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
-    """By verdict, then by what the problem minimises."""
+    """Return a sort key: by verdict, then by the quantity that the problem minimises."""
     order = {Verdict.FITS: 0, Verdict.TOO_BIG: 1, Verdict.PRUNED: 2, Verdict.REFUSED: 3}
 
     def key(candidate: Candidate) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What one micro-batch takes in every layer of a problem: on each kind of device, and at its least.
+"""Costs of one micro-batch in every layer of a problem: on each kind of device, and at the least.
 
 Exchanges between tensor ranks are included. Each kind of layer is evaluated once per device and shape.
 """
@@ -21,8 +21,8 @@ from weft.program.arrays import Floats
 
 
 class PassSeconds(NamedTuple):
-    """Seconds of one micro-batch in each layer, all of shape (layers,): forward, backward, and of what is run
-    again to recompute selectively (0 where it is not known)."""
+    """Seconds of one micro-batch in each layer, all of shape (layers,). `without_products_s` is the part that
+    selective recomputation runs again (0 where it is not known)."""
 
     forward_s: Floats
     backward_s: Floats
@@ -34,15 +34,16 @@ class PassSeconds(NamedTuple):
         return both
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Return seconds of what backward passes run again."""
+        """Return the seconds that backward passes recompute."""
         return keeping_of(recompute).again_s(self)
 
 
 class LayerCosts(NamedTuple):
-    """One micro-batch in every layer: seconds as in `PassSeconds`, bytes it leaves, parameters of a rank.
+    """The costs of one micro-batch in every layer, all of shape (layers,).
 
-    All of shape (layers,). `kept` is what backward passes need, `inputs` what they can be recomputed from,
-    `products` what is kept beside it where only what is no product is recomputed.
+    Seconds are the same as in `PassSeconds`. `kept` is the bytes that backward passes need, `inputs` the
+    bytes from which they can recompute these. `products` is kept too where all but products is recomputed.
+    `parameters` are those of a rank.
     """
 
     forward_s: Floats
@@ -54,15 +55,15 @@ class LayerCosts(NamedTuple):
     parameters: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Return seconds of what backward passes run again."""
+        """Return the seconds that backward passes recompute."""
         return keeping_of(recompute).again_s(self)
 
     def left(self, recompute: Recompute) -> Floats:
-        """Return bytes that a micro-batch leaves between its passes."""
+        """Return the bytes that a micro-batch leaves between its passes."""
         return keeping_of(recompute).left(self)
 
     def made(self, recompute: Recompute) -> Floats:
-        """Return bytes that a backward pass makes again of the layer that it is in."""
+        """Return the bytes that a backward pass recomputes for its current layer."""
         return np.maximum(keeping_of(recompute).made(self), 0.0)
 
 
@@ -74,13 +75,13 @@ class _ProblemLayers:
         self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
 
     def _of_each(self, values_of: Callable[[int], tuple[float, ...]]) -> Floats:
-        """Values of every layer, shape (values, layers)."""
+        """Return the values of every layer, shape (values, layers)."""
         alike = self._job.graph.alike
         known = {index: values_of(index) for index in dict.fromkeys(alike)}
         return np.array([known[index] for index in alike], dtype=np.float64).T
 
     def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
-        """Return a layer's `PassSeconds` with exchanges of so many seconds in each pass."""
+        """Return a layer's `PassSeconds` with exchanges of `reduced_s` seconds in each pass."""
         job, one = self._job, (index,)
         times = self._compute.stage_times(job.graph, one, shape, job.precision, device)
         again_s = 0.0
@@ -93,7 +94,7 @@ class _ProblemLayers:
         return times.forward_s + reduced_s, backward_s, again_s
 
     def _all_reduce_s(self, group: int, degree: int, reduced_bytes: int) -> float:
-        """Return seconds of an all-reduce over the first tensor ranks of a group of nodes."""
+        """Return the seconds of an all-reduce over the first tensor ranks of a group of nodes."""
         first = sum(before.count * before.devices for before in self._job.cluster.groups[:group])
         return self._network.all_reduce_s(range(first, first + degree), reduced_bytes)
 
@@ -106,7 +107,7 @@ class ProblemLayerTimes(_ProblemLayers):
         self._known: dict[tuple[int, Shape], PassSeconds] = {}
 
     def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> PassSeconds:
-        """Times on the devices of a group of nodes, on those of its `device`'s own speed.
+        """Return the times on the devices of a group of nodes, at the speed of its `device`.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -122,7 +123,7 @@ class ProblemLayerTimes(_ProblemLayers):
         return self._known[group, shape]
 
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
-        """Seconds of a layer's all-reduces over tensor ranks on one node; 0 where times contain them."""
+        """Return the seconds of a layer's all-reduces on a node; 0 where times contain them."""
         job, layer = self._job, self._job.graph.layers[index]
         each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
         contained = self._compute.contains_exchanges(job.cluster.groups[group].device, shape)
@@ -165,8 +166,8 @@ class LeastCosts(_ProblemLayers):
         )
 
     def _exchanged_s(self, index: int, shape: Shape) -> float:
-        """Seconds of a layer's all-reduce over neighbouring ranks; 0 where these may sit on several nodes, or
-        where times contain them."""
+        """Return the seconds of a layer's all-reduce over neighbouring ranks. Return 0 where these may sit on
+        several nodes, or where times contain them."""
         groups, degree = self._job.cluster.groups, shape.tensor_parallel
         elements = self._job.graph.layers[index].tensor_reduced(shape)
         apart = any(group.devices % degree for group in groups)

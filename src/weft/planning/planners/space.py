@@ -23,24 +23,23 @@ from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
 from weft.program.schedules.ring import divisors
 
-# With one device in line and one stage all orders compute the same things; 1f1b keeps the least.
+# With one device in line and one stage all orders compute the same; 1f1b keeps the least.
 SINGLE_DEVICE_SCHEDULE = "1f1b"
-# With several stages each micro-batch goes through all of them, or all micro-batches through each. What
-# replicas exchange of a stage then runs beside the computations of others. Of weft's own orders the others do
-# the same or less well.
+# With several stages each micro-batch runs through all of them, or all micro-batches through each. The
+# exchanges of replicas for a stage then overlap the computations of others. Weft's other orders do the same
+# or worse.
 SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
-# What is tried one after the other where it is left open, beside `sharings`; everything else is as pinned.
+# Choices to try one after the other where they are open, like `sharings`; all others are as pinned.
 _SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompute"}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Yield every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
-    Context ranks are considered when they are pinned.
-    On a cluster of synchronous devices, such as CPUs, tensor ranks, which meet often, sharded states and
-    recomputation, which save memory that such a machine rarely lacks, and backwards in two parts, which no
-    profile measures, are considered when they are pinned.
+    Context ranks are considered when they are pinned. On a cluster of synchronous devices, such as CPUs, some
+    choices are considered only when pinned. Tensor ranks meet often. Sharded states and recomputation save
+    memory that such a machine rarely lacks. No profile measures backwards in two parts.
     """
     job, pins = problem.job, problem.pins
     opened = overlaps(job.cluster)
@@ -65,12 +64,12 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 
 def overlaps(cluster: Cluster) -> bool:
-    """Return whether any device computes beside its host and its messages, as accelerators do."""
+    """Return True if any device overlaps computation with its host and messages, as accelerators do."""
     return any(not group.device.synchronous for group in cluster.groups)
 
 
 def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
-    """The layout with everything that replicas may share out and every recomputation that the model knows."""
+    """Yield the layout with every sharding of replicas and every recomputation that the model knows."""
     job, pins = problem.job, problem.pins
     if layout.splits and len(layout.splits) != layout.stages:
         return
@@ -90,7 +89,7 @@ def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Lay
 
 
 def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> Iterator[int]:
-    """Powers of two that divide the devices of every node, or the pinned degree."""
+    """Yield the powers of two that divide the devices of every node, or the pinned degree."""
     if pins.tp is not None:
         yield pins.tp
         return
@@ -103,9 +102,9 @@ def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> I
 
 
 def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, int]]:
-    """(pp, dp) with pp x dp x `width` = ranks, rising in pp; fewer ranks only when both degrees are pinned.
+    """Yield (pp, dp) with pp x dp x `width` = ranks, rising in pp; fewer ranks only if both are pinned.
 
-    The width is how many ranks a replica of a stage has.
+    The width is the number of ranks in a replica of a stage.
     """
     if pins.pp is not None and pins.dp is not None:
         yield pins.pp, pins.dp
@@ -122,8 +121,8 @@ def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, i
 
 
 def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
-    """Powers of two, or of what stages split them in, that divide a replica's share of the batch; or the
-    pinned size."""
+    """Yield the pinned size, or the sizes that divide a replica's share of the batch. These are powers of two
+    times the splits of stages."""
     if pins.micro_batch_size is not None:
         yield pins.micro_batch_size
         return
@@ -135,13 +134,13 @@ def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
 
 
 def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterator[tuple[str, Options, int]]:
-    """Schedules, their options and how many stages each device has, for pp x dp."""
+    """Yield schedules, their options and the number of stages per device, for pp x dp."""
     pins, (pp, dp) = problem.pins, mesh
-    # A device that has nobody to exchange with gains nothing by turning from stage to stage.
+    # A device without partners for exchange gains nothing from several stages.
     turns = pp > 1 or (opened and dp > 1)
     alone = pp == 1 and pins.schedule is None
     for schedule in _schedules(problem, pp, opened=opened):
-        # With one stage they do what another schedule does.
+        # With one stage they do the same as another schedule.
         least = 2 if alone and schedule.name != SINGLE_DEVICE_SCHEDULE else 1
         for options in searched_options(schedule):
             if pins.loops is not None:
@@ -168,7 +167,7 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
 
 @cache
 def splits_backward(name: str, pp: int) -> bool:
-    """Return whether a schedule computes backwards in two parts, as far as short pipelines show."""
+    """Return True if a schedule computes backwards in two parts, in short pipelines."""
     schedule = get_schedule(name)
     probes = (Pipeline(pp, loops * pp, pp) for loops in (1, 2))
     return any(
@@ -188,16 +187,16 @@ def _loops(job: Job, pp: int, schedule: Schedule, options: Options) -> Iterator[
         loops *= 2
 
 
-# Orders with the step time that closed forms give: forwards fill the pipeline, backwards drain it.
+# Orders with the step time of closed forms: forwards fill the pipeline, backwards drain it.
 CLOSED_FORM_SCHEDULES = ("1f1b", "gpipe")
 
 
 def degree_layouts(problem: Problem) -> Iterator[Layout]:
     """Yield every (tp, dp, pp, micro-batch size) over all devices, in rising order, restricted by the pins.
 
-    Tensor ranks divide the devices of every node, micro-batches the samples of a replica. With pp and dp
-    both pinned fewer devices may be used. What degrees do not say is as pinned, else the plainest: 1f1b,
-    nothing shared out, nothing recomputed.
+    Tensor ranks divide the devices of every node, micro-batches the samples of a replica. With pp and dp both
+    pinned, fewer devices may be used. Other choices are as pinned, else the simplest: 1f1b, no sharding, no
+    recomputation.
     """
     pins, batch = problem.pins, problem.job.global_batch
     on_every_node = gcd(*(group.devices for group in problem.job.cluster.groups))
@@ -220,10 +219,10 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
 
 
 def require_closed_form(problem: Problem, planner: str) -> None:
-    """Refuse what a planner with a closed form of the step time does not know.
+    """Refuse pins and goals that a planner with a closed form of the step time does not know.
 
     Raises:
-        InputError: one line for each pin that it cannot honour, and when memory is to be minimised.
+        InputError: one line for each pin that it cannot honour, and for a goal other than time.
     """
     pins = problem.pins
     problems = []
@@ -251,9 +250,9 @@ def require_closed_form(problem: Problem, planner: str) -> None:
 
 
 def beside_blocks(problem: Problem) -> tuple[int, int]:
-    """How many layers come before the first and after the last block.
+    """Return the numbers of layers before the first and after the last block.
 
-    Blocks are the layers of the kind that most layers are of; without such a kind all layers count as blocks.
+    Blocks are the layers of the most common kind. If less than half are of it, all layers count as blocks.
     """
     kinds = [layer.kind for layer in problem.job.graph.layers]
     (block, count), *_ = Counter(kinds).most_common(1)
@@ -261,9 +260,9 @@ def beside_blocks(problem: Problem) -> tuple[int, int]:
 
 
 def by_count(problem: Problem, layout: Layout) -> Layout:
-    """The layout with its blocks shared out by count; what comes before and after them stays at the ends.
+    """Divide the blocks among stages by count; layers before and after them stay at the ends.
 
-    Where a stage would have no layer, all layers are shared out by count.
+    Where a stage would have no layer, all layers are divided by count.
     """
     layers = len(problem.job.graph.layers)
     if layout.stages > layers:

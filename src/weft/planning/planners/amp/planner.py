@@ -1,4 +1,4 @@
-"""The `amp` planner: AMP's strategies in AMP's order, beside what the simulator says of them."""
+"""The `amp` planner: AMP's strategies in AMP's order, with the simulator's predictions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class AmpPlanner:
-    """Search by AMP's closed form; `finalists` is how many fitting strategies are simulated at least.
+    """Search by AMP's closed form; `finalists` is the least number of fitting strategies to simulate.
 
-    The order is AMP's. AMP has no model of memory, so that its best may not fit: the verdict is weft's.
+    The order is AMP's. AMP has no model of memory, so its best may not fit: the verdict is weft's.
     """
 
     name: ClassVar[str] = "amp"
     finalists: int = 8
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """See `degree_layouts`; each layout is given its stages when it is judged."""
+        """See `degree_layouts`; a layout gets its stages when it is judged."""
         return degree_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
@@ -46,7 +46,7 @@ class AmpPlanner:
 
 
 def profiled(problem: Problem, tp: int) -> AmpInputs | str:
-    """What AMP sees at one tensor-parallel degree, or why it cannot be had."""
+    """Return AMP's inputs at one tensor-parallel degree, or the reason why there are none."""
     for group in problem.job.cluster.groups:
         if group.devices % tp:
             nodes = f"the {group.devices} devices of a node of {group.name}"
@@ -54,7 +54,7 @@ def profiled(problem: Problem, tp: int) -> AmpInputs | str:
     try:
         return amp_inputs(problem, [tp])
     except InputError as error:
-        # A profile that was not measured at this degree refuses to guess.
+        # A profile without this degree refuses to guess.
         return str(error.violations[0])
 
 
