@@ -14,19 +14,19 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one planner answered.
+    """One planner's answer.
 
     Attributes:
         planner: its name.
-        search_s: seconds that its search took.
-        candidate: its best candidate that fits; where none does, its best that was simulated, else its
-            first. None where it refused the problem or knows no layout.
-        considered: how many layouts it answered for.
-        passed_over: how many it puts before this candidate that do not fit.
-        reason: why the candidate stands where it does, or why there is none.
-        behind: how much longer its step takes than the shortest of all planners' that fit, as a fraction;
-            None where its candidate does not fit.
-        candidates: all that it answered for, in its order.
+        search_s: seconds of its search.
+        candidate: its best candidate that fits; where none does, its best simulated one, else its first. None
+            where it refused the problem or knows no layout.
+        considered: the number of layouts that it judged.
+        passed_over: the number of candidates before this one that do not fit.
+        reason: the reason for the candidate's place, or for the lack of one.
+        behind: the extra time of its step over the shortest fitting one of all planners, as a fraction; None
+            where its candidate does not fit.
+        candidates: all its candidates, in its order.
     """
 
     planner: str
@@ -44,12 +44,12 @@ class Answer:
 
     @property
     def prediction(self) -> Prediction | None:
-        """What the simulator says of the candidate, None where it was not simulated."""
+        """The simulator's prediction for the candidate, None where it was not simulated."""
         return self.candidate.prediction if self.candidate is not None else None
 
     @property
     def step_s(self) -> float | None:
-        """Simulated seconds of the step, None where nothing was simulated."""
+        """Simulated seconds of the step, None without a simulation."""
         return self.prediction.step_s if self.prediction is not None else None
 
 

@@ -1,17 +1,16 @@
-"""Which of two predicted steps is surely shorter, and the published rules for those of which nobody knows.
+"""The surely shorter one of two predicted steps, and the published rules for pairs without one.
 
-Errors of the predictions of one model on one machine are mostly shared: a device that is slower than its data
-sheet is so in every plan. So measured over predicted steps are taken as log-normal, with a spread that makes
-the plans' 90 % intervals, and with a correlation between any two plans that is the share of the variance
-which predictions say they have in common (`Prediction.shared`): fitted to residuals where plans of the model
-were measured on the cluster (`weft.predict.corrections`), else an assumption, `SHARED`. It leaves to a plan
-alone sqrt(1 - 0.9) = 32 % of the whole spread.
+Errors of predictions for one model on one machine are mostly shared. For example, a device slower than its
+data sheet is slower in every plan. So measured over predicted steps count as log-normal. The spread makes the
+plans' 90 % intervals. The correlation of two plans is the shared part of the variance (`Prediction.shared`).
+It is fitted to residuals where plans of the model were measured on the cluster (`weft.predict.corrections`).
+Otherwise it is an assumption, `SHARED`, which leaves to a plan alone sqrt(1 - 0.9) = 32 % of the spread.
 
-The rules are those of Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators:
-micro-batch size 1 first; tensor or pipeline ranks instead of recomputation; larger micro-batches only when
-less of both is impossible; pipeline rather than tensor ranks at an equal product; where anything is
-recomputed, not whole layers. Their rule to divide the tokens, too, is no choice here: weft's tensor ranks
-always do.
+The rules come from Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators. Micro-batch
+size 1 comes first. Tensor or pipeline ranks come before recomputation. Larger micro-batches come only when
+less of both is impossible. Pipeline ranks come before tensor ranks at an equal product. Recomputation of
+parts of layers comes before whole layers. Their rule to divide the tokens is no choice here: weft's tensor
+ranks always do.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a candidate stands against the first one of its ranking.
+    """The standing of a candidate against the first one of its ranking.
 
-    `probability_faster`: that the first one's step is shorter, from 0 to 1; None for the first one itself and
-    for what was not simulated. `text` says it in words.
+    `probability_faster`: the probability that the first one's step is shorter, from 0 to 1. It is None for
+    the first one itself and for candidates without a simulation. `text` is the standing in words.
     """
 
     probability_faster: float | None
@@ -47,7 +46,7 @@ class Standing:
 
 
 def probability_faster(one: Prediction, other: Prediction) -> float:
-    """How probable it is that a step of `one` is shorter than one of `other`; see the module's docstring."""
+    """Return the probability that a step of `one` is shorter than one of `other`; see the module."""
     first, second = _spread(one), _spread(other)
     shared = math.sqrt(one.shared * other.shared)
     variance = first**2 + second**2 - 2.0 * shared * first * second
@@ -58,12 +57,12 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
 
 
 def _spread(prediction: Prediction) -> float:
-    """Standard deviation of the logarithm of a step."""
+    """Return the standard deviation of the logarithm of a step."""
     return spread_of(prediction.step_low_s, prediction.step_high_s)
 
 
 def rules_hold(problem: Problem) -> bool:
-    """Return whether the rules speak of such a problem: transformers on accelerators, planned for time."""
+    """Return True if the rules cover the problem: transformers on accelerators, planned for time."""
     accelerators = not any(group.device.synchronous for group in problem.job.cluster.groups)
     return accelerators and problem.minimise == "time" and problem.model.convolutions is None
 
@@ -91,22 +90,22 @@ def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
 
 
 def _rule(problem: Problem, one: Candidate, other: Candidate) -> str | None:
-    """The same of candidates; None where no layout says what one of them is."""
+    """Return `rule_for` of two candidates; None where no layout expresses one of them."""
     if one.layout is None or other.layout is None:
         return None
     return rule_for(problem, one.layout, other.layout)
 
 
 def _ways(layout: Layout) -> int:
-    """Into how many parts the model is divided."""
+    """Return the number of parts of the model."""
     return layout.tp * layout.pp
 
 
 def break_ties(ranking: Ranking) -> Ranking:
-    """The ranking, in which the rules have ordered the candidates at its head of which none is surely ahead.
+    """Return the ranking with its tied head in the order of the rules.
 
-    These are those that the fastest beats with less than `EVEN`. All others stay where they are, and so do
-    all of a planner that ranks by a model of its own, and those of which the rules do not speak.
+    The head are the fitting candidates that the fastest beats with a probability below `EVEN`. All others
+    keep their places. So do all of a planner with its own model, and all that the rules do not cover.
     """
     fitting = ranking.fitting
     head = [one for one in fitting if _chance(fitting[0], one) < EVEN]
@@ -121,7 +120,7 @@ def break_ties(ranking: Ranking) -> Ranking:
 
 
 def _key(problem: Problem, candidate: Candidate, head: list[Candidate]) -> tuple[float, ...]:
-    """By the rules one after the other; between them by the shortest step of those that a rule compares."""
+    """Return a sort key: by the rules one after the other, then by the shortest step that a rule compares."""
     alike = [one for one in head if _choices(problem, one) == _choices(problem, candidate)]
     steps = [one.step_s for one in alike]
     size, recompute, ways = _choices(problem, candidate)
@@ -136,7 +135,7 @@ def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
 
 
 def standing(ranking: Ranking, candidate: Candidate) -> Standing:
-    """How a candidate stands against the best one that fits, and the rule that speaks for one of the two."""
+    """Return the standing of a candidate against the best fitting one, with the rule that prefers either."""
     fitting = ranking.fitting
     if not fitting or candidate not in fitting:
         return Standing(None, "")
@@ -160,7 +159,7 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
 
 
 def _why_first(ranking: Ranking) -> str:
-    """What put the first one before a faster one, if anything did."""
+    """Return the rule that put the first one before a faster one, if any, in words."""
     fitting = ranking.fitting
     fastest = min(fitting, key=lambda one: one.step_s)
     if fastest.estimate_s is not None or fastest is fitting[0] or ranking.problem.minimise != "time":

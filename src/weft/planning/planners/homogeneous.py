@@ -1,14 +1,13 @@
 """The `homogeneous` planner: layouts of equal replicas, each a pipeline of equal tensor groups.
 
 A closed form bounds the time or the memory of each layout from below. The search simulates layouts in the
-order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer: it
+order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer. It
 fits, is too big (by how much, and with what), is pruned (by which bound) or is refused (why).
 
 When time is minimised, a fitting layout dominates variants that cannot be faster. A variant with more
 sharding gathers and reduces at least as many bytes at least as often. Recomputing adds a pass. This does not
 hold from zero-0 to zero-1. There, weights may be smaller than the gradients that they replace in the
-exchange, and replicas step only their share. Nor does it hold from one way to form sharding groups to
-another.
+exchange, and replicas step only their share. Nor does it hold between some kinds of sharding groups.
 """
 
 from __future__ import annotations

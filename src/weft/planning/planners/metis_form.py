@@ -173,8 +173,8 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
 
 
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTimes) -> Floats:
-    """Return the seconds of a micro-batch, forward and backward, in each layer on the devices of each stage
-    and replica: (stages, replicas, layers)."""
+    """Return the seconds of a micro-batch, forward and backward, in each layer: (stages, replicas,
+    layers)."""
     size, degree = layout.micro_batch_size, layout.tp
 
     @cache
