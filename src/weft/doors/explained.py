@@ -36,7 +36,7 @@ class Explanation:
     """The meaning of a configuration.
 
     Attributes:
-        missing: facts that a prediction lacks, one line each, with the option to give.
+        missing: missing facts for a prediction, one line each, with the option to give.
         implied, plan: the file's layout, and its plan with a prediction; None where facts are missing or the
             layout cannot run.
         best: weft's own plan on the same cluster with the same batch, precision and model; None where nothing

@@ -141,7 +141,7 @@ def _on_all(
 
 
 def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:
-    """Return the data-parallel degree, on all of the cluster where the file does not say it."""
+    """Return the data-parallel degree; without one in the file, for the whole cluster."""
     if configuration.replicas is not None:
         return configuration.replicas
     ranks, each = configuration.ranks or cluster.ranks, configuration.layout.replica_ranks

@@ -74,7 +74,7 @@ DEEPSPEED = Keys(
     in_words=frozenset({"sharding", "recompute"}),
 )
 
-# Sections of Accelerate's YAML, with what their keys begin with.
+# Sections of Accelerate's YAML, with the beginning of their keys.
 IN_SIZES = "parallelism_config.parallelism_config_"
 IN_MEGATRON = "megatron_lm_config.megatron_lm_"
 IN_DEEPSPEED = "deepspeed_config."

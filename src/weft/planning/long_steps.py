@@ -104,7 +104,7 @@ def _lengths(share: int, devices: int) -> tuple[int, int] | None:
 
 
 def _fewer_rounds(plan: Plan, share: int, devices: int) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
-    """Return plans with fewer rounds of equally many micro-batches, or with as many shorter rounds."""
+    """Return plans with fewer rounds of equally many micro-batches, or with equally many shorter rounds."""
     depth = depth_of(Pipeline(devices, len(plan.stages), share), plan.schedule.options)
     breadth = share // depth
     least = max(FIRST_ROUNDS, -(-SHORT // breadth))

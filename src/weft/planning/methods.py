@@ -1,4 +1,4 @@
-"""The methods that `weft.planning.curve` compares: orders of micro-batches, and their communication."""
+"""The methods that `weft.planning.curve` compares: orders of micro-batches, and their execution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.moves.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One line of the curve: an order of micro-batches, and its communication.
+    """One line of the curve: an order of micro-batches, and its execution.
 
     Attributes:
         name: the name in tables.

@@ -43,9 +43,9 @@ DEFAULT_SAMPLES_PER_DEVICE = 8
 class Problem:
     """A job, the user's pins, and the measurements of the devices.
 
-    `pins` are the user's decisions on a layout; `sync` is the user's rule for the agreement of replicas, if
-    any. Plans must keep at least `contract` of the training. `correction` is the lesson of measured steps for
-    predictions from all this. `assumed` has in words the open choices decided before planning.
+    `pins` are the user's decisions on a layout; `sync` is the user's rule to synchronise replicas, if any.
+    Plans must keep at least `contract` of the training. `correction` comes from measured steps and corrects
+    predictions from all this. `assumed` lists assumptions in words, made where the user left choices open.
     """
 
     job: Job
@@ -92,7 +92,7 @@ class Problem:
 class ProblemOptions(TypedDict, total=False):
     """Options of a problem, as in `Problem`; an option that is left out or None is assumed.
 
-    `sync`: the rule for the agreement of replicas, with its options. `sequence`: tokens per sample.
+    `sync`: the rule to synchronise replicas, with its options. `sequence`: tokens per sample.
     `methods`: the job's methods by name. `optimizer`: the bytes that it keeps and moves (default: AdamW's).
     `home`: the folder of measurements (default: `weft_home()`).
     """

@@ -1,7 +1,7 @@
 """Forecasts of a job on another cluster: the same search again, on the cluster after a change.
 
-The job stays the same, with its global batch. Each change applies to the given cluster alone. Several changes
-also apply all together at last, in the order given.
+The job stays the same, with its global batch. Each change applies to the given cluster alone. Where there are
+several, the last forecast applies all together, in the order given.
 """
 
 from __future__ import annotations

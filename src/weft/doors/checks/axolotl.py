@@ -25,7 +25,7 @@ def one_way_to_shard(configuration: Configuration) -> Iterator[Finding]:
 
 
 def one_batch(configuration: Configuration) -> Iterator[Finding]:
-    """Check that accumulation follows from a batch, or a batch from accumulation, and not both are given."""
+    """Check that batch and accumulation are not both given: one follows from the other."""
     given = configuration.given
     key = AXOLOTL.key("micro_batches")
     if given.get("batch_size") and given.get(key):
@@ -53,7 +53,7 @@ def adapters_and_bits(configuration: Configuration) -> Iterator[Finding]:
 
 
 def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
-    """Check that attention masks packed samples, so that they do not see each other.
+    """Check for attention that masks packed samples from each other.
 
     `attn_implementation` names the attention; older files have a key of its own for each.
     """

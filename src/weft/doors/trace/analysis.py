@@ -197,7 +197,7 @@ _LAUNCH_S = 10e-6
 
 
 def says(analysis: Analysis) -> list[str]:
-    """Return the meaning of the figures, one line each."""
+    """Return remarks on the figures, one line each."""
     span = analysis.span_s or 1.0
     lines = []
     if analysis.idle_s / span >= _IDLE:

@@ -141,8 +141,8 @@ def _steps(spans: Iterable[Mapping[str, Any]]) -> set[tuple[int, float, float]]:
 
 
 def _flattened(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return nested events of threads as a sequence. Each time belongs to the innermost event around it. It
-    belongs to the outermost event of a known class if there is one, such as a product around calls."""
+    """Return nested events of threads as a sequence. Each time belongs to the outermost event of a
+    known class, such as a product with the calls inside it. Without one it belongs to the innermost event."""
     threads: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in spans:
         if not _STEP.match(event["name"]):

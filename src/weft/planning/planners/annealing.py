@@ -27,7 +27,7 @@ from weft.planning.problem import Problem
 
 # At the start, a step longer by this fraction is accepted with probability 1/e.
 FIRST_TEMPERATURE = 0.1
-# Draws of a move until its state is a new one.
+# Most draws of a move until its state is new.
 _DRAWS = 16
 
 

@@ -252,7 +252,7 @@ def require_closed_form(problem: Problem, planner: str) -> None:
 def beside_blocks(problem: Problem) -> tuple[int, int]:
     """Return the numbers of layers before the first and after the last block.
 
-    Blocks are the layers of the most common kind. If less than half are of it, all layers count as blocks.
+    Blocks are the layers of the majority's kind. Without a majority, all layers count as blocks.
     """
     kinds = [layer.kind for layer in problem.job.graph.layers]
     (block, count), *_ = Counter(kinds).most_common(1)

@@ -1,6 +1,6 @@
 """Estimates of steps on unlike devices, which decide the order of simulation, and their lower bounds.
 
-In the least step of a layout nobody waits except for a pipeline to fill. A device takes t_k(l) seconds for a
+In the least step of a layout nobody waits except for a pipeline to fill. Device k takes t_k(l) seconds for a
 micro-batch in layer l. The best device takes W = sum_l t(l), where t(l) = min_k t_k(l). Device k is worth
 v_k = max_l t(l) / t_k(l) of the best. Places with V = sum v_k do M micro-batches in M W / V. Each of R
 pipelines with v loops fills and drains while the other devices hold a micro-batch:

@@ -30,7 +30,7 @@ class Findings:
         self._judged: dict[_Key, Candidate] = {}
         self._unlike = unlike_devices(problem.job.cluster)
         self.left_out: list[Candidate] = []
-        # By name, moves whose result no layout can express.
+        # By name, moves with a result that no layout can express.
         self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
 
